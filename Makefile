@@ -1,0 +1,48 @@
+# make demo · make test · make check · make bench · make docs · make clean
+# Every target makes its own environment in .venv first; all it needs is Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export TIPBENCH_HOME ?= $(CURDIR)/.tipbench
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check bench bench-quick docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/tipbench demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py
+
+bench-quick: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py --quick
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
+
+clean:
+	-[ ! -x $(BIN)/tipbench ] || $(BIN)/tipbench mlflow down
+	rm -rf $(VENV) .tipbench .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras, made anew when the requirements change.
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	touch $@ $(VENV)/.demo

@@ -1,0 +1,13 @@
+"""The servers of the tests, which the benchmarks use too: a scripted Ollama and a real MLflow, on free ports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support.mlflow_server import start_mlflow
+from support.scripted_ollama import ScriptedProcess, messages_hash
+
+__all__ = ["ScriptedProcess", "messages_hash", "start_mlflow"]

@@ -1,0 +1,145 @@
+"""`tipbench models fetch / list`: the embedded model's weights, and what Ollama has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from tipbench.cli.console import err, gibibytes, print_json, print_table, say
+from tipbench.cli.options import JsonOption
+from tipbench.settings import Settings, load_settings
+
+app = typer.Typer(
+    help="The embedded model's weights, and what Ollama has.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+def fetch() -> None:
+    """Fetch the embedded model's weights (98 MB), check their hash, keep them under TIPBENCH_HOME.
+
+    Safe to stop and run again: the download continues where it stopped.
+    """
+    print(fetch_with_progress(load_settings()))
+
+
+def fetch_with_progress(settings: Settings) -> str:
+    """Fetch the weights when they are missing; the path of the file."""
+    from tipbench.generate.weights import fetch_weights
+
+    with _download_progress() as report:
+        return str(fetch_weights(settings.home, report=report))
+
+
+@contextmanager
+def _download_progress() -> Iterator[Callable[[int, int | None], None]]:
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=err(), transient=True) as progress:
+        task = progress.add_task("weights", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _lines() -> Callable[[int, int | None], None]:
+    """A line for each quarter of the download."""
+    told = -1
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal told
+        quarter = done * 4 // total if total else 0
+        if quarter != told:
+            told = quarter
+            say(f"weights: {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"weights: {done / 1e6:.0f} MB")
+
+    return report
+
+
+@app.command("list")
+def list_models(
+    ollama_url: Annotated[str | None, typer.Option(metavar="URL", help="The Ollama server.")] = None,
+    max_model_b: Annotated[float | None, typer.Option(metavar="NUMBER", help="The size limit. [default: 4.0]")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """List what Ollama has and whether it passes the size gate, and the engines that need no Ollama.
+
+    Example:
+
+      tipbench models list --max-model-b 2
+    """
+    settings = load_settings()
+    config = settings.collect_config({"ollama_url": ollama_url, "max_model_b": max_model_b})
+    rows = _own_models(settings, config.max_model_b) + _ollama_models(config.ollama_url, config.max_model_b)
+    if json_:
+        print_json(rows)
+        return
+    print_table(
+        f"models, limit {config.max_model_b:g}B",
+        ["model", "parameters", "quantization", "file", "may run"],
+        [
+            [
+                row["model"],
+                None if row["params_b"] is None else f"{row['params_b']:.2f}B",
+                row["quantization"],
+                gibibytes(row["file_bytes"]),
+                "yes" if row["refusal"] is None else f"no: {row['refusal']}",
+            ]
+            for row in rows
+        ],
+        left=1,
+    )
+
+
+def _own_models(settings: Settings, limit: float) -> list[dict[str, Any]]:
+    from tipbench.errors import TipbenchError
+    from tipbench.generate.engine import Engine
+    from tipbench.generate.llamacpp import LlamaCppEngine
+    from tipbench.generate.template import MODEL, TemplateEngine
+    from tipbench.generate.weights import EMBEDDED_MODELS
+
+    embedded: Engine = LlamaCppEngine(settings.home, num_ctx=4096)
+    template: Engine = TemplateEngine()
+    rows = []
+    for model, engine in [*((name, embedded) for name in EMBEDDED_MODELS), (MODEL, template)]:
+        try:
+            rows.append(_row(engine.facts(model), limit))
+        except TipbenchError as exc:
+            rows.append(
+                {"model": model, "params_b": None, "quantization": None, "file_bytes": None, "refusal": str(exc)}
+            )
+    return rows
+
+
+def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
+    from tipbench.errors import OllamaAway, OllamaRefused
+    from tipbench.generate.ollama import OllamaEngine
+
+    engine = OllamaEngine(url)
+    try:
+        return [_row(engine.facts(model), limit) for model in engine.list_models()]
+    except (OllamaAway, OllamaRefused) as exc:
+        say(f"warning: {exc}")
+        return []
+    finally:
+        engine.close()
+
+
+def _row(facts: Any, limit: float) -> dict[str, Any]:
+    from tipbench.generate.sizing import refusal
+
+    return {
+        "model": facts.model,
+        "engine": facts.engine,
+        "params_b": facts.params_b,
+        "quantization": facts.quantization,
+        "file_bytes": facts.file_bytes,
+        "digest": facts.digest,
+        "refusal": refusal(facts, max_model_b=limit, allow_unknown_size=False),
+    }

@@ -1,0 +1,99 @@
+"""`tipbench plan`: what a collect with the same options would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tipbench.cli.console import duration, gibibytes, print_json, print_table, say
+from tipbench.cli.options import JsonOption, with_collect_options
+from tipbench.plan.config import CollectConfig
+from tipbench.settings import Settings
+
+if TYPE_CHECKING:
+    from tipbench.plan.suite import Suite
+    from tipbench.record.planning import Plan, Recorded
+
+
+@with_collect_options
+def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
+    """Dry run of collect with the same options: cells, what is recorded already, refused models, memory and time.
+
+    Nothing is generated and nothing is written.
+
+    Examples:
+
+      tipbench plan
+
+      tipbench plan --models llama3.2:3b,gemma3:4b --suite tips-32 --json
+    """
+    from tipbench.cli.session import free_memory_for
+    from tipbench.record.collect import dry_run
+    from tipbench.record.planning import plan_json
+
+    made = dry_run(
+        config, settings.home, lambda suite: _recorded(config, settings, suite), lambda m: free_memory_for(m, config)
+    )
+    if json_:
+        print_json(plan_json(made))
+    else:
+        _show(made)
+    if made.refused and not (config.skip_refused and made.facts):
+        raise typer.Exit(2)
+
+
+def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Recorded:
+    """What the experiment holds already. Where no MLflow was ever used, none is started to learn that it is empty."""
+    from tipbench.cli.session import open_store
+    from tipbench.errors import LocalServerError, MlflowAway
+    from tipbench.record.outcome import Setting
+    from tipbench.record.planning import Recorded, read_recorded
+
+    try:
+        with open_store(settings, config.mlflow_url) as store:
+            experiment = store.experiment(config.experiment)
+            if experiment is None:
+                return Recorded()
+            return read_recorded(store, experiment.experiment_id, Setting(config, suite, "").conditions)
+    except LocalServerError:
+        return Recorded()
+    except MlflowAway as exc:
+        say(f"warning: {exc} The plan counts nothing as recorded.")
+        return Recorded()
+
+
+def _show(made: Plan) -> None:
+    scenarios = len({cell.cell.scenario for cell in made.cells})
+    print_table(
+        f"{made.config.experiment}: suite {made.suite.name}, {scenarios} scenarios, "
+        f"{len(made.config.prompt_versions)} prompts, {made.config.n_tips} tips a cell, rubric {made.suite.rubric.id}",
+        ["model", "parameters", "memory", "cells", "recorded", "to generate", "time"],
+        [
+            [
+                model.model,
+                None if model.params_b is None else f"{model.params_b:.2f}B",
+                gibibytes(model.memory_bytes),
+                model.cells,
+                model.recorded,
+                model.cells - model.recorded,
+                _time(model.seconds, model.measured),
+            ]
+            for model in made.models
+        ],
+    )
+    failed = sum(cell.key in made.recorded.failed for cell in made.missing)
+    again = f" ({failed} of them failed before)" if failed else ""
+    total = f"{len(made.cells)} cells, {len(made.cells) - len(made.missing)} recorded"
+    print(f"{total}, {len(made.missing)} to generate{again}; about {duration(made.seconds)}")
+    for model in made.models:
+        if model.warning:
+            say(f"warning: {model.warning}")
+    for reason in made.refused.values():
+        say(f"refused: {reason}")
+
+
+def _time(seconds: float | None, measured: bool) -> str | None:
+    if seconds is None:
+        return None
+    return duration(seconds) if measured or not seconds else f"roughly {duration(seconds)}"

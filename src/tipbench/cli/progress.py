@@ -1,0 +1,148 @@
+"""Progress of a collect: bars on a terminal, a line now and then elsewhere. Both on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from tipbench.cli.console import duration, err, safe_line, say
+from tipbench.record.events import (
+    BlockFinished,
+    BlockStarted,
+    CellFinished,
+    Event,
+    Message,
+    Recording,
+    Resumed,
+    Waiting,
+)
+
+_LINE_EVERY_S = 5.0
+
+
+class ProgressView(Protocol):
+    """An observer that is also a context manager."""
+
+    def __call__(self, event: Event) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def progress_view() -> ProgressView:
+    """Bars when stderr is a terminal, else lines."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def sentence(event: Message | Waiting | Resumed) -> str:
+    """What an event says, for both views."""
+    if isinstance(event, Waiting):
+        limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
+        return f"waiting for {event.what} to come back{limit} (Ctrl-C stops; nothing finished is lost)"
+    if isinstance(event, Resumed):
+        return f"{event.what} is back"
+    return f"warning: {safe_line(event.text)}" if event.warning else safe_line(event.text)
+
+
+class Lines:
+    """Plain lines: blocks, failures, messages, and how far it is every few seconds."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._done = 0
+        self._total = 0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        return None
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, BlockStarted):
+                self._model, self._done, self._total = event.model, event.recorded, event.total
+                self._next = time.monotonic() + _LINE_EVERY_S
+                say(f"{event.model}: {event.recorded} of {event.total} recorded before, generating the rest")
+            elif isinstance(event, CellFinished):
+                self._cell(event)
+            elif isinstance(event, BlockFinished):
+                say(f"{event.model}: {self._done} of {self._total}, weights unloaded")
+            elif isinstance(event, Recording):
+                self._now_and_then(f"recording: {event.left} to go")
+            else:
+                say(sentence(event))
+
+    def _cell(self, event: CellFinished) -> None:
+        self._done += 1
+        if event.failure is not None:
+            say(f"failed: {safe_line(event.failure)}")
+        self._now_and_then(f"{self._model}: {self._done} of {self._total}")
+
+    def _now_and_then(self, text: str) -> None:
+        if time.monotonic() >= self._next:
+            say(text)
+            self._next = time.monotonic() + _LINE_EVERY_S
+
+
+class Bars:
+    """A bar per model with tokens/s and time left, and one for what is on its way to MLflow."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}", markup=False),
+            TimeRemainingColumn(),
+            console=err(),
+            refresh_per_second=4,
+        )
+        self._model: int | None = None
+        self._recording: int | None = None
+        self._left_at_first = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        from rich.progress import TaskID
+        from rich.text import Text
+
+        with self._lock:
+            if isinstance(event, BlockStarted):
+                self._model = self._progress.add_task(
+                    safe_line(event.model), total=event.total, completed=event.recorded, speed=""
+                )
+            elif isinstance(event, CellFinished) and self._model is not None:
+                speed = f"{event.tokens_per_s:.0f} tok/s" if event.tokens_per_s else ""
+                self._progress.update(TaskID(self._model), advance=1, speed=speed)
+                if event.failure is not None:
+                    self._progress.console.print(Text(f"failed: {safe_line(event.failure)}", style="red"))
+            elif isinstance(event, Recording):
+                self._record(event.left)
+            elif isinstance(event, Message | Waiting | Resumed):
+                urgent = isinstance(event, Waiting) or (isinstance(event, Message) and event.warning)
+                self._progress.console.print(Text(sentence(event), style="yellow" if urgent else ""))
+
+    def _record(self, left: int) -> None:
+        from rich.progress import TaskID
+
+        if self._recording is None:
+            self._left_at_first = left
+            self._recording = self._progress.add_task("recording in MLflow", total=left, speed="")
+        self._left_at_first = max(self._left_at_first, left)
+        self._progress.update(TaskID(self._recording), total=self._left_at_first, completed=self._left_at_first - left)

@@ -1,0 +1,105 @@
+"""Every exception tipbench raises on purpose.
+
+    TipbenchError                 exit 1: it could not be done
+    ├── UsageError                exit 2: the command, its options or its files are wrong
+    │   ├── SuiteError            a suite file: names file, line and reason
+    │   └── ModelRefused          too large, unknown size, not local, missing, no completion
+    ├── NotEnoughData             exit 3: nothing can be said yet
+    ├── ServerAway                no answer in time from a server we need
+    │   ├── OllamaAway
+    │   └── MlflowAway
+    ├── MlflowRefused             MLflow answered, and said no
+    ├── OllamaRefused             Ollama answered something we cannot work with
+    ├── ResidencyError            weights are in memory that should not be
+    ├── LockHeld                  another collect uses the server or the experiment
+    ├── JournalError              a result could not be written down; the run stops at once
+    ├── CorruptText               a text read back does not match its hash
+    ├── WeightsError              the embedded model's file is missing or wrong
+    └── LocalServerError          the local MLflow could not be started or stopped
+
+A message gives the rule, the value seen and the next step; the command line prints it without a traceback.
+Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
+not an exception but a value: `tipbench.generate.engine.EngineFailure`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TipbenchError(Exception):
+    """Something the user can understand and act on."""
+
+    exit_code = 1
+
+
+class UsageError(TipbenchError):
+    exit_code = 2
+
+
+class SuiteError(UsageError):
+    """A broken suite file, with the place."""
+
+    def __init__(self, path: Path | str, line: int | None, reason: str) -> None:
+        self.path = Path(path)
+        self.line = line
+        self.reason = reason
+        place = f"{path}:{line}" if line is not None else f"{path}"
+        super().__init__(f"{place}: {reason}")
+
+
+class ModelRefused(UsageError):
+    """One or more models may not run; the message lists each with its reason."""
+
+
+class NotEnoughData(TipbenchError):
+    exit_code = 3
+
+
+class ServerAway(TipbenchError):
+    pass
+
+
+class OllamaAway(ServerAway):
+    pass
+
+
+class MlflowAway(ServerAway):
+    pass
+
+
+class MlflowRefused(TipbenchError):
+    """MLflow answered with an error that trying again will not cure."""
+
+    def __init__(self, message: str, *, code: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+class OllamaRefused(TipbenchError):
+    pass
+
+
+class ResidencyError(TipbenchError):
+    pass
+
+
+class LockHeld(TipbenchError):
+    pass
+
+
+class JournalError(TipbenchError):
+    pass
+
+
+class CorruptText(TipbenchError):
+    pass
+
+
+class WeightsError(TipbenchError):
+    pass
+
+
+class LocalServerError(TipbenchError):
+    pass

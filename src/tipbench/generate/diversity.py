@@ -1,0 +1,80 @@
+"""How different the tips of one answer are from each other. Pure; no numpy, because collect must stay small.
+
+distinct-n is the share of different n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
+Objective Function"). Similarity of two tips is the Jaccard index of their content words together with the pairs of
+neighbouring content words: words alone call a reordered copy the same, pairs alone call a paraphrase new. English
+function words are left out, or any two tips would look alike through "the" and "for".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import fsum
+
+MAX_TIPS = 50  # the first ones; pairs grow with the square
+MAX_WORDS = 200  # of a tip
+
+_WORD = re.compile(r"\w+(?:['’]\w+)?")
+_FUNCTION_WORDS = frozenset(
+    """a about after again all also an and any are as at be because been before being but by can could did do does
+    doing down each for from had has have having he her here hers him his how i if in into is it it's its just let
+    me more most my no nor not now of off on once only or other our out over own same she should so some such than
+    that the their them then there these they this those through to too under until up very was we were what when
+    where which while who whom why will with would you your yours""".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """All between 0 and 1. `score` is 1 − `mean_similarity`: 0 for copies, 1 for tips without a shared word."""
+
+    distinct_1: float
+    distinct_2: float
+    mean_similarity: float
+    score: float
+
+
+def diversity(tips: Sequence[str]) -> Diversity | None:
+    """Of at most 50 tips and 200 words each; None below two tips. The order of the tips does not matter."""
+    texts = tips[:MAX_TIPS]
+    if len(texts) < 2:
+        return None
+    words = [_words(text) for text in texts]
+    features = [_features(found) for found in words]
+    similarities = [_jaccard(first, second) for first, second in combinations(features, 2)]
+    mean = fsum(similarities) / len(similarities)
+    return Diversity(
+        distinct_1=_distinct([gram for found in words for gram in found]),
+        distinct_2=_distinct([gram for found in words for gram in _pairs(found)]),
+        mean_similarity=mean,
+        score=1.0 - mean,
+    )
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words; a text without any (an emoji) counts as one word."""
+    folded = " ".join(text.split()).casefold()
+    found = [match[0] for match, _ in zip(_WORD.finditer(folded), range(MAX_WORDS), strict=False)]
+    return found or [folded]
+
+
+def _pairs(words: list[str]) -> list[str]:
+    """Neighbouring words; a single word stands for itself, so that every tip has something to compare."""
+    return [f"{first} {second}" for first, second in pairwise(words)] or words
+
+
+def _features(words: list[str]) -> frozenset[str]:
+    content = [word for word in words if word not in _FUNCTION_WORDS] or words
+    return frozenset(content + _pairs(content))
+
+
+def _jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared)
+
+
+def _distinct(grams: list[str]) -> float:
+    return len(set(grams)) / len(grams)

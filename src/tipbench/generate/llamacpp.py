@@ -1,0 +1,328 @@
+"""The embedded engine: llama.cpp inside this process, through xllamacpp."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.metadata
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tipbench.errors import ModelRefused
+from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, InProcessEngine, ModelFacts
+from tipbench.generate.weights import EMBEDDED_MODELS, EmbeddedModel, is_fetched, weights_path
+
+_OPTIONS = frozenset(
+    {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
+)  # fmt: skip
+_SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+_BATCH = 128  # prompt tokens between two looks at the clock and at `cancel`
+_NO_SEED = 0xFFFFFFFF  # llama.cpp's mark for "draw one yourself"
+_QUEUE_POLL_S = 0.2
+
+
+class LlamaCppEngine(InProcessEngine):
+    """Answers one ask at a time; all engines of a process share one set of weights.
+
+    `num_ctx` is the largest context an ask may want; a change of context or threads loads anew.
+    """
+
+    name = "embedded"
+
+    def __init__(self, home: Path, *, num_ctx: int, threads: int | None = None) -> None:
+        self._home = home
+        self._num_ctx = num_ctx
+        self._threads = threads if threads is not None else _default_threads()
+
+    def facts(self, model: str) -> ModelFacts:
+        """What is known of the model; nothing is loaded."""
+        known = self._known(model)
+        return ModelFacts(
+            model=model,
+            engine=self.name,
+            engine_version=_version(model),
+            host=platform.node(),
+            digest=known.sha256,
+            params_b=known.params_b,
+            quantization=known.quantization,
+            file_bytes=known.size,
+            kv_bytes_per_token=known.kv_bytes_per_token,
+        )
+
+    def complete(self, ask: Ask) -> Completion | EngineFailure:
+        """One answer. The time limit counts from the start of the generation: neither queue nor load use it up."""
+        request = _request(ask, self._num_ctx)
+        began = time.monotonic()
+        if not _RESIDENT.wait_for_turn(ask.cancel):
+            return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting", wall_s=time.monotonic() - began)
+        try:
+            return self._answer(ask, request, began)
+        finally:
+            if ask.last:
+                _RESIDENT.drop()
+            _RESIDENT.turn.release()
+
+    def release(self, model: str) -> None:  # noqa: ARG002  one model is all there can be
+        """Drop the weights, whichever engine of this process loaded them; waits for an answer under way."""
+        with _RESIDENT.turn:
+            _RESIDENT.drop()
+
+    def close(self) -> None:
+        """As release."""
+        with _RESIDENT.turn:
+            _RESIDENT.drop()
+
+    def _known(self, model: str) -> EmbeddedModel:
+        known = EMBEDDED_MODELS.get(model)
+        if known is None:
+            raise ModelRefused(f"{model} is not an embedded model. Choose one of: {', '.join(EMBEDDED_MODELS)}.")
+        if not is_fetched(self._home, model):
+            raise ModelRefused(
+                f"{model} needs its weights, and {weights_path(self._home, known)} is missing or not the right file. "
+                "Run `tipbench models fetch`."
+            )
+        return known
+
+    def _answer(self, ask: Ask, request: dict[str, Any], began: float) -> Completion | EngineFailure:
+        try:
+            load_s = self._load(ask)
+        except ModelRefused as exc:
+            return EngineFailure(FailureKind.MISSING_MODEL, str(exc), wall_s=time.monotonic() - began)
+        except RuntimeError as exc:
+            return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}", wall_s=time.monotonic() - began)
+        stream = _Stream(ask)
+        try:
+            _generate(_RESIDENT.server, request, stream)
+        except RuntimeError as exc:
+            return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}", began)
+        return stream.outcome(load_s, began)
+
+    def _load(self, ask: Ask) -> float:
+        known = self._known(ask.model)
+        num_ctx = min(int(ask.options["num_ctx"]), known.context_length)
+        return _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, ask.model)
+
+
+class _Resident:
+    """The one server, and so the one set of weights, of this process. Whoever touches it holds `turn`."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.server: Any = None
+        self._loaded: tuple[Path, int, int] | None = None
+
+    def wait_for_turn(self, cancel: threading.Event) -> bool:
+        while not cancel.is_set():
+            if self.turn.acquire(timeout=_QUEUE_POLL_S):
+                return True
+        return False
+
+    def load(self, path: Path, num_ctx: int, threads: int, model: str) -> float:
+        """Seconds it took; other weights are dropped first. Holds the GIL: other threads stand still meanwhile."""
+        wanted = (path, num_ctx, threads)
+        if self._loaded == wanted:
+            return 0.0
+        self.drop()
+        library = _library(model)
+        began = time.monotonic()
+        self.server = library.Server(_parameters(library, path, num_ctx, threads))
+        self._loaded = wanted
+        return time.monotonic() - began
+
+    def drop(self) -> None:
+        if self.server is not None:
+            self._loaded = None
+            self.server = None
+            gc.collect()
+
+
+_RESIDENT = _Resident()
+
+
+class _Stream:
+    """Takes llama.cpp's chunks as they come; returning True stops the generation."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._text: list[str] = []
+        self._finish: str | None = None
+        self._timings: Mapping[str, Any] = {}
+        self._error: Mapping[str, Any] | None = None
+        self._stopped: FailureKind | None = None
+        self._raised: Exception | None = None
+        self._abandoned = False
+
+    def __call__(self, chunk: dict[str, Any]) -> bool:
+        try:
+            self._take(chunk)
+        except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it; raised again in `outcome`
+            self._raised = exc
+        return self._raised is not None or self._abandoned or self._must_stop()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def outcome(self, load_s: float, began: float) -> Completion | EngineFailure:
+        now = time.monotonic()
+        if self._raised is not None:
+            raise self._raised
+        if self._stopped is not None:
+            return self.failure(self._stopped, self._why_stopped(), began)
+        if self._error is not None:
+            return self._refusal(self._error, began)
+        if self._finish is None:
+            return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without saying why", began)
+        timings = self._timings
+        output_tokens = timings.get("predicted_n")
+        return Completion(
+            text="".join(self._text),
+            done_reason="length" if self._finish == "length" else "stop",
+            wall_s=now - began,
+            latency_s=now - self._began,
+            load_s=load_s,
+            ttft_s=None if self._first is None else self._first - self._began,
+            prompt_tokens=timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None,
+            output_tokens=output_tokens,
+            tokens_per_s=timings.get("predicted_per_second") if output_tokens and output_tokens > 1 else None,
+        )
+
+    def failure(self, kind: FailureKind, reason: str, began: float) -> EngineFailure:
+        return EngineFailure(kind, reason, partial="".join(self._text), wall_s=time.monotonic() - began)
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        self._error = chunk.get("error", self._error)
+        self._timings = chunk.get("timings", self._timings)
+        for choice in chunk.get("choices", ()):
+            self._finish = choice.get("finish_reason") or self._finish
+            if text := choice["delta"].get("content"):
+                self._first = self._first or time.monotonic()
+                self._text.append(text)
+
+    def _must_stop(self) -> bool:
+        if self._finish is not None:
+            return False
+        if self._ask.cancel.is_set():
+            self._stopped = FailureKind.CANCELLED
+        elif time.monotonic() - self._began > self._ask.timeout_s:
+            self._stopped = FailureKind.TIMEOUT
+        return self._stopped is not None
+
+    def _why_stopped(self) -> str:
+        if self._stopped is FailureKind.TIMEOUT:
+            return f"no complete answer within {self._ask.timeout_s:g} s"
+        return "cancelled"
+
+    def _refusal(self, error: Mapping[str, Any], began: float) -> EngineFailure:
+        message = f"llama.cpp: {error.get('message', error)}"
+        if error.get("type") == "exceed_context_size_error":
+            return self.failure(FailureKind.PROMPT_TOO_LONG, message, began)
+        code = error.get("code")
+        rejected = isinstance(code, int) and 400 <= code < 500
+        return self.failure(FailureKind.REJECTED if rejected else FailureKind.INCOMPLETE, message, began)
+
+
+def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
+    """Runs in a thread of its own: in the caller's, xllamacpp would swallow a Ctrl-C.
+
+    Waits on an event, because an interrupted Thread.join() takes the thread for ended, and a process that ends while
+    llama.cpp calls back is aborted.
+    """
+    failed: list[RuntimeError] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            server.handle_chat_completions(request, stream)
+        except RuntimeError as exc:
+            failed.append(exc)
+        finally:
+            done.set()
+
+    worker = threading.Thread(target=work, name="tipbench-embedded")
+    worker.start()
+    try:
+        done.wait()
+    except BaseException:
+        stream.abandon()
+        done.wait()
+        raise
+    finally:
+        worker.join()  # until then it refers to the weights
+    if failed:
+        raise failed[0]
+
+
+def _request(ask: Ask, max_ctx: int) -> dict[str, Any]:
+    if differs := set(ask.options) ^ _OPTIONS:
+        raise ValueError(f"options sent to llama.cpp must be exactly {sorted(_OPTIONS)}; differs in {sorted(differs)}")
+    options = ask.options
+    if options["num_ctx"] > max_ctx:
+        raise ValueError(f"num_ctx may be at most the engine's {max_ctx}; it is {options['num_ctx']}")
+    return {
+        "messages": [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}],
+        "max_tokens": options["num_predict"],
+        "temperature": options["temperature"],
+        "top_k": options["top_k"],
+        "top_p": options["top_p"],
+        "min_p": options["min_p"],
+        "repeat_penalty": options["repeat_penalty"],
+        "repeat_last_n": 64,
+        "samplers": _SAMPLERS,
+        "seed": int(options["seed"]) % _NO_SEED,
+        "cache_prompt": False,  # a cached prefix is computed in other batches: the same ask could answer otherwise
+        "stream": True,
+        "return_progress": True,  # calls back during the prompt too, so that it can be stopped
+    }
+
+
+def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
+    parameters = library.CommonParams()
+    parameters.model.path = str(path)
+    parameters.n_ctx = num_ctx
+    parameters.n_parallel = 1
+    parameters.n_batch = parameters.n_ubatch = _BATCH
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.n_gpu_layers = 0
+    parameters.fit_params = False  # it would shrink the context on a full machine
+    # with flash attention the text depends on the number of threads; without it, not, and it is no slower
+    parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    parameters.reasoning_format = library.common_reasoning_format.COMMON_REASONING_FORMAT_NONE
+    parameters.force_pure_content_parser = True
+    parameters.cache_prompt = False
+    parameters.cache_ram_mib = 0
+    parameters.n_ctx_checkpoints = 0
+    parameters.warmup = False
+    parameters.verbosity = -1
+    # xllamacpp opens a port on loopback, wanted or not; nobody knows this key
+    parameters.api_keys = [secrets.token_urlsafe(32)]
+    parameters.n_threads_http = 1
+    return parameters
+
+
+def _library(model: str) -> Any:
+    _version(model)
+    return importlib.import_module("xllamacpp")
+
+
+def _version(model: str) -> str:
+    try:
+        return importlib.metadata.version("xllamacpp")
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise ModelRefused(
+            f"{model} needs the package xllamacpp, which is not installed. "
+            "Run `pip install 'tipbench[embedded]'`, or choose other models."
+        ) from exc
+
+
+def _default_threads() -> int:
+    """One core is left to the rest: llama.cpp's threads wait busily."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable - 1)

@@ -1,0 +1,115 @@
+"""One collect per server: a lock file that dies with its holder and remembers what the holder had loaded."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tipbench.errors import LockHeld
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock, and the model it may leave in memory if it dies."""
+
+    resource: str
+    pid: int
+    host: str
+    since: str
+    purpose: str
+    model: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        loaded = f", model {self.model}" if self.model else ""
+        return f"{self.purpose} (process {self.pid} on {self.host}, since {self.since}{loaded})"
+
+
+class ResourceLock:
+    """An exclusive lock on a named resource. The kernel frees it when the process ends, however it ends."""
+
+    def __init__(self, home: Path, resource: str, purpose: str) -> None:
+        digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
+        self._path = home / "locks" / f"{digest}.lock"
+        self._fd: int | None = None
+        self._me = Holder(
+            resource,
+            os.getpid(),
+            platform.node(),
+            datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            purpose,
+        )
+        self.left_behind: Holder | None = None  # a dead holder's last note, when it had a model loaded
+
+    def acquire(self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S) -> None:
+        """Take the lock; when another has it, queue behind it (`wait`) or raise LockHeld."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._queue(fd, wait, report, poll_s)
+        except BaseException:
+            os.close(fd)
+            raise
+        previous = _read(fd)
+        self.left_behind = previous if previous is not None and previous.digest else None
+        self._fd = fd
+        self._write(self._me)
+
+    def note_loaded(self, model: str, digest: str) -> None:
+        """Remember what is about to be in memory, for whoever comes after a crash."""
+        self._write(replace(self._me, model=model, digest=digest))
+
+    def note_empty(self) -> None:
+        self._write(self._me)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def _queue(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float) -> None:
+        told: str | None = None
+        while not _try_lock(fd):
+            who = str(_read(fd) or "another tipbench")
+            if not wait:
+                raise LockHeld(
+                    f"{self._me.resource} is in use by {who}. Wait until it has finished, or pass --wait to queue."
+                )
+            if who != told:
+                report(f"waiting for {self._me.resource}: in use by {who}")
+                told = who
+            time.sleep(poll_s)
+
+    def _write(self, holder: Holder) -> None:
+        if self._fd is None:
+            return
+        data = json.dumps(asdict(holder)).encode()
+        os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))
+        os.fsync(self._fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(fd: int) -> Holder | None:
+    try:
+        return Holder(**json.loads(os.pread(fd, 65536, 0)))
+    except (ValueError, TypeError):
+        return None  # empty, or written by another version

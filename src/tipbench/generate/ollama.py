@@ -1,0 +1,372 @@
+"""OllamaEngine: facts, calls with the right retries, and one model in the server's memory at a time."""
+
+from __future__ import annotations
+
+import platform
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from tipbench.addresses import is_loopback
+from tipbench.errors import ModelRefused, ResidencyError
+from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, ModelFacts
+from tipbench.generate.lock import ResourceLock
+from tipbench.generate.ollama_rest import Chat, Ending, OllamaRest
+from tipbench.generate.residency import Evidence, Monitor, require_empty, wait_until_empty
+
+KEEP_WARM_S = 60  # between two calls of a block; short, so that a killed collect does not hold memory for long
+_BUSY_TRIES = 6
+_BUSY_FIRST_WAIT_S = 0.5
+_RESET_TRIES = 3
+_INTERRUPT_WAIT_S = 15.0
+_OPTIONS = frozenset(
+    {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
+)  # an option that Ollama does not know is ignored without a word, so only these are ever sent
+
+
+@dataclass(frozen=True)
+class MemoryRule:
+    """How strictly, and how patiently, the server's memory is kept to one model."""
+
+    unload: Literal["model", "call"] = "model"
+    evict: bool = False
+    wait_s: float = 300.0
+
+
+class OllamaEngine:
+    """One Ollama server, asked over its native streaming API."""
+
+    name = "ollama"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        rule: MemoryRule | None = None,
+        lock: ResourceLock | None = None,
+        report: Callable[[str], None] = lambda _message: None,
+    ) -> None:
+        self._rest = OllamaRest(url)
+        self._rule = rule or MemoryRule()
+        self._lock = lock
+        self._report = report
+        self._monitor = Monitor(self._rest.resident, report_foreign=self._report_foreign)
+        self._cancelled = threading.Event()
+        self._current: ModelFacts | None = None
+        self._started = False
+        self._catalogue: list[dict[str, Any]] | None = None
+        self._version: str | None = None
+
+    # What is known of a model
+
+    def facts(self, model: str) -> ModelFacts:
+        if self._version is None or self._catalogue is None:
+            self._version = self._rest.version()
+            self._catalogue = self._rest.tags()
+        shown = self._rest.show(model)
+        if shown is None:
+            raise ModelRefused(f"{model} is not on the Ollama server at {self._rest.url}. Get it: ollama pull {model}")
+        return read_facts(
+            model, shown, find_entry(self._catalogue, model), version=self._version, host=compute_host(self._rest.url)
+        )
+
+    def list_models(self) -> list[str]:
+        """Names of the models the server has, as it lists them."""
+        return sorted(str(entry.get("name") or entry.get("model")) for entry in self._rest.tags())
+
+    # Memory
+
+    def prepare(self, facts: ModelFacts) -> None:
+        left = self._lock.left_behind if self._lock is not None else None
+        if not self._started:
+            leftovers = frozenset({left.digest}) if left is not None else frozenset[str]()
+            require_empty(self._rest, leftovers=leftovers, evict=self._rule.evict, wait_s=self._rule.wait_s)
+            self._started = True
+        else:
+            self._wait_empty(facts.digest)
+        if self._lock is not None:
+            self._lock.note_loaded(facts.model, facts.digest)
+        self._current = facts
+        self._monitor.expect({facts.digest})
+        self._monitor.start()
+
+    def release(self, model: str) -> None:
+        if self._current is None:
+            return
+        digest = self._current.digest
+        listed = self._rest.resident()
+        if listed != ():
+            self._rest.unload(model)
+        self._evict_foreign(digest)
+        self._monitor.handed_over(self._wait_empty(digest))
+        self._monitor.expect(())
+        if self._lock is not None:
+            self._lock.note_empty()
+        self._current = None
+
+    def evidence(self) -> Evidence:
+        return self._monitor.evidence()
+
+    def foreign_between(self, start: float, end: float) -> bool:
+        """Whether another client's model was in memory between two monotonic times."""
+        return self._monitor.foreign_between(start, end)
+
+    def _wait_empty(self, ours: str) -> float:
+        wait_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else self._rule.wait_s
+        return wait_until_empty(self._rest, ours=ours, foreign_wait_s=wait_s)
+
+    def _evict_foreign(self, ours: str) -> None:
+        if self._rule.evict:
+            for model in self._rest.resident() or ():
+                if model.digest != ours:
+                    self._rest.unload(model.name)
+
+    def _report_foreign(self, name: str) -> None:
+        self._report(f"another client loaded {name} on {self._rest.url}: cells generated beside it are marked")
+
+    # Calls
+
+    def alive(self) -> bool:
+        return self._rest.alive()
+
+    def abort(self) -> None:
+        self._cancelled.set()
+        self._rest.cut_lines()
+
+    def close(self) -> None:
+        self._monitor.stop()
+        self._rest.close()
+
+    def complete(self, ask: Ask) -> Completion | EngineFailure:
+        result = self._ask_with_retries(ask)
+        if self._rule.unload == "call" and self._current is not None:
+            self._free_after_call(self._current)
+        return result
+
+    def _free_after_call(self, facts: ModelFacts) -> None:
+        try:
+            self._wait_empty(facts.digest)
+        except ResidencyError:
+            self._rest.unload(facts.model)
+            self._wait_empty(facts.digest)
+
+    def _ask_with_retries(self, ask: Ask) -> Completion | EngineFailure:
+        body = self._body(ask)
+        tried = _Tries()
+        while True:
+            chat = self._rest.chat(body, timeout_s=ask.timeout_s, cancel=ask.cancel)
+            verdict = self._judge(chat, ask, tried)
+            if not isinstance(verdict, _Again):
+                return verdict
+            if ask.cancel.wait(verdict.wait_s):
+                return EngineFailure(FailureKind.CANCELLED, "stopped", chat.text, chat.wall_s)
+
+    def _body(self, ask: Ask) -> dict[str, Any]:
+        unknown = set(ask.options) ^ _OPTIONS
+        if unknown:
+            raise ValueError(f"options sent to Ollama must be exactly {sorted(_OPTIONS)}; differs in {sorted(unknown)}")
+        messages = [{"role": "user", "content": ask.user}]
+        if ask.system:
+            messages.insert(0, {"role": "system", "content": ask.system})
+        free = ask.last or self._rule.unload == "call"
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "messages": messages,
+            "stream": True,
+            "truncate": False,  # newer servers then refuse a prompt that is too long; older ones cut it silently
+            "keep_alive": 0 if free else KEEP_WARM_S,
+            "options": dict(ask.options),
+        }
+        if ask.thinking:
+            body["think"] = False
+        return body
+
+    def _judge(self, chat: Chat, ask: Ask, tried: _Tries) -> Completion | EngineFailure | _Again:
+        """What a call's end means, and whether it is worth another try (only what is not the model's fault is)."""
+        if chat.ending is Ending.DONE:
+            return _not_local(chat) or read_completion(chat, ask)
+        if chat.ending is Ending.CLEAN_END:
+            return self._clean_end(chat, ask, tried)
+        if chat.ending is Ending.CANCELLED:
+            return _failure(FailureKind.CANCELLED, chat, "stopped")
+        if chat.ending in (Ending.REFUSED, Ending.RESET, Ending.TIMEOUT):
+            return self._broken(chat, tried)
+        if chat.ending is Ending.STATUS:
+            return self._status(chat, tried)
+        return _failure(FailureKind.INCOMPLETE, chat, f"the answer broke off: {chat.error}")
+
+    def _clean_end(self, chat: Chat, ask: Ask, tried: _Tries) -> Completion | EngineFailure | _Again:
+        if tried.take("clean end", 1):
+            return _Again()
+        if not chat.text:
+            return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
+        return read_completion(chat, ask)
+
+    def _broken(self, chat: Chat, tried: _Tries) -> EngineFailure | _Again:
+        if chat.ending is Ending.REFUSED or not self.alive():
+            return _failure(FailureKind.SERVER_GONE, chat, f"Ollama at {self._rest.url} is away: {chat.error}")
+        if chat.ending is Ending.TIMEOUT:
+            return _failure(FailureKind.TIMEOUT, chat, chat.error)
+        if chat.before_first_byte and tried.take("reset", _RESET_TRIES - 1):
+            return _Again(_BUSY_FIRST_WAIT_S)
+        return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
+
+    def _status(self, chat: Chat, tried: _Tries) -> EngineFailure | _Again:
+        if chat.status in (502, 504) and not self.alive():
+            return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
+        if chat.status in (429, 502, 503, 504):
+            if tried.take("busy", _BUSY_TRIES - 1):
+                return _Again(_BUSY_FIRST_WAIT_S * 2 ** (tried.count("busy") - 1) * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
+        if chat.status >= 500:
+            if tried.take("load", 1):
+                return _Again(_BUSY_FIRST_WAIT_S)
+            return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
+        return _failure(_refusal_kind(chat), chat, f"{chat.status}: {chat.error}")
+
+
+@dataclass(frozen=True)
+class _Again:
+    wait_s: float = 0.0
+
+
+class _Tries:
+    """Counts second chances, each kind for itself."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+
+    def take(self, kind: str, most: int) -> bool:
+        if self.count(kind) >= most:
+            return False
+        self._used[kind] = self.count(kind) + 1
+        return True
+
+    def count(self, kind: str) -> int:
+        return self._used.get(kind, 0)
+
+
+def read_completion(chat: Chat, ask: Ask) -> Completion:
+    """The numbers of a finished call. A counter the server leaves out is unknown, not zero."""
+    last = chat.last
+    total, load = _seconds(last, "total_duration"), _seconds(last, "load_duration")
+    evaluated = _seconds(last, "eval_duration")
+    output, prompt = _count(last, "eval_count"), _count(last, "prompt_eval_count")
+    reason = str(last.get("done_reason") or "stop") if chat.ending is Ending.DONE else "aborted"
+    return Completion(
+        text=chat.text,
+        done_reason=reason[:100],
+        wall_s=chat.wall_s,
+        latency_s=max(0.0, (total if total is not None else chat.wall_s) - (load or 0.0)),
+        load_s=load,
+        ttft_s=max(0.0, chat.first_token_s - (load or 0.0)) if chat.first_token_s is not None else None,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        tokens_per_s=output / evaluated if output and evaluated else None,
+        truncated=was_cut(ask, prompt),
+    )
+
+
+def was_cut(ask: Ask, prompt_tokens: int | None) -> bool:
+    """Whether the server silently cut the prompt: it filled the window, or read fewer tokens than there are words."""
+    if prompt_tokens is None:
+        return False
+    words = len(ask.system.split()) + len(ask.user.split())
+    return prompt_tokens >= ask.options["num_ctx"] or prompt_tokens < words
+
+
+def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """The server's list entry of a model; a name without a tag means :latest."""
+    wanted = model if ":" in model.rpartition("/")[2] else f"{model}:latest"
+    for entry in catalogue:
+        if str(entry.get("name") or entry.get("model")).casefold() == wanted.casefold():
+            return entry
+    return {}
+
+
+def read_facts(
+    model: str, shown: Mapping[str, Any], entry: Mapping[str, Any], *, version: str, host: str
+) -> ModelFacts:
+    """Facts out of `/api/show` and `/api/tags`. The true parameter count decides, never the name."""
+    details = shown.get("details") or {}
+    info = shown.get("model_info") or {}
+    projector = shown.get("projector_info") or {}
+    capabilities = shown.get("capabilities")
+    count = _positive(info.get("general.parameter_count"))
+    extra = _positive(projector.get("general.parameter_count")) or 0
+    remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
+    digest = str(entry.get("digest") or "")
+    if not digest and not remote:
+        raise ModelRefused(f"{model} is not in the Ollama server's list of models, so it cannot be pinned by digest.")
+    return ModelFacts(
+        model=model,
+        engine="ollama",
+        engine_version=version,
+        host=host,
+        digest=digest,
+        params_b=(count + extra) / 1e9 if count else None,
+        quantization=details.get("quantization_level") or None,
+        file_bytes=_positive(entry.get("size")),
+        kv_bytes_per_token=_kv_bytes_per_token(info),
+        thinking="thinking" in (capabilities or ()),
+        remote=remote,
+        completes=capabilities is None or "completion" in capabilities,
+    )
+
+
+def compute_host(url: str) -> str:
+    """The machine that computes: this one for a loopback address."""
+    return platform.node() if is_loopback(url) else (urlsplit(url).hostname or url)
+
+
+def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
+    """Keys and values of one token in 16-bit floats, summed over the layers."""
+    architecture = info.get("general.architecture")
+
+    def number(name: str) -> int | None:
+        return _positive(info.get(f"{architecture}.{name}"))
+
+    layers, heads = number("block_count"), number("attention.head_count")
+    kv_heads = number("attention.head_count_kv") or heads
+    width = number("attention.key_length")
+    embedding = number("embedding_length")
+    if width is None and embedding and heads:
+        width = embedding // heads
+    return 2 * 2 * layers * kv_heads * width if layers and kv_heads and width else None
+
+
+def _refusal_kind(chat: Chat) -> FailureKind:
+    if chat.status == 404:
+        return FailureKind.MISSING_MODEL
+    if chat.status in (401, 403):
+        return FailureKind.NOT_LOCAL  # a local model needs no sign-in
+    text = chat.error.casefold()
+    too_long = chat.status == 400 and any(word in text for word in ("context", "too long", "truncate", "exceed"))
+    return FailureKind.PROMPT_TOO_LONG if too_long else FailureKind.REJECTED
+
+
+def _not_local(chat: Chat) -> EngineFailure | None:
+    if chat.last.get("remote_model") or chat.last.get("remote_host"):
+        return _failure(FailureKind.NOT_LOCAL, chat, f"computed elsewhere: {chat.last.get('remote_host')}")
+    return None
+
+
+def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
+    return EngineFailure(kind, reason, chat.text, chat.wall_s)
+
+
+def _positive(value: object) -> int | None:
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+
+
+def _seconds(last: Mapping[str, Any], key: str) -> float | None:
+    value = last.get(key)
+    return value / 1e9 if isinstance(value, (int, float)) and value >= 0 else None
+
+
+def _count(last: Mapping[str, Any], key: str) -> int | None:
+    value = last.get(key)
+    return int(value) if isinstance(value, (int, float)) and value >= 0 else None

@@ -1,0 +1,300 @@
+"""Ollama's native REST API, and nothing above it: what was sent, what came, how it ended. No retries here."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import httpx
+
+from tipbench.addresses import is_loopback
+from tipbench.errors import OllamaAway, OllamaRefused
+from tipbench.generate.residency import Resident
+
+_QUICK = httpx.Timeout(10.0, connect=5.0)
+_PS_TIMEOUT = httpx.Timeout(2.0)
+_PLAIN = {"Accept-Encoding": "identity"}  # the stream is read as it comes, not through a decoder
+_MOST_CHARS = 8_000_000  # of one answer: far beyond any num_predict, so only a broken server gets there
+_MOST_BODY = 64_000_000
+
+
+class Ending(Enum):
+    """How a chat call ended."""
+
+    DONE = auto()  # the last object says done
+    CLEAN_END = auto()  # the stream was closed in order, but nothing said done
+    ERROR_LINE = auto()  # {"error": …} after status 200
+    GARBAGE = auto()  # not NDJSON, or without end
+    STATUS = auto()  # a status other than 200
+    REFUSED = auto()  # no connection
+    RESET = auto()  # the connection broke
+    TIMEOUT = auto()
+    CANCELLED = auto()
+
+
+@dataclass
+class Chat:
+    """One call as it went over the wire. Times are seconds since it was sent."""
+
+    ending: Ending = Ending.CLEAN_END
+    status: int = 0
+    error: str = ""
+    text: str = ""
+    last: Mapping[str, Any] = field(default_factory=dict)
+    first_token_s: float | None = None
+    wall_s: float = 0.0
+
+    @property
+    def before_first_byte(self) -> bool:
+        return self.status == 0
+
+
+class OllamaRest:
+    """One server. Thread-safe; each thread that chats has a connection of its own, so that it can be cut."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._trust_env = not is_loopback(url)
+        self._verify = httpx.create_ssl_context() if url.startswith("https:") else False
+        self._quick = self._client()
+        self._local = threading.local()
+        self._lines: set[_Line] = set()
+        self._lock = threading.Lock()
+
+    def version(self) -> str:
+        return str(self._json("GET", "/api/version").get("version", "unknown"))
+
+    def tags(self) -> list[dict[str, Any]]:
+        models = self._json("GET", "/api/tags").get("models") or []
+        return [model for model in models if isinstance(model, dict)]
+
+    def show(self, model: str) -> dict[str, Any] | None:
+        """What the server knows of a model; None when it does not have it."""
+        response = self._send("POST", "/api/show", {"model": model})
+        return None if response.status_code == 404 else _object(response)
+
+    def alive(self) -> bool:
+        try:
+            return self._quick.get("/api/version", timeout=_PS_TIMEOUT).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def resident(self) -> tuple[Resident, ...] | None:
+        """Models in memory; None when the server did not answer in time (unknown is not empty)."""
+        try:
+            response = self._quick.get("/api/ps", timeout=_PS_TIMEOUT)
+            models = response.json()["models"] if response.status_code == 200 else None
+            if models is None:
+                return () if response.status_code == 200 else None
+            return tuple(Resident(str(m.get("name") or m.get("model")), str(m.get("digest"))) for m in models)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def unload(self, name: str) -> None:
+        """Ask the server to free a model; it only marks it. A server that is gone has nothing loaded."""
+        try:
+            self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_QUICK)
+        except httpx.HTTPError:
+            return
+
+    def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
+        """Stream one answer. Never raises for what a server or a network may do."""
+        line = self._line()
+        line.busy = True
+        started = time.monotonic()
+        chat = Chat()
+        try:
+            self._stream(line, body, chat, started + timeout_s, timeout_s, cancel)
+        except httpx.TimeoutException as exc:
+            chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
+        except httpx.ConnectError as exc:
+            chat.ending, chat.error = Ending.REFUSED, str(exc)
+        except httpx.HTTPError as exc:
+            chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
+        finally:
+            line.busy = False
+        if cancel.is_set() and chat.ending is not Ending.DONE:
+            chat.ending = Ending.CANCELLED
+        chat.wall_s = time.monotonic() - started
+        return chat
+
+    def cut_lines(self) -> None:
+        """Break every call under way; the server notices and stops generating."""
+        with self._lock:
+            for line in self._lines:
+                if line.busy:
+                    line.cut()
+
+    def close(self) -> None:
+        self._quick.close()
+        with self._lock:
+            for line in self._lines:
+                line.client.close()
+            self._lines.clear()
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=_QUICK, trust_env=self._trust_env, verify=self._verify)
+
+    def _line(self) -> _Line:
+        line: _Line | None = getattr(self._local, "line", None)
+        if line is None:
+            line = self._local.line = _Line(self._client())
+            with self._lock:
+                self._lines.add(line)
+        return line
+
+    def _stream(
+        self,
+        line: _Line,
+        body: Mapping[str, Any],
+        chat: Chat,
+        deadline: float,
+        timeout_s: float,
+        cancel: threading.Event,
+    ) -> None:
+        started = deadline - timeout_s
+        timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
+        with line.client.stream(
+            "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": line.trace}
+        ) as response:
+            chat.status = response.status_code
+            if chat.status != 200:
+                chat.ending = Ending.STATUS
+                chat.error = _error_text(response)
+                return
+            reader = _Reader(chat, started)
+            for chunk in response.iter_raw():
+                reader.feed(chunk)
+                if chat.ending is Ending.DONE:
+                    if time.monotonic() > deadline:
+                        break
+                    continue  # read on to the end of the stream: only then is the connection kept
+                if reader.ended or cancel.is_set():
+                    break
+                if time.monotonic() > deadline:
+                    reader.cut_off(f"the answer did not end within {timeout_s:g} s")
+                    break
+            reader.finish()
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        try:
+            return self._quick.request(method, path, json=body)
+        except httpx.HTTPError as exc:
+            raise OllamaAway(
+                f"Ollama at {self.url} does not answer ({type(exc).__name__}). Start it with `ollama serve`, "
+                "or name the right address with --ollama-url or OLLAMA_HOST."
+            ) from exc
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return _object(self._send(method, path, body))
+
+
+class _Line:
+    """A client with one connection whose socket is known, so that another thread can cut a blocked read."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+        self.busy = False
+        self._stream: Any = None
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._stream = info["return_value"]
+
+    def cut(self) -> None:
+        sock = self._stream.get_extra_info("socket") if self._stream is not None else None
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # already closed
+
+
+class _Reader:
+    """Puts NDJSON objects together out of chunks and keeps the answer so far in `chat`."""
+
+    def __init__(self, chat: Chat, started: float) -> None:
+        self._chat = chat
+        self._started = started
+        self._rest = b""
+        self._pieces: list[str] = []
+        self._chars = 0
+        self.ended = False
+
+    def feed(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
+        for line in lines:
+            if not self.ended and line.strip():
+                self._take(line)
+        if len(self._rest) > _MOST_CHARS:
+            self._end(Ending.GARBAGE, "a line without end")
+
+    def cut_off(self, why: str) -> None:
+        self._end(Ending.TIMEOUT, why)
+
+    def finish(self) -> None:
+        if self._rest.strip() and not self.ended:
+            self._take(self._rest)
+        self._chat.text = "".join(self._pieces)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            part = json.loads(line)
+        except ValueError:
+            part = None
+        if not isinstance(part, dict):
+            self._end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
+            return
+        if part.get("error"):
+            self._end(Ending.ERROR_LINE, str(part["error"])[:2000])
+            return
+        message = part.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str) and content:
+            self._add(content)
+        if part.get("done") is True:
+            self._chat.last = part
+            self._end(Ending.DONE, "")
+
+    def _add(self, content: str) -> None:
+        if self._chat.first_token_s is None:
+            self._chat.first_token_s = time.monotonic() - self._started
+        self._pieces.append(content)
+        self._chars += len(content)
+        if self._chars > _MOST_CHARS:
+            self._end(Ending.GARBAGE, f"an answer of more than {_MOST_CHARS} characters")
+
+    def _end(self, ending: Ending, error: str) -> None:
+        self._chat.ending, self._chat.error = ending, error
+        self.ended = True
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = response.json() if len(response.content) <= _MOST_BODY else None
+    except ValueError:
+        value = None
+    if response.status_code != 200 or not isinstance(value, dict):
+        raise OllamaRefused(
+            f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not Ollama's "
+            "way. Check --ollama-url or OLLAMA_HOST."
+        )
+    return value
+
+
+def _error_text(response: httpx.Response) -> str:
+    body = b""
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > 65536:
+            break
+    try:
+        return str(json.loads(body)["error"])[:2000]
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace") or f"status {response.status_code}"

@@ -1,0 +1,237 @@
+"""Never two models' weights at once: the gate between two models, the monitor that watches, and its evidence.
+
+`keep_alive=0` alone is no guarantee: a server frees memory only after its answer has ended, and a request for
+another model in that window loads beside the first. So nothing is sent for the next model until the server's
+own list has been seen empty. What the list says is also sampled through the whole run, as evidence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tipbench.errors import ResidencyError
+
+STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and will not end by itself
+_POLL_S = 0.01
+_FOREIGN_POLL_S = 0.25
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A model in a server's memory."""
+
+    name: str
+    digest: str
+
+
+class WeightsHost(Protocol):
+    """A server that keeps weights in memory. Narrow on purpose: all that the gate and the monitor may do."""
+
+    def resident(self) -> tuple[Resident, ...] | None:
+        """What is in memory; None when the server did not say (unknown is not empty)."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Mark a model for unloading; it is gone only when `resident` no longer lists it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen in memory during a run."""
+
+    samples: int = 0
+    unknown_samples: int = 0
+    most_resident: int = 0
+    largest_gap_s: float = 0.0
+    handovers: int = 0  # times the list was seen empty after a model
+    handover_s: tuple[float, ...] = ()
+    foreign: tuple[str, ...] = ()  # other clients' models that appeared
+
+    def sentence(self) -> str:
+        """One line for people."""
+        parts = [
+            f"most models resident at once: {self.most_resident}",
+            f"{self.samples} samples, largest gap {self.largest_gap_s:.1f} s",
+            f"{self.handovers} handover{'' if self.handovers == 1 else 's'} verified empty",
+        ]
+        if self.foreign:
+            parts.append(f"other clients' models seen: {', '.join(self.foreign)}")
+        return "; ".join(parts)
+
+
+@dataclass
+class _Sightings:
+    samples: int = 0
+    unknown: int = 0
+    most: int = 0
+    gap_s: float = 0.0
+    handover_s: list[float] = field(default_factory=list)
+    foreign: dict[str, None] = field(default_factory=dict)
+    foreign_times: list[float] = field(default_factory=list)
+
+
+class Monitor:
+    """Samples a server's memory on a thread of its own, from `start` to `stop`.
+
+    A model counts as foreign when it was expected neither when the sample was asked for nor when it arrived.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], tuple[Resident, ...] | None],
+        *,
+        report_foreign: Callable[[str], None],
+        interval_s: float = 0.2,
+    ) -> None:
+        self._look = look
+        self._report_foreign = report_foreign
+        self._interval_s = interval_s
+        self._expected: frozenset[str] = frozenset()
+        self._seen = _Sightings()
+        self._last_sample: float | None = None
+        self._last_was_foreign = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._last_sample = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="residency-monitor", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            self._thread = None
+
+    def expect(self, digests: Iterable[str]) -> None:
+        """From now on only these digests are ours."""
+        with self._lock:
+            self._expected = frozenset(digests)
+
+    def handed_over(self, seconds: float) -> None:
+        """The list was seen empty, so long after a model's last call."""
+        with self._lock:
+            self._seen.handover_s.append(seconds)
+
+    def foreign_between(self, start: float, end: float) -> bool:
+        """Whether a foreign model was in memory at any time between (monotonic seconds)."""
+        with self._lock:
+            recent = [t for t in self._seen.foreign_times if t >= start - 2 * self._interval_s]
+            return self._last_was_foreign or any(t <= end for t in recent)
+
+    def evidence(self) -> Evidence:
+        with self._lock:
+            seen = self._seen
+            return Evidence(
+                samples=seen.samples,
+                unknown_samples=seen.unknown,
+                most_resident=seen.most,
+                largest_gap_s=seen.gap_s,
+                handovers=len(seen.handover_s),
+                handover_s=tuple(seen.handover_s),
+                foreign=tuple(seen.foreign),
+            )
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.sample()
+            self._stop.wait(self._interval_s)
+
+    def sample(self) -> None:
+        """Look once."""
+        with self._lock:
+            before = self._expected
+        listed = self._look()
+        now = time.monotonic()
+        with self._lock:
+            fresh = self._note(listed, before | self._expected, now)
+        for name in fresh:
+            self._report_foreign(name)
+
+    def _note(self, listed: tuple[Resident, ...] | None, ours: frozenset[str], now: float) -> list[str]:
+        seen = self._seen
+        if listed is None:
+            seen.unknown += 1
+            return []
+        seen.samples += 1
+        seen.most = max(seen.most, len({model.digest for model in listed}))
+        if self._last_sample is not None:
+            seen.gap_s = max(seen.gap_s, now - self._last_sample)
+        self._last_sample = now
+        foreign = [model.name for model in listed if model.digest not in ours]
+        self._last_was_foreign = bool(foreign)
+        if foreign:
+            seen.foreign_times.append(now)
+        fresh = [name for name in foreign if name not in seen.foreign]
+        seen.foreign.update(dict.fromkeys(fresh))
+        return fresh
+
+
+def wait_until_empty(
+    host: WeightsHost,
+    *,
+    ours: str,
+    foreign_wait_s: float,
+    cancelled: Callable[[], bool] = lambda: False,
+    stuck_s: float = STUCK_DEADLINE_S,
+) -> float:
+    """Poll until nothing is in memory; the seconds it took. Raises ResidencyError at the deadline.
+
+    Our own model has `stuck_s` to go; another client's may be waited for as long as `foreign_wait_s`.
+    """
+    start = time.monotonic()
+    listed: tuple[Resident, ...] | None = None
+    while True:
+        listed = host.resident()
+        waited = time.monotonic() - start
+        if listed == ():
+            return waited
+        mine = listed is None or any(model.digest == ours for model in listed)
+        if waited > (min(stuck_s, max(foreign_wait_s, 1.0)) if mine else foreign_wait_s) or cancelled():
+            raise ResidencyError(_still_there(listed, waited, mine))
+        time.sleep(_POLL_S if waited < 1 else _FOREIGN_POLL_S)
+
+
+def _still_there(listed: tuple[Resident, ...] | None, waited: float, mine: bool) -> str:
+    if listed is None:
+        return f"The server did not say what is in memory for {waited:.0f} s, so no further model was loaded."
+    names = ", ".join(model.name for model in listed)
+    cause = (
+        "it hangs in unloading; restart the Ollama server"
+        if mine
+        else "another client keeps it loaded; stop that client, or pass --evict"
+    )
+    return f"{names} is still in memory after {waited:.0f} s, so no further model was loaded: {cause}."
+
+
+def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
+    """The rule at the start: unload what a dead collect of ours left; anything else needs `evict`."""
+    listed = _look_patiently(host, wait_s)
+    foreign = [model for model in listed if model.digest not in leftovers]
+    if foreign and not evict:
+        names = ", ".join(model.name for model in foreign)
+        raise ResidencyError(
+            f"{names} is in the Ollama server's memory, which must be empty at the start. Stop it with "
+            f"`ollama stop {foreign[0].name}`, wait until it expires, or pass --evict."
+        )
+    for model in listed:
+        host.unload(model.name)
+    if listed:
+        wait_until_empty(host, ours=listed[0].digest, foreign_wait_s=wait_s)
+
+
+def _look_patiently(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
+    deadline = time.monotonic() + max(wait_s, 1.0)
+    while (listed := host.resident()) is None:
+        if time.monotonic() > deadline:
+            raise ResidencyError(f"The Ollama server did not say within {wait_s:g} s what is in its memory.")
+        time.sleep(_FOREIGN_POLL_S)
+    return listed

@@ -1,0 +1,246 @@
+"""The no-model baseline: what a decent app without a language model would show.
+
+It ranks the open tasks by due date, priority and age, puts one into a sentence written beforehand, and names the hour.
+A model that does not beat this is not worth its memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from itertools import count
+
+from tipbench.errors import ModelRefused
+from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, InProcessEngine, ModelFacts
+from tipbench.plan.scenarios import Scenario, Task
+
+MODEL = "baseline:template"
+VERSION = "1"  # part of the digest: raise it when the choice of tasks changes, so that new cells are made
+
+_LONGEST_QUOTE = 11  # words of a title or a habit
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of advice: which task comes first, in which words, for how long, and why."""
+
+    order: str
+    wordings: tuple[str, ...]
+    rationale: str
+    minutes: tuple[int, ...]
+    skip: int = 0  # tasks passed over at first, so that the first few tips are not all about one task
+    hours: tuple[int, int] = (0, 24)
+
+
+_KINDS = (
+    _Kind(
+        "urgent",
+        (
+            "Set a timer for {minutes} minutes at {time} and work only on “{task}”; stop when it rings.",
+            "Start “{task}” now, at {time}: give it {minutes} minutes, then write down the next step.",
+            "Put everything else away and begin “{task}” with its smallest part; work {minutes} minutes, until {end}.",
+        ),
+        "It is {state} and has priority {priority} of 4.",
+        (15, 20, 25),
+    ),
+    _Kind(
+        "small",
+        (
+            "Use the {minutes} minutes from {time} to get “{task}” off your list; if it takes longer, stop at {end}.",
+            "Do one small thing next: “{task}”. Give it {minutes} minutes, then tick it off or leave it.",
+        ),
+        "A small task done makes the list shorter.",
+        (5, 10),
+    ),
+    _Kind(
+        "urgent",
+        (
+            "Use a habit you have ({habit}): right after it, spend {minutes} minutes on “{task}”.",
+            "Put “{task}” where you will see it after your habit ({habit}), and give it {minutes} minutes then.",
+        ),
+        "Something you do anyway is a good reminder.",
+        (10, 15),
+        skip=1,
+    ),
+    _Kind(
+        "important",
+        ("Take {minutes} minutes at {time} to write down three things for today, with “{task}” at the top.",),
+        "The morning is the time to choose what the day is for.",
+        (5, 10),
+        hours=(4, 11),
+    ),
+    _Kind(
+        "important",
+        ("Block {minutes} minutes for “{task}” this afternoon: choose the hour now and write it down.",),
+        "A task with an hour is more likely to be done than one without.",
+        (20, 25, 30),
+        hours=(11, 14),
+    ),
+    _Kind(
+        "important",
+        ("Do an easy part of “{task}” for {minutes} minutes from {time}, then stand up and stretch.",),
+        "Easy steps suit the hours when energy is low.",
+        (10, 15),
+        hours=(14, 18),
+    ),
+    _Kind(
+        "important",
+        ("Spend {minutes} minutes laying out what “{task}” needs tomorrow, note the first step, then stop for today.",),
+        "A note in the evening makes it easy to stop, and to start again.",
+        (5, 10),
+        hours=(18, 28),
+    ),
+    _Kind(
+        "oldest",
+        (
+            "Take {minutes} minutes to decide about “{task}”: do it, give it a day, or take it off the list.",
+            "Look at “{task}” for {minutes} minutes and write down its first step with a day and an hour.",
+        ),
+        "It has been on your list for {age}.",
+        (5, 10),
+    ),
+)
+
+
+class TemplateEngine(InProcessEngine):
+    """Fills sentences from the scenario. Holds no weights and reads neither system nor user prompt."""
+
+    name = "baseline"
+
+    def facts(self, model: str) -> ModelFacts:
+        """Its digest covers every sentence: other words are another model."""
+        if model != MODEL:
+            raise ModelRefused(_unknown(model))
+        return ModelFacts(
+            model=MODEL,
+            engine=self.name,
+            engine_version=VERSION,
+            host=platform.node(),
+            digest=_digest(),
+            params_b=0.0,
+            file_bytes=0,
+            kv_bytes_per_token=0,
+        )
+
+    def complete(self, ask: Ask) -> Completion | EngineFailure:
+        """Exactly `n_tips` different tips as the asked JSON array; the same for the same scenario and seed."""
+        if ask.model != MODEL:
+            return EngineFailure(FailureKind.MISSING_MODEL, _unknown(ask.model))
+        if ask.cancel.is_set():
+            return EngineFailure(FailureKind.CANCELLED, "stopped before it began")
+        start = time.perf_counter()
+        tips = fill(ask.scenario, ask.n_tips, int(ask.options.get("seed", 0)))
+        text = json.dumps(tips, ensure_ascii=False, indent=1)
+        wall_s = time.perf_counter() - start
+        return Completion(text, done_reason="stop", wall_s=wall_s, latency_s=wall_s, load_s=0.0)
+
+
+def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
+    """The first `n_tips` different tips for a scenario."""
+    tips: dict[str, dict[str, str]] = {}
+    for tip in _endless(scenario, seed) if n_tips > 0 else ():
+        tips.setdefault(tip["tip"].casefold(), tip)
+        if len(tips) >= n_tips:
+            break
+    return list(tips.values())
+
+
+def _endless(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
+    """Kind after kind; each time round the next task, then the next wording, then five minutes more."""
+    kinds = [kind for kind in _KINDS if _fits(kind, scenario.slot.time.hour)]
+    tasks = _by_title(scenario.persona.tasks) or [Task("the first thing on your mind", 1, None, 0)]
+    for index in count():
+        turn, place = divmod(index, len(kinds))
+        kind = kinds[place]
+        longer, wording = divmod(turn // len(tasks), len(kind.wordings))
+        task = _ranked(tasks, kind.order, scenario.day)[(turn + kind.skip) % len(tasks)]
+        words = kind.wordings[(wording + _draw(seed, "wording", place)) % len(kind.wordings)]
+        minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
+        if longer:
+            minutes = kind.minutes[-1] + 5 * longer
+        values = _values(scenario, task, minutes, _draw(seed, "habit", index))
+        yield {"tip": words.format_map(values), "rationale": kind.rationale.format_map(values)}
+
+
+def _fits(kind: _Kind, hour: int) -> bool:
+    first, end = kind.hours
+    return first <= hour < end or first <= hour + 24 < end
+
+
+def _by_title(tasks: Sequence[Task]) -> list[Task]:
+    """One task for each title as it will be shown."""
+    shown: dict[str, Task] = {}
+    for task in tasks:
+        shown.setdefault(_quote(task.title).casefold(), task)
+    return list(shown.values())
+
+
+def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
+    """Ties stay in the scenario's order."""
+    if order == "small":
+        return sorted(tasks, key=lambda task: (task.priority, task.age_days))
+    if order == "oldest":
+        return sorted(tasks, key=lambda task: -task.age_days)
+    if order == "important":
+        return sorted(tasks, key=lambda task: -task.priority)
+    return sorted(tasks, key=lambda task: (_haste(task, day), -task.priority, task.due or date.max))
+
+
+def _haste(task: Task, day: date) -> int:
+    return 0 if task.overdue_on(day) else 1 if task.due == day else 2
+
+
+def _values(scenario: Scenario, task: Task, minutes: int, draw: int) -> dict[str, str | int]:
+    habits = scenario.persona.habits or ("the next break",)
+    start = scenario.slot.time.hour * 60 + scenario.slot.time.minute
+    return {
+        "task": _quote(task.title),
+        "habit": _quote(habits[draw % len(habits)]),
+        "minutes": minutes,
+        "time": _clock(start),
+        "end": _clock(start + minutes),
+        "state": _state(task, scenario.day),
+        "priority": task.priority,
+        "age": "one day" if task.age_days == 1 else f"{task.age_days} days",
+    }
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60 % 24:02}:{minute % 60:02}"
+
+
+def _state(task: Task, day: date) -> str:
+    if task.due is None:
+        return "open"
+    if task.due == day:
+        return "due today"
+    word = "overdue since" if task.overdue_on(day) else "due on"
+    return f"{word} {task.due.day} {_MONTHS[task.due.month - 1]}"
+
+
+def _quote(text: str) -> str:
+    words = text.split()
+    return " ".join(words[:_LONGEST_QUOTE]) + ("…" if len(words) > _LONGEST_QUOTE else "")
+
+
+def _draw(seed: int, *what: str | int) -> int:
+    """A number that looks random and is the same on every machine and in every Python."""
+    return int.from_bytes(hashlib.sha256(repr((seed, *what)).encode()).digest()[:4], "big")
+
+
+def _digest() -> str:
+    content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _unknown(model: str) -> str:
+    return f"The baseline engine has one model, {MODEL}; it was asked for {model!r}. Write {MODEL} in --models."

@@ -1,0 +1,163 @@
+"""CollectConfig: the one model behind `collect` and `plan`, the API, the Airflow DAG and the panel's form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tipbench.errors import UsageError
+
+EXPERIMENT_PREFIX = "tip-bench-"
+DEFAULT_EXPERIMENT = "tip-bench-auto"
+DEFAULT_OLLAMA_URL = "http://localhost:11434"
+_NAME_LIMIT = 200
+
+
+class CollectConfig(BaseModel):
+    """What to collect, and how. Frozen; every field has its meaning in its description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    models: str = Field(
+        "qwen2.5:0.5b,qwen2.5:1.5b,gemma3:1b,llama3.2:3b",
+        description="Comma-separated models: Ollama tags, embedded:smollm2:135m, baseline:template.",
+    )
+    prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
+    n_tips: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Tips asked for in each cell.")
+    n_scenarios: Annotated[int, Field(ge=0)] = Field(
+        0, description="Use only the first so many scenarios (0 = all); personas are covered before slots repeat."
+    )
+    temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.7, description="Sampling temperature.")
+    experiment: str = Field(
+        DEFAULT_EXPERIMENT, description=f"MLflow experiment; its name begins with {EXPERIMENT_PREFIX}."
+    )
+    max_model_b: Annotated[float, Field(gt=0)] = Field(
+        4.0, description="Refuse models with more billions of parameters than this, before anything is generated."
+    )
+    ollama_url: str = Field(DEFAULT_OLLAMA_URL, description="The Ollama server.")
+    mlflow_url: str | None = Field(
+        None,
+        description="The MLflow server; without it one that answers on localhost:5000, else a local one is started.",
+    )
+    diversity: bool = Field(False, description="Ask for tips from different angles; diversity is measured either way.")
+    suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
+    repeats: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Times each cell is asked, with other seeds.")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(42, description="Seed from which each cell's own is derived.")
+    num_ctx: Annotated[int, Field(ge=256, le=2**20)] = Field(4096, description="Context window, in tokens.")
+    num_predict: Annotated[int, Field(ge=1, le=2**17)] = Field(1024, description="Longest answer, in tokens.")
+    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Calls to one model at the same time.")
+    timeout_s: Annotated[float, Field(gt=0, le=86400)] = Field(300.0, description="Longest time for one call.")
+    server_wait_s: Annotated[float, Field(ge=0, le=86400)] = Field(
+        300.0, description="How long to wait for a server that is away, or for memory to become free."
+    )
+    unload: Literal["model", "call"] = Field(
+        "model", description="Free the weights after each model, or after each call (implies concurrency 1)."
+    )
+    evict: bool = Field(False, description="Unload models of other clients that are in the server's memory.")
+    skip_refused: bool = Field(False, description="Go on with the models that are allowed, instead of stopping.")
+    allow_unknown_size: bool = Field(False, description="Accept models whose parameter count the server does not know.")
+    wait: bool = Field(False, description="Queue behind another collect instead of leaving.")
+
+    @field_validator("models", "prompts", mode="before")
+    @classmethod
+    def _join_list(cls, value: object) -> object:
+        return ",".join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+
+    @field_validator("models", "prompts")
+    @classmethod
+    def _check_names(cls, value: str) -> str:
+        names = split_names(value)
+        if not names:
+            raise ValueError("must name at least one")
+        for name in names:
+            if len(name) > _NAME_LIMIT or not name.isprintable() or " " in name:
+                raise ValueError(f"{name[:60]!r} is not a name: no spaces, at most {_NAME_LIMIT} characters")
+        return ",".join(names)
+
+    @field_validator("experiment")
+    @classmethod
+    def _check_experiment(cls, value: str) -> str:
+        return check_experiment_name(value)
+
+    @field_validator("ollama_url", "mlflow_url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is not a web address; write http://host:port")
+        return value.rstrip("/") if value is not None else None
+
+    @model_validator(mode="after")
+    def _check_room(self) -> CollectConfig:
+        if self.num_predict >= self.num_ctx:
+            raise ValueError(f"num_predict ({self.num_predict}) must be smaller than num_ctx ({self.num_ctx})")
+        return self
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return split_names(self.models)
+
+    @property
+    def prompt_versions(self) -> tuple[str, ...]:
+        return split_names(self.prompts)
+
+    @property
+    def workers(self) -> int:
+        """Calls at a time: freeing the weights after each call leaves room for one only."""
+        return 1 if self.unload == "call" else self.concurrency
+
+    def conditions(self, sampling: Mapping[str, float | int]) -> dict[str, Any]:
+        """What two scores must share to be averaged."""
+        return {
+            "n_tips": self.n_tips,
+            "temperature": self.temperature,
+            "diversity": self.diversity,
+            "seed": self.seed,
+            "num_ctx": self.num_ctx,
+            "num_predict": self.num_predict,
+            "sampling": dict(sampling),
+        }
+
+
+def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
+    """Validate plain values; every problem is named by where the value came from (`sources`), else by its key."""
+    try:
+        return CollectConfig.model_validate(dict(values))
+    except ValidationError as exc:
+        raise UsageError("; ".join(_problem(error, sources or {}) for error in exc.errors())) from exc
+
+
+def _problem(error: Any, sources: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    place = sources.get(key, key)
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"{place} is not a setting of collect; see `tipbench collect --help`"
+    seen = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
+    return f"{place}: {message}{seen}" if place else str(message)
+
+
+def check_experiment_name(name: str) -> str:
+    """The name itself; ValueError when it is not one of ours."""
+    if not name.startswith(EXPERIMENT_PREFIX) or len(name) == len(EXPERIMENT_PREFIX):
+        raise ValueError(
+            f"an experiment's name begins with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
+            f"for example {EXPERIMENT_PREFIX}{name[:40] or 'auto'}"
+        )
+    if len(name) > _NAME_LIMIT or not name.isprintable():
+        raise ValueError(f"an experiment's name has at most {_NAME_LIMIT} printable characters (got {len(name)})")
+    return name
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names of a comma-separated list, in order, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def fingerprint(value: object, length: int = 64) -> str:
+    """SHA-256 of the canonical JSON of a plain value, cut to `length` hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,119 @@
+"""The grid: every cell with the exact question it puts, ordered by model so that weights are loaded once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+
+from tipbench.errors import UsageError
+from tipbench.plan.config import CollectConfig, fingerprint
+from tipbench.plan.prompts import Prompt, Rendered, render
+from tipbench.plan.scenarios import Scenario
+from tipbench.plan.suite import Suite
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question put to one model: the unit we generate, record and judge."""
+
+    model: str
+    prompt: str
+    scenario: str
+    repeat: int = 1
+
+    def __str__(self) -> str:
+        suffix = f" #{self.repeat}" if self.repeat > 1 else ""
+        return f"{self.model}/{self.prompt} {self.scenario}{suffix}"
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell with what will be sent for it, and the key that says whether it was done before."""
+
+    cell: Cell
+    scenario: Scenario
+    prompt: Prompt
+    rendered: Rendered
+    options: Mapping[str, float | int]
+    key: str
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What of a model enters a cell's key: names move, digests do not."""
+
+    model: str
+    digest: str
+    thinking: bool = False
+
+
+def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
+    """All cells, model by model, prompt by prompt. Two names of one digest give the same keys and count once."""
+    prompts = choose_prompts(suite, config.prompt_versions)
+    scenarios = choose_scenarios(suite, config.n_scenarios)
+    repeats = range(1, config.repeats + 1)
+    planned: dict[str, PlannedCell] = {}
+    for model, prompt, scenario, repeat in product(models, prompts, scenarios, repeats):
+        cell = _plan_cell(suite, config, model, prompt, scenario, repeat)
+        planned.setdefault(cell.key, cell)
+    return list(planned.values())
+
+
+def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
+    """The grid cut into one block per model, in its order."""
+    for model, group in groupby(cells, key=lambda planned: planned.cell.model):
+        yield model, list(group)
+
+
+def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
+    """The asked prompt versions; UsageError names what the suite has."""
+    unknown = [version for version in versions if version not in suite.prompts]
+    if unknown:
+        raise UsageError(
+            f"suite {suite.name} has no prompt {', '.join(unknown)}; it has {', '.join(sorted(suite.prompts))}."
+        )
+    return [suite.prompts[version] for version in versions]
+
+
+def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
+    """The first so many scenarios; 0 means all."""
+    if n_scenarios > len(suite.scenarios):
+        raise UsageError(
+            f"suite {suite.name} has {len(suite.scenarios)} scenarios; n_scenarios asks for {n_scenarios}. "
+            "Use 0 for all, or a larger suite such as tips-32."
+        )
+    return suite.scenarios[: n_scenarios or None]
+
+
+def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
+    """The seed sent with a cell. The model is left out, so that models share their luck."""
+    text = f"{seed}|{scenario}|{prompt}|{repeat}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
+
+
+def _plan_cell(
+    suite: Suite, config: CollectConfig, model: ModelIdentity, prompt: Prompt, scenario: Scenario, repeat: int
+) -> PlannedCell:
+    rendered = render(prompt, scenario, n_tips=config.n_tips, diversity=config.diversity)
+    options: dict[str, float | int] = {
+        **suite.sampling,
+        "temperature": config.temperature,
+        "num_ctx": config.num_ctx,
+        "num_predict": config.num_predict,
+        "seed": cell_seed(config.seed, scenario.id, prompt.version, repeat),
+    }
+    key = fingerprint(
+        {
+            "digest": model.digest,
+            "think": False if model.thinking else None,
+            "system": rendered.system,
+            "user": rendered.user,
+            "scenario": scenario.id,
+            "options": options,
+            "repeat": repeat,
+        }
+    )
+    cell = Cell(model.model, prompt.version, scenario.id, repeat)
+    return PlannedCell(cell, scenario, prompt, rendered, options, key)

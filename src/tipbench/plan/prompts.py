@@ -1,0 +1,148 @@
+"""Prompts: a version's system and user templates, and how they are filled in for a scenario."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from tipbench.errors import SuiteError
+from tipbench.plan.scenarios import Scenario, Task
+
+SECTIONS = ("system", "user")
+ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
+
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"\{\{([^{}\n]*)\}\}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One version of the prompt: two templates with `{{ placeholders }}`."""
+
+    version: str
+    system: str
+    user: str
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the templates, so that two texts of one version are told apart."""
+        return hashlib.sha256(json.dumps([self.system, self.user]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What is sent to the model."""
+
+    system: str
+    user: str
+
+
+# What a prompt may ask to be filled in: these and no others.
+PLACEHOLDERS = (
+    "n_tips", "diversity", "name", "role", "about", "preferences", "habits", "tasks", "weekday", "date", "time", "slot",
+)  # fmt: skip
+
+
+def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
+    """Both templates filled in; diversity, when asked for, is asked at the end of a prompt without its placeholder."""
+    user = prompt.user
+    if diversity and "diversity" not in _names(prompt.system + prompt.user):
+        user += "\n\n{{ diversity }}"
+    values = _values(scenario, n_tips, diversity)
+    system, user = (_PLACEHOLDER.sub(lambda found: values[found[1].strip()], text) for text in (prompt.system, user))
+    return Rendered(_tidy(system), _tidy(user))
+
+
+def _values(scenario: Scenario, n_tips: int, diversity: bool) -> dict[str, str]:
+    persona, slot, day = scenario.persona, scenario.slot, scenario.day
+    return {
+        "n_tips": str(n_tips),
+        "diversity": ASK_FOR_DIVERSITY if diversity else "",
+        "name": persona.name,
+        "role": persona.role,
+        "about": persona.about,
+        "preferences": "; ".join(persona.preferences) or "none known",
+        "habits": "; ".join(persona.habits) or "none known",
+        "tasks": "\n".join(_task_line(task, day) for task in persona.tasks),
+        "weekday": scenario.weekday,
+        "date": f"{day.day} {_MONTHS[day.month - 1]} {day.year}",
+        "time": f"{slot.time:%H:%M}",
+        "slot": slot.label,
+    }
+
+
+def parse_prompt(version: str, text: str, path: Path) -> Prompt:
+    """A prompt file's two sections. What stands before the first heading is a comment and is not sent."""
+    sections = _split(text, path)
+    for name in SECTIONS:
+        if name not in sections:
+            raise SuiteError(path, None, f"there is no '# {name}' section. A prompt needs '# system' and '# user'.")
+    for first_line, lines in sections.values():
+        for number, line in enumerate(lines, start=first_line):
+            _check_placeholders(line, path, number)
+    templates = {name: "\n".join(lines).strip() for name, (_, lines) in sections.items()}
+    for name, template in templates.items():
+        if not template:
+            raise SuiteError(path, sections[name][0] - 1, f"the '# {name}' section is empty.")
+    if "n_tips" not in _names("".join(templates.values())):
+        raise SuiteError(path, None, "the prompt never says how many tips it wants. Use {{ n_tips }} where it asks.")
+    return Prompt(version, templates["system"], templates["user"])
+
+
+def _split(text: str, path: Path) -> dict[str, tuple[int, list[str]]]:
+    """Section name → (number of its first line, its lines)."""
+    sections: dict[str, tuple[int, list[str]]] = {}
+    current: list[str] = []
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        if heading := _HEADING.fullmatch(line):
+            name = heading[1].lower()
+            if name in sections:
+                raise SuiteError(path, number, f"a second '# {name}' section; a prompt has one of each.")
+            current = []
+            sections[name] = (number + 1, current)
+        else:
+            current.append(line)
+    return sections
+
+
+def _check_placeholders(line: str, path: Path, number: int) -> None:
+    for name in _names(line):
+        if name not in PLACEHOLDERS:
+            known = ", ".join(PLACEHOLDERS)
+            raise SuiteError(path, number, f"unknown placeholder '{{{{ {name} }}}}'. Known: {known}.")
+    if "{{" in _PLACEHOLDER.sub("", line):
+        raise SuiteError(path, number, "a placeholder opens with '{{' and is not closed with '}}' on the same line.")
+
+
+def _names(template: str) -> list[str]:
+    return [name.strip() for name in _PLACEHOLDER.findall(template)]
+
+
+def _tidy(text: str) -> str:
+    """Nothing left behind where a placeholder was filled with nothing."""
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
+
+
+def _task_line(task: Task, day: date) -> str:
+    return f"- {task.title} (priority {task.priority} of 4, {_due(task, day)}, {_days(task.age_days)} old)"
+
+
+def _due(task: Task, day: date) -> str:
+    if task.due is None:
+        return "no due date"
+    left = (task.due - day).days
+    if left < 0:
+        return f"overdue by {_days(-left)}"
+    return {0: "due today", 1: "due tomorrow"}.get(left, f"due in {left} days")
+
+
+def _days(count: int) -> str:
+    return "1 day" if count == 1 else f"{count} days"

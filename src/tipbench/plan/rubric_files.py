@@ -1,0 +1,175 @@
+"""Reading a rubric file (text for judges under a TOML head for code) and a controls file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tipbench.errors import SuiteError
+from tipbench.plan.rubric import FLAGS, Anchor, Control, Rubric, Scale
+from tipbench.plan.suite_files import Id, Line, Schema, TomlText, read_bounded
+from tipbench.plan.toml_lines import Place
+
+FENCE = "+++"
+# fmt: off
+_OTHER_METRICS = frozenset({
+    "composite", "diversity", "latency_s", "load_s", "ttft_s",
+    "prompt_tokens", "output_tokens", "tokens_per_s", "n_candidates",
+})
+# fmt: on
+
+
+def _metric_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise ValueError("must be a name for a metric: a letter, then up to 39 out of a-z, 0-9 and '_'")
+    if name in _OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
+        raise ValueError("is the name of another metric; choose another")
+    return name
+
+
+class _ScaleSchema(Schema):
+    name: Annotated[str, AfterValidator(_metric_name)]
+    min: int
+    max: int
+    about: Line
+    steps: list[Line]
+
+
+class _TipSchema(Schema):
+    scenario: Line
+    tip: Line
+    rationale: Annotated[str, Field(max_length=2000)] = ""
+    scores: dict[str, int]
+    why: Line
+
+
+class _HeadSchema(Schema):
+    id: Id
+    word_limit: Annotated[int, Field(ge=1, le=1000)]
+    scales: Annotated[list[_ScaleSchema], Field(min_length=1, max_length=12)]
+    weights: dict[str, float]
+    floor: dict[str, float]
+    anchors: Annotated[list[_TipSchema], Field(default_factory=list)]
+
+
+class _ControlsSchema(Schema):
+    controls: Annotated[list[_TipSchema], Field(default_factory=list)]
+
+
+def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
+    """Reads and checks a rubric file; its anchors may only speak of the given scenarios."""
+    content = read_bounded(path)
+    text = content.decode()
+    source = _head(path, text)
+    head = source.validated(_HeadSchema)
+    scales = tuple(_scale(source, index, scale) for index, scale in enumerate(head.scales))
+    _check_names(source, scales)
+    for table, values in (("weights", head.weights), ("floor", head.floor)):
+        _check_complete(source, (table,), values, [scale.name for scale in scales] + list(FLAGS))
+    _check_floor(source, head.floor, scales)
+    _check_examples(source, "anchors", head.anchors, scales, set(scenario_ids))
+    return Rubric(
+        id=head.id,
+        sha256=hashlib.sha256(content).hexdigest(),
+        text=text,
+        word_limit=head.word_limit,
+        scales=scales,
+        weights=head.weights,
+        floor=head.floor,
+        anchors=tuple(Anchor(**dict(anchor)) for anchor in head.anchors),
+    )
+
+
+def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tuple[Control, ...]:
+    """Reads and checks a controls file against the rubric its scores are meant for."""
+    source = TomlText.read(path)
+    controls = source.validated(_ControlsSchema).controls
+    _check_examples(source, "controls", controls, rubric.scales, set(scenario_ids))
+    shown = {anchor.tip for anchor in rubric.anchors}
+    for index, control in enumerate(controls):
+        if control.tip in shown:
+            raise source.error(
+                ("controls", index, "tip"),
+                "this tip is an anchor of the rubric; judges see it there, so it cannot test them. Write another.",
+            )
+    return tuple(Control(**dict(control)) for control in controls)
+
+
+def _head(path: Path, text: str) -> TomlText:
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
+    if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
+        raise SuiteError(
+            path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
+        )
+    head = "\n".join(lines[fences[0] + 1 : fences[1]])
+    return TomlText(path, head, first_line=fences[0] + 2)
+
+
+def _scale(source: TomlText, index: int, scale: _ScaleSchema) -> Scale:
+    place = ("scales", index)
+    if scale.min >= scale.max:
+        raise source.error((*place, "max"), f"'max' must be above 'min'; found {scale.min} to {scale.max}.")
+    needed = scale.max - scale.min + 1
+    if len(scale.steps) != needed:
+        raise source.error(
+            (*place, "steps"),
+            f"'steps' must say what each of the {needed} steps means; it has {len(scale.steps)} entries.",
+        )
+    return Scale(scale.name, scale.min, scale.max, scale.about, tuple(scale.steps))
+
+
+def _check_names(source: TomlText, scales: tuple[Scale, ...]) -> None:
+    seen: set[str] = set()
+    for index, scale in enumerate(scales):
+        if scale.name in seen:
+            raise source.error(("scales", index, "name"), f"there are two scales named '{scale.name}'.")
+        seen.add(scale.name)
+
+
+def _check_complete(source: TomlText, place: Place, values: Mapping[str, float], needed: list[str]) -> None:
+    for name in values:
+        if name not in needed:
+            raise source.error((*place, name), f"unknown key '{name}'. Known here: {', '.join(needed)}.")
+    for name in needed:
+        if name not in values:
+            raise source.error(place, f"'{name}' is missing in '{place[-1]}'. It needs: {', '.join(needed)}.")
+
+
+def _check_floor(source: TomlText, floor: Mapping[str, float], scales: tuple[Scale, ...]) -> None:
+    for scale in scales:
+        if not scale.min <= floor[scale.name] <= scale.max:
+            raise source.error(("floor", scale.name), _off_scale(scale, floor[scale.name]))
+    for flag in FLAGS:
+        if floor[flag] not in (0, 1):
+            raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {floor[flag]:g}.")
+
+
+def _check_examples(
+    source: TomlText,
+    table: str,
+    examples: list[_TipSchema],
+    scales: tuple[Scale, ...],
+    scenario_ids: set[str],
+) -> None:
+    seen: set[tuple[str, str]] = set()
+    for index, example in enumerate(examples):
+        place = (table, index)
+        if example.scenario not in scenario_ids:
+            raise source.error((*place, "scenario"), f"the suite has no scenario '{example.scenario}'.")
+        if (example.scenario, example.tip) in seen:
+            raise source.error((*place, "tip"), f"this tip stands twice for {example.scenario}.")
+        seen.add((example.scenario, example.tip))
+        _check_complete(source, (*place, "scores"), example.scores, [scale.name for scale in scales])
+        for scale in scales:
+            if not scale.min <= example.scores[scale.name] <= scale.max:
+                raise source.error((*place, "scores", scale.name), _off_scale(scale, example.scores[scale.name]))
+
+
+def _off_scale(scale: Scale, value: float) -> str:
+    return f"'{scale.name}' goes from {scale.min} to {scale.max}; found {value:g}."

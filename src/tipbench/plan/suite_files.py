@@ -1,0 +1,149 @@
+"""Reading a suite's files: bounded, UTF-8, checked against a schema, every mistake told with file and line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from tipbench.errors import SuiteError
+from tipbench.plan.toml_lines import Place, find_line
+
+MAX_BYTES = 1_000_000
+
+
+class Schema(BaseModel):
+    """Base of every file schema: no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def is_id(text: str) -> bool:
+    """Ids travel in file names, URLs, MLflow filters and comma-separated options."""
+    return re.fullmatch(r"[a-z0-9-]{1,64}", text) is not None
+
+
+def _checked_id(text: str) -> str:
+    if not is_id(text):
+        raise ValueError("must be 1 to 64 characters out of a-z, 0-9 and '-'")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if any(ord(char) < 32 for char in text):
+        raise ValueError("must be one line, without control characters")
+    return text
+
+
+Id = Annotated[str, AfterValidator(_checked_id)]
+Line = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000), AfterValidator(_one_line)
+]
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+def read_bounded(path: Path) -> bytes:
+    """The file's bytes, at most 1 MB, sure to be UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SuiteError(path, None, "the file is missing. A suite needs it; see docs/suites.md.") from None
+    except OSError as exc:
+        raise SuiteError(path, None, f"the file cannot be read: {exc.strerror}.") from exc
+    if len(content) > MAX_BYTES:
+        raise SuiteError(path, None, f"the file is over {MAX_BYTES // 1_000_000} MB; suite files are short texts.")
+    try:
+        content.decode()
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise SuiteError(path, line, "the file is not UTF-8 here. Save it as UTF-8.") from exc
+    return content
+
+
+@dataclass(frozen=True)
+class TomlText:
+    """A TOML text and where it came from; `first_line` is above 1 when it is the head of a larger file."""
+
+    path: Path
+    text: str
+    first_line: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> TomlText:
+        return cls(path, read_bounded(path).decode())
+
+    def validated(self, schema: type[AnySchema]) -> AnySchema:
+        """The text as an instance of the schema, or a SuiteError at the first mistake."""
+        try:
+            return schema.model_validate(self._parsed())
+        except ValidationError as exc:
+            first, *others = exc.errors(include_url=False)
+            more = f" ({len(others)} more in this file)" if others else ""
+            raise self.error(first["loc"], _explain(first, schema) + more) from None
+
+    def error(self, place: Place, reason: str) -> SuiteError:
+        """A SuiteError at the line of the key or table."""
+        return SuiteError(self.path, self.first_line - 1 + find_line(self.text, place), reason)
+
+    def _parsed(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as exc:
+            place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
+            reason = str(exc)[: place.start()] if place else str(exc)
+            line = int(place[1]) if place and place[1] else len(self.text.split("\n")) or 1
+            raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
+        except RecursionError:
+            raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
+
+
+def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
+    *parents, last = error["loc"] or ("",)
+    name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1] if parents else ''}', entry {last + 1},"
+    context = error.get("ctx", {})
+    seen = _shortened(error["input"])
+    match error["type"]:
+        case "missing":
+            return f"{name} is missing."
+        case "extra_forbidden":
+            known = ", ".join(_known_keys(schema, tuple(parents)))
+            return f"unknown key {name}. Known here: {known}."
+        case "too_short":
+            return f"{name} must have at least {context['min_length']} entries; it has {context['actual_length']}."
+        case "too_long":
+            return f"{name} must have at most {context['max_length']} entries; it has {context['actual_length']}."
+        case "greater_than_equal":
+            return f"{name} must be at least {context['ge']}; found {seen}."
+        case "less_than_equal":
+            return f"{name} must be at most {context['le']}; found {seen}."
+        case "value_error":
+            return f"{name} {context['error']}; found {seen}."
+        case _:
+            rule = re.sub(r"^(Input|String|Value) ", "", error["msg"]).replace("should", "must", 1)
+            return f"{name} {rule}; found {seen}."
+
+
+def _shortened(value: object) -> str:
+    text = f"{value}" if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _known_keys(schema: type[BaseModel], place: Place) -> list[str]:
+    for name in place:
+        if isinstance(name, str) and name in schema.model_fields:
+            schema = next(_schemas_in(schema.model_fields[name].annotation), schema)
+    return list(schema.model_fields)
+
+
+def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _schemas_in(argument)

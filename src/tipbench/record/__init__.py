@@ -1,0 +1,1 @@
+"""Keep it: journal first, then MLflow; every cell once."""

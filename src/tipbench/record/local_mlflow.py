@@ -1,0 +1,325 @@
+"""The local MLflow server: start it, find it again, stop it.
+
+Whether it runs is told by a lock on its log file, not by a process id, which may belong to somebody else by now:
+the log is the server's standard output, so every process of the server inherits the lock and the last one to end
+gives it up. `python -m tipbench.record.local_mlflow FOLDER COMMAND…` is the inside half of `LocalMlflow.up`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import importlib.metadata
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tipbench.errors import LocalServerError
+
+HOST = "127.0.0.1"
+PORTS = range(5123, 5173)
+STOP_S = 15.0  # to end on SIGTERM, before SIGKILL
+POLL_S = 0.1
+LOG_BYTES = 5_000_000
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """What is known of the local server. The last three are those of the last start."""
+
+    running: bool
+    healthy: bool
+    folder: Path
+    log: Path
+    url: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    started: float | None = None  # seconds since 1970
+
+
+class LocalMlflow:
+    """One MLflow server on a SQLite file under `home`, shared by every tipbench command of that home."""
+
+    def __init__(self, home: Path, *, command: Sequence[str] | None = None) -> None:
+        self.folder = home / "mlflow"
+        self._command = command
+        self._log = self.folder / "server.log"
+        self._facts = self.folder / "server.json"
+        self._database = self.folder / "mlflow.db"
+
+    def has_data(self) -> bool:
+        """Was there ever a database?"""
+        return self._database.exists()
+
+    def status(self) -> ServerStatus:
+        """Does the server run, and where?"""
+        facts = _read_facts(self._facts)
+        running = self._running()
+        port = facts.get("port")
+        return ServerStatus(
+            running=running,
+            healthy=running and port is not None and _healthy(port),
+            folder=self.folder,
+            log=self._log,
+            url=None if port is None else f"http://{HOST}:{port}",
+            pid=facts.get("pid") if running else None,
+            version=facts.get("version"),
+            started=facts.get("started"),
+        )
+
+    def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
+        """The URL of the server, started if need be and ready to answer."""
+        version = self._installed_version()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + wait_s
+        with self._alone(deadline, report):
+            if self._running():
+                return self._wait(deadline, wait_s, report, since=0)
+            taken: set[int] = set()
+            while True:
+                port = _free_port(_read_facts(self._facts).get("port"), taken)
+                since = self._launch(port, version)
+                try:
+                    return self._wait(deadline, wait_s, report, since=since)
+                except _PortTakenError:
+                    taken.add(port)
+
+    def down(self) -> bool:
+        """Stop the server with all its processes; False when it did not run."""
+        if not self._running():
+            return False
+        with self._alone(time.monotonic() + STOP_S, lambda _: None):
+            pid = _read_facts(self._facts).get("pid")
+            if pid is None:
+                raise LocalServerError(
+                    f"The local MLflow runs, but {self._facts} does not say as which process. "
+                    f"End the process that has {self._log} open."
+                )
+            for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
+                if self._end(pid, number, seconds):
+                    return True
+        raise LocalServerError(f"The local MLflow (process group {pid}) does not end, not even by SIGKILL.")
+
+    def _end(self, group: int, number: signal.Signals, seconds: float) -> bool:
+        # While the lock is held a process of the group is alive, so nobody else can have got its number.
+        deadline = time.monotonic() + seconds
+        if self._running():
+            try:
+                os.killpg(group, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError as exc:
+                raise LocalServerError(f"The local MLflow (process {group}) belongs to another user.") from exc
+        while self._running():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _installed_version(self) -> str:
+        if self._command is not None:
+            return "unknown"
+        try:
+            return importlib.metadata.version("mlflow")
+        except importlib.metadata.PackageNotFoundError:
+            raise _not_installed() from None
+
+    def _running(self) -> bool:
+        try:
+            with self._log.open("rb") as log:
+                return not _try_lock(log, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def _alone(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
+        """Two commands that start or stop the server take turns."""
+        with (self.folder / "starting.lock").open("wb") as lock:
+            told = False
+            while not _try_lock(lock, fcntl.LOCK_EX):
+                if not told:
+                    report("Waiting for another tipbench that is starting or stopping the local MLflow …")
+                    told = True
+                if time.monotonic() > deadline:
+                    raise LocalServerError("Another tipbench has been starting the local MLflow for too long.")
+                time.sleep(POLL_S)
+            yield
+
+    def _launch(self, port: int, version: str) -> int:
+        """Start the server detached from us, and return where its log begins."""
+        if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+            self._log.unlink()
+        facts = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
+        _write_facts(self._facts, facts)
+        with self._log.open("ab") as log:
+            since = log.tell()
+            self._take(log)
+            inside = [sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)]
+            environment = _environment()
+            result = subprocess.run(
+                [*inside, *self._server_command(port)],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=False,
+            )
+        if result.returncode != 0:
+            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
+        return since
+
+    def _take(self, log: IO[bytes]) -> None:
+        # A status check of somebody else may hold the lock for an instant.
+        deadline = time.monotonic() + 5.0
+        while not _try_lock(log, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
+            time.sleep(POLL_S)
+
+    def _server_command(self, port: int) -> list[str]:
+        # Relative to the folder: a path with a question mark or a percent sign cannot be said in a database URL.
+        return [
+            *(self._command or (sys.executable, "-m", "mlflow")),
+            *("server", "--host", HOST, "--port", str(port), "--workers", "1"),
+            *("--backend-store-uri", "sqlite:///mlflow.db", "--artifacts-destination", "./artifacts"),
+            *("--uvicorn-opts", "--no-access-log"),
+        ]
+
+    def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, since: int) -> str:
+        """Returns when the server answers; reports every few seconds until then."""
+        began = time.monotonic()
+        next_report = began
+        port = _read_facts(self._facts).get("port")
+        while self._running():
+            if port is not None and _healthy(port):
+                return f"http://{HOST}:{port}"
+            now = time.monotonic()
+            if now > deadline:
+                raise LocalServerError(
+                    f"The local MLflow did not answer within {wait_s:g} s (its log: {self._log}). It goes on starting: "
+                    "try again, or stop it with `tipbench mlflow down`."
+                )
+            if now >= next_report:
+                report(f"Starting the local MLflow on port {port} … {now - began:.0f} s")
+                next_report = now + 5.0
+            time.sleep(POLL_S)
+        raise self._died(since)
+
+    def _died(self, since: int) -> LocalServerError:
+        tail = self._tail(since)
+        if "address already in use" in tail.lower():
+            return _PortTakenError(f"The port of the local MLflow is taken.\n{tail}")
+        if "No module named mlflow" in tail or "No module named 'mlflow'" in tail:
+            return _not_installed()
+        if "out-of-date database schema" in tail or "Can't locate revision" in tail:
+            return LocalServerError(
+                f"The database in {self.folder} was made by another version of MLflow. If by an older one, keep a copy "
+                f"and run: cd {shlex.quote(str(self.folder))} && mlflow db upgrade sqlite:///mlflow.db . "
+                "If by a newer one, install that version, or use another TIPBENCH_HOME."
+            )
+        return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
+
+    def _tail(self, since: int) -> str:
+        with self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(since, size - 20_000))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+class _PortTakenError(LocalServerError):
+    """Somebody was quicker; another port will do."""
+
+
+def _not_installed() -> LocalServerError:
+    return LocalServerError(
+        "There is no MLflow to start: the package mlflow is not installed. Run pip install 'tipbench[local]', "
+        "or give the address of a running server with --mlflow-url."
+    )
+
+
+def _try_lock(file: IO[bytes], how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _environment() -> dict[str, str]:
+    """Ours without MLflow's own settings, which would move the database, the prefix or the workers."""
+    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key}
+    return ours | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # nothing in the folder can pass for a module
+    }
+
+
+def _free_port(last: int | None, taken: set[int]) -> int:
+    """The last one if it is free, so that links keep working."""
+    for port in (*([last] if last else []), *PORTS, 0):
+        if port in taken:
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise LocalServerError(f"There is no free port on {HOST} for the local MLflow.")
+
+
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=2.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().read(100).strip() == b"OK"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """server.json, or what can be used of it."""
+    kinds = {"port": int, "pid": int, "version": str, "started": float}
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+        return {key: facts[key] for key, kind in kinds.items() if isinstance(facts.get(key), kind)}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _write_facts(path: Path, facts: dict[str, Any]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    fresh.replace(path)
+
+
+def _become_server(path: Path, command: Sequence[str]) -> None:
+    """Leave the caller's session, write down who we are while we hold the lock, and turn into the server."""
+    if os.fork() > 0:
+        os._exit(0)
+    os.setsid()
+    _write_facts(path, {**json.loads(path.read_text("utf-8")), "pid": os.getpid()})
+    os.execvp(command[0], list(command))  # noqa: S606
+
+
+if __name__ == "__main__":
+    _become_server(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,122 @@
+"""MemoryStore: the RunStore port in memory, for tests and dry runs. Same limits, same rules as MLflow."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from tipbench.errors import MlflowAway, MlflowRefused
+from tipbench.record import mlflow_wire as wire
+from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.store import Experiment
+from tipbench.record.texts import PREFIX, from_tags, unescape
+
+
+@dataclass
+class _Kept:
+    experiment_id: str
+    run: StoredRun
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """Keeps runs while the process lives. Set `away` to see what its users do without it."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self._lock = threading.RLock()
+        self._experiments: dict[str, Experiment] = {}
+        self._runs: dict[str, _Kept] = {}
+
+    def experiment(self, name: str) -> Experiment | None:
+        """The experiment of this name, or None."""
+        return next((each for each in self.experiments() if each.name == name), None)
+
+    def ensure_experiment(self, name: str) -> Experiment:
+        """The experiment of this name, created when missing."""
+        with self._reached():
+            there = self.experiment(name)
+            if there is None:
+                there = Experiment(str(len(self._experiments) + 1), name)
+                self._experiments[there.experiment_id] = there
+            return there
+
+    def experiments(self) -> list[Experiment]:
+        """All experiments."""
+        with self._reached():
+            return list(self._experiments.values())
+
+    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        """Keep a run and return its id."""
+        wire.checked_tags(run)
+        with self._reached():
+            found = wire.Found()
+            if maybe_there:
+                where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
+                found = wire.found_of(run, self.search(experiment_id, where=where, half_written=True))
+            run_id = found.done or self._finish(found.half or self.begin(experiment_id, run), run)
+            for old in run.supersedes:
+                if old != run_id and old in self._runs:
+                    self._tag(old, wire.SUPERSEDED_TAG, "true")
+            for half in found.abandoned:
+                del self._runs[half]
+            return run_id
+
+    def begin(self, experiment_id: str, run: NewRun) -> str:
+        """A half-written run, as an interrupted `record` leaves it."""
+        with self._reached():
+            if experiment_id not in self._experiments:
+                raise MlflowRefused(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
+            run_id = uuid.uuid4().hex
+            tags = {key: value for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
+            tags = {key: unescape(value) for key, value in tags.items()}
+            self._runs[run_id] = _Kept(experiment_id, StoredRun(run_id, "RUNNING", run.start_ms, None, {}, {}, tags))
+            return run_id
+
+    def search(
+        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+    ) -> Iterator[StoredRun]:
+        """Runs with these tags or params, newest first, without texts; half-written ones only when asked for."""
+        with self._reached():
+            runs = [kept.run for kept in self._runs.values() if kept.experiment_id == experiment_id]
+        runs.sort(key=lambda run: (-run.start_ms, run.run_id))
+        hits = [run for run in runs if (half_written or run.status in wire.DONE) and wire.matches(run, where)]
+        return iter(hits if limit is None else hits[: max(0, limit)])
+
+    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+        """One run with all its texts."""
+        with self._reached():
+            kept = self._runs.get(run_id)
+            if kept is None:
+                raise MlflowRefused(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
+            return kept.run, from_tags(kept.texts)[0]
+
+    def touch(self, experiment_id: str) -> None:
+        """Give the experiment a fresh `tipbench.revision`."""
+        with self._reached():
+            there = self._experiments[experiment_id]
+            tags = {**there.tags, wire.REVISION_TAG: uuid.uuid4().hex}
+            self._experiments[experiment_id] = replace(there, tags=tags)
+
+    def _finish(self, run_id: str, run: NewRun) -> str:
+        kept = self._runs[run_id]
+        kept.texts = {key: value for key, value in wire.checked_tags(run).items() if key.startswith(PREFIX)}
+        kept.run = replace(
+            kept.run,
+            status="FINISHED" if run.ok else "FAILED",
+            end_ms=run.end_ms,
+            params=dict(run.params),
+            metrics={key: float(number) for key, number in run.metrics.items()},
+        )
+        return run_id
+
+    def _tag(self, run_id: str, key: str, value: str) -> None:
+        kept = self._runs[run_id]
+        kept.run = replace(kept.run, tags={**kept.run.tags, key: value})
+
+    def _reached(self) -> threading.RLock:
+        if self.away:
+            raise MlflowAway("The store in memory plays dead.")
+        return self._lock

@@ -1,0 +1,180 @@
+"""One JSON request to MLflow, and what can go wrong with it, in plain words."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import time
+
+import httpx
+
+from tipbench.addresses import is_loopback
+from tipbench.errors import MlflowAway, MlflowRefused, UsageError
+from tipbench.record.mlflow_wire import Json, drop_text
+
+MAX_BYTES = 64 * 1024 * 1024
+KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: be first
+DRIBBLE = 4  # an answer may take this many time-outs in all, however slowly it trickles in
+_AWAY_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
+_AWAY_STATUS = frozenset({408, 429, 502, 503, 504})
+_VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
+
+
+class TooLarge(MlflowRefused):
+    """The answer is larger than we are willing to hold in memory."""
+
+
+class MlflowHttp:
+    """A keep-alive connection to one MLflow server."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        client: httpx.Client | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        parsed = _parse(url)
+        self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
+        self._timeout_s = timeout_s
+        self._urls: dict[str, httpx.URL] = {}  # parsing one costs as much as building the rest of the request
+        self._client = client or httpx.Client(
+            timeout=timeout_s,
+            trust_env=not is_loopback(str(parsed)),
+            # Reading the certificates takes 20 ms and some MB, for nothing where there is no TLS.
+            verify=True if parsed.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
+        )
+        self.host = self._client.headers.get("host", parsed.netloc.decode("ascii"))
+        self._client.headers["content-type"] = "application/json"
+        if token:
+            self._client.headers["authorization"] = f"Bearer {token}"
+        elif username or parsed.username:
+            user, word = (username, password or "") if username else (parsed.username, parsed.password)
+            self._client.auth = httpx.BasicAuth(user or "", word)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str, params: dict[str, str]) -> Json:
+        """The answer to GET {base}/api/2.0/mlflow/{path}."""
+        request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
+        return self._json(*self._send(request), drop_texts=False)
+
+    def post(self, path: str, body: Json, *, drop_texts: bool = False) -> Json:
+        """The answer to POST {base}/api/2.0/mlflow/{path}."""
+        content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
+        request = self._client.build_request("POST", url, content=content)
+        return self._json(*self._send(request), drop_texts=drop_texts)
+
+    def is_mlflow(self) -> bool:
+        """Does an MLflow answer here? Another program on the port does not count, nor does one that wants a login."""
+        try:
+            status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
+            if status != 200 or not _VERSION.match(version[:60].decode("utf-8", "replace")):
+                return False
+            return isinstance(self.get("experiments/search", {"max_results": "1"}).get("experiments", []), list)
+        except (MlflowAway, MlflowRefused):
+            return False
+
+    def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
+        deadline = time.monotonic() + self._timeout_s * DRIBBLE
+        try:
+            response = self._client.send(request, stream=True)
+            try:
+                return response.status_code, self._read(response, deadline)
+            finally:
+                response.close()
+        except httpx.TimeoutException as exc:
+            raise MlflowAway(f"MLflow at {self._where()} did not answer within {self._timeout_s:g} s.") from exc
+        except httpx.DecodingError as exc:
+            raise MlflowRefused(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
+        except httpx.RequestError as exc:
+            reason = str(exc) or type(exc).__name__
+            raise MlflowAway(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
+
+    def _read(self, response: httpx.Response, deadline: float) -> bytearray:
+        body = bytearray()
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout("the answer trickles", request=response.request)
+        return body
+
+    def _json(self, status: int, body: bytearray, *, drop_texts: bool) -> Json:
+        if status != 200:
+            raise self._failure(status, body)
+        try:
+            answer = json.loads(body, object_hook=drop_text if drop_texts else None)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise MlflowRefused(
+                f"Something else than MLflow answers at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
+                code="NOT_MLFLOW",
+                status=status,
+            )
+        return answer
+
+    def _failure(self, status: int, body: bytearray) -> MlflowAway | MlflowRefused:
+        code, message = _error(body)
+        if status in _AWAY_STATUS or code in _AWAY_CODES:
+            return MlflowAway(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
+        return MlflowRefused(self._refusal(status, code, message), code=code, status=status)
+
+    def _refusal(self, status: int, code: str, message: str) -> str:
+        if status == 401:
+            return (
+                f"MLflow at {self.url} wants a login (HTTP 401, {message}). Give a user name and password "
+                "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) or a token (MLFLOW_TRACKING_TOKEN)."
+            )
+        if status == 403 and not code:
+            return (
+                f"MLflow at {self.url} refused us (HTTP 403, {message}). It was sent the header 'Host: {self.host}'. "
+                f"Unless this is a matter of rights, start MLflow with --allowed-hosts {self.host}, or use an "
+                "address that it allows."
+            )
+        if status in {404, 405} and not code:
+            return (
+                f"There is no MLflow API at {self.url}/api/2.0/mlflow (HTTP {status}, Host {self.host}). If MLflow "
+                "is mounted under a prefix, the URL must have it, as in http://host:5000/mlflow; if not, leave it out."
+            )
+        if 300 <= status < 400:
+            return f"{self._where()} sends us elsewhere (HTTP {status}). Give --mlflow-url the final address."
+        return f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
+
+    def _where(self) -> str:
+        return f"{self.url} (Host: {self.host})"
+
+
+def _parse(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url.strip())
+    except (httpx.InvalidURL, TypeError) as exc:
+        raise UsageError(f"{url!r} is not a URL: {exc}. Use one like http://localhost:5000.") from exc
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise UsageError(
+            f"tipbench speaks MLflow's REST API, so it needs an http or https URL of a tracking server, not {url!r}. "
+            "Start one with `tipbench mlflow up` or `mlflow server`, and give its address."
+        )
+    return parsed.copy_with(query=None, fragment=None)
+
+
+def _error(body: bytearray) -> tuple[str, str]:
+    try:
+        answer = json.loads(body)
+        return str(answer["error_code"]), str(answer.get("message", ""))[:2000]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "", _excerpt(body)
+
+
+def _excerpt(body: bytearray) -> str:
+    text = " ".join(body[:400].decode("utf-8", "replace").split())
+    return repr(text[:120]) if text else "an empty answer"

@@ -1,0 +1,214 @@
+"""What MLflow's REST API is sent and answers, as plain values: batches within its limits, filters, runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tipbench.errors import MlflowRefused
+from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.texts import PREFIX, TAG_CHARS, escape, to_tags, unescape
+
+KEY_CHARS = 250
+PARAM_CHARS = 6000
+BATCH_PARAMS = 100
+BATCH_TAGS = 100
+BATCH_METRICS = 800  # with 100 params and 100 tags 1000 in all
+BATCH_BYTES = 900_000  # older servers refuse a batch of more than 1 MB
+
+RECORD_TAG = "tipbench.record"
+CELL_TAG = "cell_key"
+SUPERSEDED_TAG = "superseded"
+REVISION_TAG = "tipbench.revision"
+DONE = frozenset({"FINISHED", "FAILED"})
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Batch:
+    """What fits into one request."""
+
+    tags: list[Json] = field(default_factory=list)
+    params: list[Json] = field(default_factory=list)
+    metrics: list[Json] = field(default_factory=list)
+
+    def body(self, run_id: str) -> Json:
+        return {"run_id": run_id, "params": self.params, "metrics": self.metrics, "tags": self.tags}
+
+    def __bool__(self) -> bool:
+        return bool(self.tags or self.params or self.metrics)
+
+
+def checked_tags(run: NewRun) -> dict[str, str]:
+    """All tags of the run. Refuses what MLflow would cut without a word, or refuse when half of it is there."""
+    for key, value in run.params.items():
+        _check_length("param", key, escape(value), PARAM_CHARS)
+    for key in run.tags:
+        if key.startswith(PREFIX):
+            raise ValueError(f"{key} is a text: it belongs in NewRun.texts, not in its tags")
+    tags = _tags(run)
+    for key, value in tags.items():
+        _check_length("tag", key, value, TAG_CHARS)
+    for key, number in run.metrics.items():
+        _check_length("metric", key, "", 0)
+        if not math.isfinite(number):
+            raise MlflowRefused(
+                f"A metric is a finite number; {key} of run {run.name!r} is {number}. Leave out what is unknown.",
+                code="NOT_A_NUMBER",
+            )
+    return tags
+
+
+def _tags(run: NewRun) -> dict[str, str]:
+    # Those that identify the run come first: they must be there as soon as it is.
+    tags = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
+    if run.cell_key is not None:
+        tags[CELL_TAG] = run.cell_key
+    tags = {key: escape(value) for key, value in ({**tags, **run.tags} | tags).items()}
+    for key, text in run.texts.items():
+        tags |= to_tags(key, text)
+    return tags
+
+
+def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
+    """The run in as few requests as the limits allow; the first one's tags go with its creation."""
+    parts = _chunks(tags, BATCH_TAGS)
+    params = _chunks({key: escape(value) for key, value in run.params.items()}, BATCH_PARAMS)
+    metrics = _chunks({key: float(number) for key, number in run.metrics.items()}, BATCH_METRICS)
+    result = [Batch() for _ in range(max(len(parts), 1 + len(params), 1 + len(metrics)))]
+    for at, chunk in enumerate(parts):
+        result[at].tags = chunk
+    # Params and metrics begin in the second request: creation takes none.
+    for at, chunk in enumerate(params, start=1):
+        result[at].params = chunk
+    for at, chunk in enumerate(metrics, start=1):
+        result[at].metrics = [{**item, "timestamp": run.end_ms, "step": 0} for item in chunk]
+    return result
+
+
+def _chunks(items: Mapping[str, str] | Mapping[str, float], limit: int) -> list[list[Json]]:
+    chunks: list[list[Json]] = []
+    room = 0
+    for key, value in items.items():
+        size = 0 if isinstance(value, float) else _json_bytes(value)
+        if not chunks or len(chunks[-1]) >= limit or size > room:
+            chunks.append([])
+            room = BATCH_BYTES // 2  # params and tags share a request
+        chunks[-1].append({"key": key, "value": value})
+        room -= size
+    return chunks
+
+
+def _json_bytes(value: str) -> int:
+    # Four bytes a character, or six where JSON escapes it: near enough for all but the long ones.
+    return 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
+
+
+def _check_length(what: str, key: str, value: str, limit: int) -> None:
+    if not 0 < len(key) <= KEY_CHARS:
+        raise MlflowRefused(
+            f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {what} {key[:60]!r} has {len(key)}. Shorten it.",
+            code="KEY_LENGTH",
+        )
+    if escape(key) != key:
+        raise MlflowRefused(f"The key of the {what} {key!r} has a NUL or half a character. Rename it.", code="KEY")
+    if len(value) > limit:
+        raise MlflowRefused(
+            f"MLflow cuts a {what} after {limit} characters; {key} has {len(value)}. "
+            "Nothing was sent: shorten it, or store it as a text.",
+            code="VALUE_LENGTH",
+        )
+
+
+def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
+    """MLflow's filter for these tags and params, as far as its grammar can say it; `matches` does the rest."""
+    clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
+    for key, value in where.items():
+        place, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
+        stored = escape(value)
+        if sayable(name, stored):
+            quote = '"' if "'" in stored else "'"
+            clauses.append(f"{place}.`{name}` = {quote}{stored}{quote}")
+    return " AND ".join(clauses)
+
+
+def sayable(name: str, value: str) -> bool:
+    """Can a filter name this key and value? Its grammar has two kinds of quotes and no escapes at all."""
+    awkward = "\\" in value or ("'" in value and '"' in value)
+    return not awkward and not any(char in name for char in "`'\"\\")
+
+
+def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
+    """Does the run have exactly these tags and params?"""
+    for key, value in where.items():
+        found = run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key)
+        if found != value:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is already there of a run: the id to keep, a half to complete, halves to clear away."""
+
+    done: str | None = None
+    half: str | None = None
+    abandoned: tuple[str, ...] = ()
+
+
+def found_of(run: NewRun, there: Iterable[StoredRun]) -> Found:
+    """Sort the runs of one cell_key or record_id. A younger half of another record may still be being written."""
+    recorded, finished, ours, others = [], [], [], []
+    for stored in there:
+        same = stored.tags.get(RECORD_TAG) == run.record_id
+        if stored.status in DONE and same:
+            recorded.append(stored.run_id)
+        elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
+            finished.append(stored.run_id)
+        elif stored.status == "RUNNING" and same:
+            ours.append(stored.run_id)
+        elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
+            others.append(stored.run_id)
+    if done := (recorded + finished)[:1]:
+        return Found(done=done[0], abandoned=(*ours, *others))
+    return Found(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
+
+
+def drop_text(node: Json) -> Json | None:
+    """For `json.loads(object_hook=…)`: a text's tag becomes None as soon as it is read."""
+    key = node.get("key")
+    return None if isinstance(key, str) and key.startswith(PREFIX) else node
+
+
+def stored_run(raw: Json) -> StoredRun:
+    """A run of an answer, without its texts. Raises KeyError or TypeError when it is not one."""
+    info, data = raw["info"], raw.get("data", {})
+    end = info.get("end_time")
+    return StoredRun(
+        run_id=str(info["run_id"]),
+        status=str(info["status"]),
+        start_ms=int(info.get("start_time", 0)),
+        end_ms=None if end is None else int(end),
+        params={key: unescape(value) for key, value in _pairs(data.get("params", ()))},
+        metrics={item["key"]: float(item["value"]) for item in data.get("metrics", ()) if item},
+        tags={key: unescape(value) for key, value in _pairs(data.get("tags", ())) if not key.startswith(PREFIX)},
+    )
+
+
+def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
+    """Id, name and tags of an experiment of an answer."""
+    return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
+
+
+def stored_texts(raw: Json) -> dict[str, str]:
+    """The tags of a run's answer that hold its texts."""
+    return {key: value for key, value in _pairs(raw.get("data", {}).get("tags", ())) if key.startswith(PREFIX)}
+
+
+def _pairs(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:
+    # An empty value is left out of MLflow's JSON.
+    return ((str(item["key"]), str(item.get("value", ""))) for item in items if item is not None)

@@ -1,0 +1,150 @@
+"""The plan of a collect: what is to be generated, what is there already, what is refused, and what it will cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tipbench.generate.engine import ModelFacts, engine_of
+from tipbench.generate.sizing import Memory, memory_needed, memory_warning
+from tipbench.plan.config import CollectConfig
+from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, plan_grid
+from tipbench.plan.suite import Suite
+from tipbench.record.run import RunKind, StoredRun
+from tipbench.record.store import RunStore
+
+_ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest box: each token reads all weights once
+_ROUGH_TOKENS_PER_TIP = 70
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What an experiment holds of a grid: finished runs by key, and the failed ones still to be replaced."""
+
+    finished: Mapping[str, StoredRun] = field(default_factory=dict)
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model's share of the plan. Unknown is None."""
+
+    model: str
+    cells: int
+    recorded: int
+    params_b: float | None
+    memory_bytes: int | None
+    seconds: float | None  # for what is left to generate
+    measured: bool  # the time comes from earlier cells, not from a rule of thumb
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `plan` shows and `collect` works off."""
+
+    suite: Suite
+    config: CollectConfig
+    facts: Mapping[str, ModelFacts]
+    refused: Mapping[str, str]
+    cells: tuple[PlannedCell, ...]
+    recorded: Recorded
+    models: tuple[ModelPlan, ...]
+
+    @property
+    def missing(self) -> list[PlannedCell]:
+        return [cell for cell in self.cells if cell.key not in self.recorded.finished]
+
+    @property
+    def seconds(self) -> float | None:
+        known = [model.seconds for model in self.models if model.cells > model.recorded]
+        return sum(s for s in known if s is not None) if known and None not in known else (0.0 if not known else None)
+
+
+def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:
+    """Which keys of these conditions are finished, and which failed runs wait to be superseded."""
+    finished: dict[str, StoredRun] = {}
+    failed: dict[str, list[str]] = {}
+    where = {"kind": str(RunKind.CELL), "conditions": conditions}
+    for run in store.search(experiment_id, where=where):
+        key = run.tags.get("cell_key", "")
+        if run.tags.get("superseded") == "true":
+            continue
+        if run.status == "FINISHED":
+            finished.setdefault(key, run)
+        elif run.status == "FAILED":
+            failed.setdefault(key, []).append(run.run_id)
+    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()})
+
+
+def make_plan(
+    suite: Suite,
+    config: CollectConfig,
+    facts: Mapping[str, ModelFacts],
+    refused: Mapping[str, str],
+    recorded: Recorded,
+    free: Callable[[str], Memory],
+) -> Plan:
+    """Put the plan together; `free` tells the memory of the machine that computes for a model."""
+    identities = [ModelIdentity(fact.model, fact.digest, fact.thinking) for fact in facts.values()]
+    cells = plan_grid(suite, config, identities)
+    models = [
+        _model_plan(config, facts[model], group, recorded.finished, free(model)) for model, group in blocks(cells)
+    ]
+    return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
+
+
+def _model_plan(
+    config: CollectConfig,
+    facts: ModelFacts,
+    cells: Iterable[PlannedCell],
+    finished: Mapping[str, StoredRun],
+    free: Memory,
+) -> ModelPlan:
+    keys = [cell.key for cell in cells]
+    done = [finished[key] for key in keys if key in finished]
+    left = len(keys) - len(done)
+    needed = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
+    latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
+    each = statistics.fmean(latencies) if latencies else _rough_seconds(config, facts)
+    return ModelPlan(
+        model=facts.model,
+        cells=len(keys),
+        recorded=len(done),
+        params_b=facts.params_b,
+        memory_bytes=needed,
+        seconds=each * left / config.workers if each is not None else None,
+        measured=bool(latencies),
+        warning=memory_warning(facts, needed, free),
+    )
+
+
+def _rough_seconds(config: CollectConfig, facts: ModelFacts) -> float | None:
+    """A rule of thumb for a model never seen: generation is bound by reading the weights once a token."""
+    if engine_of(facts.model) == "baseline":
+        return 0.0
+    if not facts.file_bytes:
+        return None
+    tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
+    return tokens * max(facts.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for `plan --json` and the API."""
+    return {
+        "experiment": plan.config.experiment,
+        "suite": plan.suite.name,
+        "suite_fingerprint": plan.suite.fingerprint,
+        "rubric": plan.suite.rubric.tag,
+        "prompts": list(plan.config.prompt_versions),
+        "scenarios": list(dict.fromkeys(cell.cell.scenario for cell in plan.cells)),
+        "cells": len(plan.cells),
+        "recorded": len(plan.cells) - len(plan.missing),
+        "to_generate": len(plan.missing),
+        "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
+        "seconds": plan.seconds,
+        "models": [vars(model) for model in plan.models],
+        "refused": [{"model": model, "reason": reason} for model, reason in plan.refused.items()],
+    }

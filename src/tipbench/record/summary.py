@@ -1,0 +1,147 @@
+"""What a collect reports at its end: objective measures per pair, and the evidence of what was in memory."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import tipbench
+from tipbench.generate.residency import Evidence
+from tipbench.plan.config import CollectConfig
+from tipbench.record.run import NewRun, RunKind, RunState
+
+MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
+
+
+@dataclass
+class PairTally:
+    """Running numbers of one (model, prompt)."""
+
+    answered: int = 0
+    failed: int = 0
+    floored: int = 0
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, state: str | None, floored: bool, metrics: Mapping[str, float]) -> None:
+        if state == RunState.FAILED:
+            self.failed += 1
+            return
+        self.answered += 1
+        self.floored += floored
+        for name in MEASURES:
+            if name in metrics:
+                self.values.setdefault(name, []).append(metrics[name])
+
+    def mean(self, name: str) -> float | None:
+        return statistics.fmean(self.values[name]) if self.values.get(name) else None
+
+
+class Tally:
+    """Numbers of all pairs, in the order they were first seen."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[tuple[str, str], PairTally] = {}
+
+    def add(self, params: Mapping[str, str], tags: Mapping[str, str], metrics: Mapping[str, float]) -> None:
+        pair = self.pairs.setdefault((params["model"], params["prompt_version"]), PairTally())
+        pair.add(tags.get("state"), tags.get("floored") == "true", metrics)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A collect as it ended."""
+
+    experiment: str
+    experiment_url: str | None
+    tracking: str  # which MLflow was used
+    cells: int
+    recorded_before: int
+    generated: int
+    failed: int
+    seconds: float
+    tally: Tally
+    evidence: Evidence | None
+    refused: Mapping[str, str]
+    failures: tuple[str, ...] = ()  # one line for each failed cell
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `collect --json`."""
+        return {
+            "experiment": self.experiment,
+            "experiment_url": self.experiment_url,
+            "cells": self.cells,
+            "recorded_before": self.recorded_before,
+            "generated": self.generated,
+            "failed": self.failed,
+            "seconds": self.seconds,
+            "pairs": [
+                {
+                    "model": model,
+                    "prompt_version": prompt,
+                    "answered": pair.answered,
+                    "failed": pair.failed,
+                    "floored": pair.floored,
+                    **{name: pair.mean(name) for name in MEASURES},
+                }
+                for (model, prompt), pair in self.tally.pairs.items()
+            ],
+            "evidence": asdict(self.evidence) if self.evidence is not None else None,
+            "refused": [{"model": model, "reason": reason} for model, reason in self.refused.items()],
+            "failures": list(self.failures),
+        }
+
+
+def collection_run(
+    config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
+) -> NewRun:
+    """The run of kind=collection: what was asked for, how it ended, what was seen in memory."""
+    evidence = summary.evidence
+    metrics = {
+        "cells": summary.cells,
+        "recorded_before": summary.recorded_before,
+        "generated": summary.generated,
+        "failed": summary.failed,
+        "seconds": summary.seconds,
+    }
+    tags = {"ended": ended, "tipbench.version": tipbench.__version__}
+    texts = {"artifact:config.json": config.model_dump_json(indent=1)}
+    if evidence is not None:
+        metrics |= {
+            "most_resident": evidence.most_resident,
+            "residency_samples": evidence.samples,
+            "residency_unknown_samples": evidence.unknown_samples,
+            "residency_largest_gap_s": evidence.largest_gap_s,
+            "handovers": evidence.handovers,
+        }
+        tags |= {"evidence": evidence.sentence(), "foreign_models": ", ".join(evidence.foreign)[:5000]}
+        tags["mlflow.note.content"] = evidence.sentence()
+        texts["artifact:evidence.json"] = json.dumps(asdict(evidence), indent=1)
+    return NewRun(
+        kind=RunKind.COLLECTION,
+        record_id=record_id,
+        name=f"collection {summary.generated} of {summary.cells}",
+        start_ms=start_ms,
+        end_ms=end_ms,
+        ok=ended == "complete",
+        params={"models": config.models, "prompts": config.prompts, "suite": config.suite},
+        metrics={key: float(value) for key, value in metrics.items()},
+        tags=tags,
+        texts=texts,
+    )
+
+
+def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
+    """The run of kind=refused: a model that may not run, and why. The same refusal is kept once."""
+    return NewRun(
+        kind=RunKind.REFUSED,
+        record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,
+        name=f"refused {model}",
+        start_ms=now_ms,
+        end_ms=now_ms,
+        params={"model": model},
+        tags={"reason": reason[:5000], "tipbench.version": tipbench.__version__, "mlflow.note.content": reason[:5000]},
+    )

@@ -1,0 +1,149 @@
+"""Settings: flags, then environment, then tipbench.toml, then defaults. Read once, at the edge.
+
+`SETTINGS` is the one table of everything that can be set; the docs are generated from it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tipbench.errors import UsageError
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, make_config
+
+CONFIG_FILE = "tipbench.toml"
+LOCAL_HOME = ".tipbench"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that can be set: its key in tipbench.toml, its variables (first that is set wins), its meaning."""
+
+    key: str
+    variables: tuple[str, ...]
+    default: str
+    meaning: str
+    in_file: bool = True
+
+
+_USUAL = {"ollama_url": ("OLLAMA_HOST",), "mlflow_url": ("MLFLOW_TRACKING_URI",)}
+
+
+def _collect_settings() -> list[Setting]:
+    return [
+        Setting(
+            key,
+            (f"TIPBENCH_{key.upper()}", *_USUAL.get(key, ())),
+            "" if info.default is None else str(info.default).lower() if info.annotation is bool else str(info.default),
+            info.description or "",
+        )
+        for key, info in CollectConfig.model_fields.items()
+    ]
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "home",
+        ("TIPBENCH_HOME",),
+        f"./{LOCAL_HOME} if it is there, else tipbench in the user's data folder",
+        "Folder for weights, the local MLflow, journals and locks.",
+        in_file=False,
+    ),
+    *_collect_settings(),
+    Setting("mlflow_username", ("MLFLOW_TRACKING_USERNAME",), "", "User name for MLflow.", in_file=False),
+    Setting("mlflow_password", ("MLFLOW_TRACKING_PASSWORD",), "", "Password for MLflow.", in_file=False),
+    Setting("mlflow_token", ("MLFLOW_TRACKING_TOKEN",), "", "Bearer token for MLflow.", in_file=False),
+    Setting("no_color", ("NO_COLOR",), "", "Any value: no colours on the terminal.", in_file=False),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment and the file say; `sources` names where each value came from."""
+
+    home: Path
+    values: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def get(self, key: str) -> str | None:
+        value = self.values.get(key)
+        return None if value is None else str(value)
+
+    def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
+        """The configuration of a collect: flags over everything else."""
+        values: dict[str, object] = {key: self.values[key] for key in CollectConfig.model_fields if key in self.values}
+        sources = dict(self.sources)
+        for key, value in flags.items():
+            if value is not None:
+                values[key] = value
+                sources[key] = "--" + key.replace("_", "-")
+        return make_config(values, sources)
+
+
+def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """Read the environment and tipbench.toml (of the working folder, then of the home folder)."""
+    env = os.environ if environment is None else environment
+    here = folder or Path.cwd()
+    home = find_home(env, here)
+    values: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for path in (home / CONFIG_FILE, here / CONFIG_FILE):
+        for key, value in _read_file(path).items():
+            values[key] = value
+            sources[key] = f"{path}: {key}"
+    for setting in SETTINGS:
+        for variable in reversed(setting.variables):
+            if env.get(variable):
+                values[setting.key] = env[variable]
+                sources[setting.key] = variable
+    if sources.get("ollama_url") == "OLLAMA_HOST":
+        values["ollama_url"] = ollama_url(values["ollama_url"])
+    return Settings(home, values, sources)
+
+
+def find_home(env: Mapping[str, str], here: Path) -> Path:
+    """TIPBENCH_HOME, else a `.tipbench` in the working folder, else the user's data folder."""
+    if env.get("TIPBENCH_HOME"):
+        return Path(env["TIPBENCH_HOME"]).expanduser().resolve()
+    if (here / LOCAL_HOME).is_dir():
+        return (here / LOCAL_HOME).resolve()
+    data = env.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "tipbench"
+
+
+def ollama_url(host: str) -> str:
+    """OLLAMA_HOST as Ollama reads it: scheme and port may be missing, 0.0.0.0 means this machine."""
+    text = host.strip().rstrip("/")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "http", text
+    parts = urlsplit(f"//{rest}")
+    name = parts.hostname or "127.0.0.1"
+    if name in ("0.0.0.0", "::"):  # noqa: S104 - what to connect to when a server binds everywhere
+        name = "127.0.0.1"
+    try:
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"OLLAMA_HOST is {host!r}: its port is not a number. Write host:port.") from None
+    default = {"http": 80, "https": 443}.get(scheme, 11434) if separator else urlsplit(DEFAULT_OLLAMA_URL).port
+    shown = f"[{name}]" if ":" in name else name
+    return f"{scheme}://{shown}:{port or default}{parts.path}"
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    """The keys of a tipbench.toml; nothing when there is none."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read: {exc}. Correct it, or remove it to use the defaults.") from exc
+    known = {setting.key for setting in SETTINGS if setting.in_file}
+    unknown = sorted(set(content) - known)
+    if unknown:
+        raise UsageError(f"{path} has an unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}.")
+    return content

@@ -1,0 +1,51 @@
+"""Servers and folders that tests share. Each is real; each is started once a session and stopped at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.mlflow_server import mlflow_url
+from support.real_ollama import RealOllama
+from support.weights import shared_weights_home
+
+__all__ = ["mlflow_url"]
+
+settings.register_profile("tipbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tipbench")
+
+_KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees the user's settings, and none writes outside its own folder."""
+    for name in list(os.environ):
+        if name.startswith(("TIPBENCH_", "MLFLOW_", "OLLAMA_")) and name not in _KEPT:
+            monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    monkeypatch.setenv("TIPBENCH_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def weights_home() -> Path:
+    """A home folder with the embedded model's weights."""
+    return shared_weights_home()
+
+
+@pytest.fixture(scope="session")
+def gguf(weights_home: Path) -> Path:
+    return next((weights_home / "models").glob("*.gguf"))
+
+
+@pytest.fixture(scope="session")
+def ollama(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterator[RealOllama]:
+    """A real Ollama with three models of three different blobs: `alpha:135m`, `beta:135m`, `gamma:135m`."""
+    with RealOllama(tmp_path_factory.mktemp("ollama")) as server:
+        server.three_models(gguf)
+        yield server

@@ -1,0 +1,369 @@
+"""The RunStore port: one suite, run on memory and on a real MLflow server."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.mlflow_server import mlflow_url
+from tipbench.errors import MlflowRefused
+from tipbench.record.memory import MemoryStore
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import NewRun, RunKind, StoredRun
+from tipbench.record.store import RunStore
+
+__all__ = ["mlflow_url"]
+
+TEXT = ("tip 😀\x00 — done\n" * 20_000)[:200_000]
+
+
+@dataclass
+class Bench:
+    """A store with an experiment of its own."""
+
+    store: MemoryStore | MlflowStore
+    experiment: str
+
+    def half_write(self, run: NewRun) -> str:
+        """What an interrupted `record` leaves: created, and nothing more."""
+        if isinstance(self.store, MemoryStore):
+            return self.store.begin(self.experiment, run)
+        tags = {"kind": run.kind, "tipbench.record": run.record_id, "cell_key": run.cell_key or ""}
+        body = {
+            "experiment_id": self.experiment,
+            "start_time": run.start_ms,
+            "tags": [{"key": key, "value": value} for key, value in tags.items()],
+        }
+        answer = httpx.post(f"{self.store.url}/api/2.0/mlflow/runs/create", json=body, trust_env=False, timeout=60)
+        return str(answer.json()["run"]["info"]["run_id"])
+
+    def all(self) -> list[StoredRun]:
+        return list(self.store.search(self.experiment, where={}, half_written=True))
+
+    def done(self, **where: str) -> list[str]:
+        return [run.run_id for run in self.store.search(self.experiment, where=where)]
+
+
+@pytest.fixture(params=["memory", "mlflow"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "memory":
+        yield bench_of(MemoryStore())
+    else:
+        with MlflowStore(request.getfixturevalue("mlflow_url")) as store:
+            yield bench_of(store)
+
+
+def bench_of(store: MemoryStore | MlflowStore) -> Bench:
+    return Bench(store, store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}").experiment_id)
+
+
+def a_run(**changes: object) -> NewRun:
+    run = NewRun(
+        kind=RunKind.CELL,
+        record_id=uuid.uuid4().hex,
+        name="qwen2.5:0.5b v1 ana@morning",
+        start_ms=1_700_000_000_000,
+        end_ms=1_700_000_001_500,
+        cell_key="key-1",
+        params={"model": "qwen2.5:0.5b", "prompt_version": "v1", "empty": ""},
+        metrics={"latency_s": 1.25, "n_candidates": 5},
+        tags={"state": "pending", "judge_pending": "true"},
+        texts={"artifact:raw.txt": "short", "artifact:prompt.txt": ""},
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def test_both_are_run_stores(bench: Bench) -> None:
+    store: RunStore = bench.store
+    assert store.experiments()
+
+
+def test_a_run_comes_back_as_it_was_recorded(bench: Bench) -> None:
+    run = a_run()
+    stored, texts = bench.store.get(bench.store.record(bench.experiment, run))
+    assert (stored.status, stored.start_ms, stored.end_ms) == ("FINISHED", run.start_ms, run.end_ms)
+    assert stored.params == run.params
+    assert stored.metrics == run.metrics
+    assert stored.state == "pending"
+    assert stored.tags["kind"] == "cell"
+    assert stored.tags["cell_key"] == "key-1"
+    assert stored.tags["tipbench.record"] == run.record_id
+    assert stored.tags["mlflow.runName"] == run.name
+    assert texts == run.texts
+
+
+def test_200_kb_of_emoji_and_nuls_come_back_byte_for_byte(bench: Bench) -> None:
+    run = a_run(texts={"artifact:raw.txt": TEXT, "artifact:candidates.json": "[]"})
+    _, texts = bench.store.get(bench.store.record(bench.experiment, run))
+    assert texts["artifact:raw.txt"].encode() == TEXT.encode()
+
+
+def test_runs_are_found_without_their_texts(bench: Bench) -> None:
+    bench.store.record(bench.experiment, a_run(texts={"artifact:raw.txt": TEXT}))
+    (found,) = bench.store.search(bench.experiment, where={})
+    assert not [key for key in found.tags if key.startswith("artifact:")]
+
+
+def test_odd_values_of_tags_and_params_come_back(bench: Bench) -> None:
+    odd = "a\x00b \ud800 ␛0000 ' \" \\ `tick` \r\n 😀 "
+    run = a_run(params={"odd": odd}, tags={"odd": odd})
+    bench.store.record(bench.experiment, run)
+    (found,) = bench.store.search(bench.experiment, where={"odd": odd, "params.odd": odd})
+    assert (found.tags["odd"], found.params["odd"]) == (odd, odd)
+
+
+def test_a_failed_run_has_its_status(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(ok=False))
+    assert bench.store.get(run_id)[0].status == "FAILED"
+    assert bench.done() == [run_id]
+
+
+def test_search_goes_by_tags_and_params_together(bench: Bench) -> None:
+    wanted = bench.store.record(bench.experiment, a_run(tags={"state": "judged"}, params={"model": "m"}))
+    bench.store.record(bench.experiment, a_run(tags={"state": "pending"}, params={"model": "m"}))
+    bench.store.record(bench.experiment, a_run(tags={"state": "judged"}, params={"model": "n"}))
+    assert bench.done(**{"state": "judged", "params.model": "m"}) == [wanted]
+
+
+VALUES = ["it's", 'say "hi"', "both ' and \"", "trail\\", "a' OR '1'='1", "`", "%_", "", "x' AND y = 'z", "--", ";"]
+
+
+def test_search_takes_values_with_any_quotes(bench: Bench) -> None:
+    ids = {value: bench.store.record(bench.experiment, a_run(tags={"odd": value, "b": "c"})) for value in VALUES}
+    for value in VALUES:
+        assert bench.done(odd=value, b="c") == [ids[value]]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=st.text(st.sampled_from("ab'\"\\`;()=,%- \n\x00\ud800é"), max_size=12))
+def test_search_never_fails_on_a_value_and_never_finds_another(bench: Bench, value: str) -> None:
+    if not bench.all():
+        bench.store.record(bench.experiment, a_run(tags={"odd": "plain"}))
+    assert bench.done(odd=value) == []
+    assert bench.done(**{"params.odd": value, "kind": "cell"}) == []
+
+
+@pytest.mark.parametrize("key", ["a b", "it's", 'say "x"', "tick`", "a.b:c/d-e", "ключ", "back\\slash"])
+def test_search_takes_keys_of_any_shape(bench: Bench, key: str) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(tags={key: "v"}))
+    bench.store.record(bench.experiment, a_run())
+    assert bench.done(**{key: "v"}) == [run_id]
+
+
+def test_newest_runs_come_first_and_limit_counts(bench: Bench) -> None:
+    ids = [bench.store.record(bench.experiment, a_run(start_ms=1000 + number)) for number in (3, 1, 2)]
+    assert bench.done() == [ids[0], ids[2], ids[1]]
+    assert [run.run_id for run in bench.store.search(bench.experiment, where={}, limit=2)] == [ids[0], ids[2]]
+    assert list(bench.store.search(bench.experiment, where={}, limit=0)) == []
+
+
+def test_a_half_written_run_does_not_count_unless_asked_for(bench: Bench) -> None:
+    half = bench.half_write(a_run())
+    assert bench.done() == []
+    assert [run.run_id for run in bench.all()] == [half]
+
+
+def test_recording_again_leaves_the_finished_run(bench: Bench) -> None:
+    run = a_run()
+    first = bench.store.record(bench.experiment, run)
+    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
+    assert bench.done() == [first]
+
+
+def test_a_finished_run_of_the_same_key_is_left_as_it_is(bench: Bench) -> None:
+    first = bench.store.record(bench.experiment, a_run())
+    assert bench.store.record(bench.experiment, a_run(metrics={"latency_s": 9.0}), maybe_there=True) == first
+    assert bench.store.get(first)[0].metrics["latency_s"] == 1.25
+
+
+def test_a_half_written_run_of_the_same_record_is_completed(bench: Bench) -> None:
+    run = a_run()
+    half = bench.half_write(run)
+    assert bench.store.record(bench.experiment, run, maybe_there=True) == half
+    stored, texts = bench.store.get(half)
+    assert (stored.status, stored.params, texts) == ("FINISHED", run.params, run.texts)
+    assert len(bench.all()) == 1
+
+
+def test_two_halves_of_one_record_become_one_run(bench: Bench) -> None:
+    run = a_run()
+    halves = {bench.half_write(run), bench.half_write(run)}
+    assert bench.store.record(bench.experiment, run, maybe_there=True) in halves
+    assert len(bench.all()) == 1
+
+
+def test_an_older_half_of_another_record_is_cleared_away(bench: Bench) -> None:
+    bench.half_write(a_run(start_ms=1_600_000_000_000))
+    run_id = bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    assert [run.run_id for run in bench.all()] == [run_id]
+
+
+def test_halves_are_cleared_away_beside_a_finished_run(bench: Bench) -> None:
+    first = bench.store.record(bench.experiment, a_run())
+    run = a_run(start_ms=1_700_000_000_005)
+    bench.half_write(run)
+    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
+    assert [each.run_id for each in bench.all()] == [first]
+
+
+def test_a_younger_half_of_another_record_is_left_to_its_writer(bench: Bench) -> None:
+    half = bench.half_write(a_run(start_ms=1_800_000_000_000))
+    run_id = bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    assert {run.run_id for run in bench.all()} == {half, run_id}
+
+
+def test_a_half_of_another_key_is_left_alone(bench: Bench) -> None:
+    half = bench.half_write(a_run(cell_key="key-2", start_ms=1_600_000_000_000))
+    bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    assert half in {run.run_id for run in bench.all()}
+
+
+def test_a_run_without_a_cell_key_is_found_by_its_record(bench: Bench) -> None:
+    run = a_run(kind=RunKind.COLLECTION, cell_key=None)
+    first = bench.store.record(bench.experiment, run)
+    assert bench.store.record(bench.experiment, run, maybe_there=True) == first
+    assert bench.store.record(bench.experiment, a_run(cell_key=None), maybe_there=True) != first
+    assert "cell_key" not in bench.store.get(first)[0].tags
+
+
+def test_a_failed_run_is_recorded_once_and_tried_again_as_a_new_one(bench: Bench) -> None:
+    failed = a_run(ok=False)
+    old = bench.store.record(bench.experiment, failed)
+    assert bench.store.record(bench.experiment, failed, maybe_there=True) == old
+    new = bench.store.record(bench.experiment, a_run(supersedes=(old,)), maybe_there=True)
+    assert new != old
+    assert bench.store.get(old)[0].tags["superseded"] == "true"
+    assert "superseded" not in bench.store.get(new)[0].tags
+
+
+def test_superseding_is_made_up_for_when_only_that_was_missing(bench: Bench) -> None:
+    old = bench.store.record(bench.experiment, a_run(ok=False))
+    run = a_run()
+    new = bench.store.record(bench.experiment, run)
+    assert bench.store.record(bench.experiment, replace(run, supersedes=(old,)), maybe_there=True) == new
+    assert bench.done(superseded="true") == [old]
+
+
+def test_superseding_a_run_that_is_gone_is_no_error(bench: Bench) -> None:
+    gone = bench.half_write(a_run(start_ms=1))
+    bench.store.record(bench.experiment, a_run(), maybe_there=True)
+    bench.store.record(bench.experiment, a_run(supersedes=("0" * 32, gone)))
+    assert len(bench.done()) == 2
+
+
+def test_a_finished_run_that_was_superseded_does_not_stand_in_the_way(bench: Bench) -> None:
+    old = bench.store.record(bench.experiment, a_run(tags={"superseded": "true"}))
+    assert bench.store.record(bench.experiment, a_run(), maybe_there=True) != old
+
+
+REFUSED: dict[str, dict[str, object]] = {
+    "long param": {"params": {"p": "x" * 6001}},
+    "long tag": {"tags": {"t": "x" * 8001}},
+    "long key": {"tags": {"t" * 251: "x"}},
+    "long param key": {"params": {"t" * 251: "x"}},
+    "long metric key": {"metrics": {"t" * 251: 1.0}},
+    "long text key": {"texts": {"artifact:" + "t" * 240: "x" * 9000}},
+    "empty key": {"tags": {"": "x"}},
+    "half a character in a key": {"tags": {"\ud800": "x"}},
+    "not a number": {"metrics": {"m": float("nan")}},
+    "infinite": {"metrics": {"m": float("inf")}},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_be_cut_or_lost_is_refused_before_anything_is_written(bench: Bench, what: str) -> None:
+    with pytest.raises(MlflowRefused):
+        bench.store.record(bench.experiment, a_run(**REFUSED[what]))
+    assert bench.all() == []
+
+
+def test_a_text_among_the_tags_is_a_bug(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="artifact:raw"):
+        bench.store.record(bench.experiment, a_run(tags={"artifact:raw.txt": "x"}))
+
+
+def test_values_at_the_limits_come_back_whole(bench: Bench) -> None:
+    run = a_run(params={"p" * 250: "😀" * 6000}, tags={"t" * 250: "😀" * 8000}, texts={"artifact:t": "😀" * 8000})
+    stored, texts = bench.store.get(bench.store.record(bench.experiment, run))
+    assert stored.params == run.params
+    assert stored.tags["t" * 250] == "😀" * 8000
+    assert texts == run.texts
+
+
+def test_more_tags_params_and_metrics_than_a_batch_takes(bench: Bench) -> None:
+    run = a_run(
+        params={f"p{number}": "x" for number in range(230)},
+        metrics={f"m{number}": float(number) for number in range(1700)},
+        tags={f"t{number}": "x" * 10 for number in range(330)},
+    )
+    stored, _ = bench.store.get(bench.store.record(bench.experiment, run))
+    assert stored.params == run.params
+    assert stored.metrics == run.metrics
+    assert run.tags.items() <= stored.tags.items()
+
+
+def test_an_unknown_run_is_refused_by_name(bench: Bench) -> None:
+    with pytest.raises(MlflowRefused, match="0" * 32) as caught:
+        bench.store.get("0" * 32)
+    assert caught.value.code == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_recording_into_an_unknown_experiment_is_refused(bench: Bench) -> None:
+    with pytest.raises(MlflowRefused):
+        bench.store.record("987654321", a_run())
+
+
+def test_an_experiment_is_found_by_name_and_made_once(bench: Bench) -> None:
+    name = f"tip-bench-{uuid.uuid4().hex} 'quoted'"
+    assert bench.store.experiment(name) is None
+    made = bench.store.ensure_experiment(name)
+    assert bench.store.ensure_experiment(name) == made
+    assert bench.store.experiment(name) == made
+    assert made.name == name
+    assert made.experiment_id in {each.experiment_id for each in bench.store.experiments()}
+
+
+def test_many_who_ensure_one_experiment_get_the_same(bench: Bench) -> None:
+    name = f"tip-bench-{uuid.uuid4().hex}"
+    ids: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: ids.append(bench.store.ensure_experiment(name).experiment_id)) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 6
+    assert len(set(ids)) == 1
+
+
+def test_touch_gives_a_fresh_revision_each_time(bench: Bench) -> None:
+    seen = set()
+    for _ in range(3):
+        bench.store.touch(bench.experiment)
+        (there,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
+        seen.add(there.tags["tipbench.revision"])
+    assert len(seen) == 3
+
+
+def test_two_writers_at_once_lose_nothing(bench: Bench) -> None:
+    def write(writer: int) -> None:
+        for number in range(6):
+            key = f"{writer}-{number}"
+            bench.store.record(bench.experiment, a_run(cell_key=key, texts={"artifact:raw.txt": key}))
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = list(bench.store.search(bench.experiment, where={"kind": "cell"}))
+    assert len({run.tags["cell_key"] for run in runs}) == 12
+    assert all(bench.store.get(run.run_id)[1]["artifact:raw.txt"] == run.tags["cell_key"] for run in runs)

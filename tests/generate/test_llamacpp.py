@@ -1,0 +1,363 @@
+"""The embedded engine on its real weights."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.weights import shared_weights_home
+from tipbench.errors import ModelRefused
+from tipbench.generate import llamacpp, weights
+from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind
+from tipbench.generate.llamacpp import LlamaCppEngine
+from tipbench.generate.weights import SMOLLM2, weights_path
+from tipbench.plan.suite import load_suite
+
+SCENARIO = load_suite("tips").scenarios[0]
+OPTIONS: dict[str, float | int] = {
+    "num_ctx": 1024, "num_predict": 24, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0,
+    "repeat_penalty": 1.1, "seed": 42,
+}  # fmt: skip
+ASK = Ask(
+    model=SMOLLM2.name, system="You are a calm coach.", user="Give me one tip for a quiet morning.",
+    scenario=SCENARIO, n_tips=1, options=OPTIONS,
+)  # fmt: skip
+
+
+def options(**changes: float) -> dict[str, float | int]:
+    return {**OPTIONS, **changes}
+
+
+def answered(outcome: Completion | EngineFailure) -> Completion:
+    assert isinstance(outcome, Completion), outcome
+    return outcome
+
+
+def failed(outcome: Completion | EngineFailure) -> EngineFailure:
+    assert isinstance(outcome, EngineFailure), outcome
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def home() -> Path:
+    return shared_weights_home()
+
+
+@pytest.fixture(scope="module")
+def engine(home: Path) -> Iterator[LlamaCppEngine]:
+    engine = LlamaCppEngine(home, num_ctx=4096, threads=1)
+    yield engine
+    engine.close()
+
+
+# --- facts
+
+
+def test_facts_come_from_the_file_without_loading_it(home: Path) -> None:
+    engine = LlamaCppEngine(home, num_ctx=4096)
+    engine.release(SMOLLM2.name)
+    facts = engine.facts(SMOLLM2.name)
+    assert (facts.engine, facts.host) == ("embedded", platform.node())
+    assert facts.engine_version == importlib.metadata.version("xllamacpp")
+    assert (facts.digest, facts.file_bytes) == (SMOLLM2.sha256, weights_path(home).stat().st_size)
+    assert (facts.params_b, facts.quantization, facts.kv_bytes_per_token) == (0.134515008, "Q4_1", 23_040)
+    assert llamacpp._RESIDENT.server is None
+
+
+def test_an_unknown_embedded_model_is_refused_with_the_names_there_are(engine: LlamaCppEngine) -> None:
+    with pytest.raises(ModelRefused, match=r"embedded:gpt is not an embedded model\. Choose one of: embedded:smollm2"):
+        engine.facts("embedded:gpt")
+
+
+def test_missing_weights_name_the_command_that_fetches_them(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"Run `tipbench models fetch`"):
+        LlamaCppEngine(tmp_path, num_ctx=4096).facts(SMOLLM2.name)
+
+
+def test_asking_without_weights_is_a_failure_and_not_an_exception(tmp_path: Path) -> None:
+    failure = failed(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK))
+    assert failure.kind is FailureKind.MISSING_MODEL
+    assert "models fetch" in failure.reason
+
+
+def test_a_missing_xllamacpp_names_the_extra_to_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ModelRefused, match=r"pip install 'tipbench\[embedded\]'"):
+        LlamaCppEngine(home, num_ctx=4096).facts(SMOLLM2.name)
+
+
+# --- answers
+
+
+def test_an_answer_comes_with_its_measures(engine: LlamaCppEngine) -> None:
+    engine.release(ASK.model)
+    first, second = answered(engine.complete(ASK)), answered(engine.complete(ASK))
+    assert first.text
+    assert first.load_s is not None
+    assert first.load_s > 0
+    assert second.load_s == 0
+    for done in (first, second):
+        assert done.prompt_tokens is not None
+        assert 20 < done.prompt_tokens < 60
+        assert done.output_tokens is not None
+        assert 0 < done.output_tokens <= 24
+        assert done.tokens_per_s is not None
+        assert done.tokens_per_s > 0
+        assert done.latency_s is not None
+        assert done.ttft_s is not None
+        assert 0 < done.ttft_s <= done.latency_s <= done.wall_s
+
+
+def test_an_answer_cut_at_the_limit_says_length(engine: LlamaCppEngine) -> None:
+    done = answered(engine.complete(replace(ASK, options=options(num_predict=3))))
+    assert (done.done_reason, done.output_tokens) == ("length", 3)
+
+
+def test_an_answer_that_ends_by_itself_says_stop(engine: LlamaCppEngine) -> None:
+    ask = replace(ASK, user="Say only: yes", options=options(temperature=0, num_predict=200))
+    assert answered(engine.complete(ask)).done_reason == "stop"
+
+
+def test_the_same_ask_answers_the_same_whatever_was_asked_before(engine: LlamaCppEngine) -> None:
+    engine.release(ASK.model)
+    fresh = answered(engine.complete(ASK)).text
+    engine.complete(replace(ASK, user=ASK.user + " And one for the evening.", options=options(seed=7)))
+    engine.complete(replace(ASK, options=options(num_predict=2)))
+    assert answered(engine.complete(ASK)).text == fresh
+
+
+def test_another_seed_gives_another_answer(engine: LlamaCppEngine) -> None:
+    texts = {answered(engine.complete(replace(ASK, options=options(seed=seed)))).text for seed in (1, 2, 3)}
+    assert len(texts) > 1
+
+
+def test_the_number_of_threads_does_not_change_the_answer(home: Path) -> None:
+    over_512_tokens = "Give 3 tips as JSON. " + "Write report by Friday priority 2 age three days. " * 46
+    ask = replace(ASK, user=over_512_tokens, options=options(num_predict=16))  # shorter ones never differed
+    texts = {answered(LlamaCppEngine(home, num_ctx=1024, threads=n).complete(ask)).text for n in (1, 2)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("seed", [0xFFFFFFFF, -1, 2**40])
+def test_no_seed_means_a_random_one(engine: LlamaCppEngine, seed: int) -> None:
+    ask = replace(ASK, options=options(seed=seed, temperature=1.5, num_predict=12))
+    assert answered(engine.complete(ask)).text == answered(engine.complete(ask)).text
+
+
+def test_a_prompt_longer_than_the_context_is_a_failure(engine: LlamaCppEngine) -> None:
+    failure = failed(engine.complete(replace(ASK, user="word " * 2000)))
+    assert failure.kind is FailureKind.PROMPT_TOO_LONG
+    assert "1024" in failure.reason
+
+
+def test_a_text_that_is_no_unicode_is_rejected(engine: LlamaCppEngine) -> None:
+    assert failed(engine.complete(replace(ASK, user="\ud800"))).kind is FailureKind.REJECTED
+
+
+@pytest.mark.parametrize("changes", [{"mirostat": 1}, {"num_ctx": 8192}])
+def test_options_that_the_engine_cannot_send_are_our_error(engine: LlamaCppEngine, changes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"mirostat|num_ctx may be at most the engine's 4096; it is 8192"):
+        engine.complete(replace(ASK, options=options(**changes)))
+
+
+def test_an_option_left_out_is_our_error(engine: LlamaCppEngine) -> None:
+    with pytest.raises(ValueError, match=r"differs in \['seed'\]"):
+        engine.complete(replace(ASK, options={k: v for k, v in OPTIONS.items() if k != "seed"}))
+
+
+def test_nothing_is_written_to_the_terminal(engine: LlamaCppEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    engine.release(ASK.model)
+    engine.complete(replace(ASK, options=options(num_predict=2)))
+    engine.complete(replace(ASK, user="word " * 2000))
+    engine.release(ASK.model)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_port_that_xllamacpp_opens_answers_nobody(engine: LlamaCppEngine) -> None:
+    engine.complete(replace(ASK, options=options(num_predict=1)))
+    address = llamacpp._RESIDENT.server.listening_address
+    with httpx.Client(base_url=address, trust_env=False) as client:
+        assert client.post("/completion", json={"prompt": "x", "n_predict": 1}).status_code == 401
+        assert client.get("/slots").status_code == 401
+
+
+def test_a_file_that_is_no_model_fails_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(SMOLLM2, size=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
+    monkeypatch.setattr(weights, "EMBEDDED_MODELS", {broken.name: broken})
+    monkeypatch.setattr(llamacpp, "EMBEDDED_MODELS", {broken.name: broken})
+    path = weights_path(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(b"GGUF")
+    assert failed(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK)).kind is FailureKind.LOAD_FAILED
+
+
+# --- time and cancelling
+
+
+def long_ask(**changes: object) -> Ask:
+    ask = replace(ASK, user="Write a very long story.", options=options(num_predict=900, repeat_penalty=1.3, seed=3))
+    return replace(ask, **changes)  # type: ignore[arg-type]
+
+
+def test_an_answer_over_time_is_stopped_and_keeps_its_text(engine: LlamaCppEngine) -> None:
+    engine.complete(replace(ASK, options=options(num_predict=1)))
+    failure = failed(engine.complete(long_ask(timeout_s=1.0)))
+    assert failure.kind is FailureKind.TIMEOUT
+    assert failure.partial
+    assert 1.0 <= failure.wall_s < 3.0
+
+
+def test_a_long_prompt_over_time_is_stopped_before_its_end(engine: LlamaCppEngine) -> None:
+    ask = replace(ASK, user="word " * 3900, options=options(num_ctx=4096, num_predict=1), timeout_s=0.5)
+    failure = failed(engine.complete(ask))
+    assert (failure.kind, failure.partial) == (FailureKind.TIMEOUT, "")
+    assert failure.wall_s < 8.0
+
+
+def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
+    cancel = threading.Event()
+    timer = threading.Timer(0.5, cancel.set)
+    timer.start()
+    failure = failed(engine.complete(long_ask(cancel=cancel)))
+    timer.join()
+    assert failure.kind is FailureKind.CANCELLED
+    assert failure.wall_s < 4.0
+
+
+def test_an_ask_cancelled_while_it_waits_does_not_start(engine: LlamaCppEngine) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with llamacpp._RESIDENT.turn:
+        assert failed(engine.complete(long_ask(cancel=cancel))).kind is FailureKind.CANCELLED
+
+
+def test_the_engine_answers_rightly_after_being_stopped(engine: LlamaCppEngine) -> None:
+    before = answered(engine.complete(ASK)).text
+    engine.complete(long_ask(timeout_s=0.1))
+    assert answered(engine.complete(ASK)).text == before
+
+
+def test_other_threads_go_on_while_it_generates(engine: LlamaCppEngine) -> None:
+    engine.complete(replace(ASK, options=options(num_predict=1)))
+    done = threading.Event()
+    ticks = 0
+
+    def answer() -> None:
+        engine.complete(replace(ASK, options=options(num_predict=40)))
+        done.set()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    while not done.wait(0.01):
+        ticks += 1
+    thread.join()
+    assert ticks > 10
+
+
+def test_asks_from_several_threads_all_get_their_own_answers(engine: LlamaCppEngine) -> None:
+    asks = [replace(ASK, options=options(seed=seed, num_predict=8)) for seed in range(3)]
+    alone = [answered(engine.complete(ask)).text for ask in asks]
+    together: dict[int, str] = {}
+
+    def answer(index: int) -> None:
+        together[index] = answered(engine.complete(asks[index])).text
+
+    threads = [threading.Thread(target=answer, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[index] for index in range(3)] == alone
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from generate.test_llamacpp import ASK, LlamaCppEngine, long_ask, options
+engine = LlamaCppEngine(Path(sys.argv[1]), num_ctx=4096, threads=1)
+engine.complete(replace(ASK, options=options(num_predict=1)))
+print("loaded", flush=True)
+if sys.argv[3] == "wait":
+    engine.complete(long_ask())
+"""
+
+
+def start(home: Path, what: str) -> subprocess.Popen[str]:
+    tests = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", SCRIPT, str(home), str(tests), what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_process_with_the_model_loaded_ends_cleanly(home: Path) -> None:
+    with start(home, "end") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "loaded\n", "")
+
+
+def test_ctrl_c_during_an_answer_is_not_swallowed(home: Path) -> None:
+    with start(home, "wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert "Exception ignored" not in err
+    assert process.returncode == -signal.SIGINT
+    assert time.monotonic() - began < 4
+
+
+# --- memory
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read memory from")
+
+
+@needs_proc
+def test_release_gives_the_memory_back(engine: LlamaCppEngine) -> None:
+    engine.complete(replace(ASK, options=options(num_predict=1)))
+    loaded = resident_mb()
+    engine.release(ASK.model)
+    assert loaded - resident_mb() > 80
+
+
+@needs_proc
+def test_two_engines_hold_one_set_of_weights(home: Path) -> None:
+    ask = replace(ASK, options=options(num_predict=1))
+    first, second = LlamaCppEngine(home, num_ctx=1024, threads=1), LlamaCppEngine(home, num_ctx=4096, threads=1)
+    first.complete(ask)
+    loaded = resident_mb()
+    second.complete(ask)
+    assert answered(second.complete(ask)).load_s == 0
+    assert resident_mb() - loaded < 40
+
+
+def test_the_last_ask_takes_the_weights_with_it(engine: LlamaCppEngine) -> None:
+    engine.complete(replace(ASK, options=options(num_predict=1), last=True))
+    assert llamacpp._RESIDENT.server is None
+
+
+def test_releasing_what_is_not_loaded_is_fine(engine: LlamaCppEngine) -> None:
+    engine.release(ASK.model)
+    engine.release("embedded:nothing")

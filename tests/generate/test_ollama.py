@@ -1,0 +1,326 @@
+"""OllamaEngine against a scripted server: every way a call can end, told apart and retried only where it is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from support.asks import ask
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused, ResidencyError
+from tipbench.generate import ollama
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind
+from tipbench.generate.ollama import MemoryRule, OllamaEngine, find_entry
+from tipbench.generate.sizing import refusal
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedOllama]:
+    with ScriptedOllama(["alpha:135m", "beta:135m"]) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[OllamaEngine]:
+    monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
+    built = OllamaEngine(server.url, rule=MemoryRule(wait_s=5))
+    yield built
+    built.close()
+
+
+def chats(server: ScriptedOllama) -> int:
+    return sum(request.path == "/api/chat" for request in server.log.requests)
+
+
+def completed(result: Completion | EngineFailure) -> Completion:
+    assert isinstance(result, Completion), result
+    return result
+
+
+def failed(result: Completion | EngineFailure) -> EngineFailure:
+    assert isinstance(result, EngineFailure), result
+    return result
+
+
+def test_a_complete_answer_has_its_numbers(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.set(call_s=0.1)
+    result = completed(engine.complete(ask()))
+    assert result.text.startswith("[")
+    assert result.done_reason == "stop"
+    assert result.load_s is not None
+    assert result.latency_s is not None
+    assert 0.05 < result.latency_s < result.wall_s + 0.05
+    assert result.tokens_per_s
+    assert result.prompt_tokens
+    assert not result.truncated
+
+
+def test_every_option_is_sent_and_the_model_is_kept_warm_for_a_short_time(
+    engine: OllamaEngine, server: ScriptedOllama
+) -> None:
+    engine.complete(ask())
+    engine.complete(ask(last=True))
+    first, last = (request for request in server.log.requests if request.path == "/api/chat")
+    assert set(first.options) == set(ollama._OPTIONS)
+    assert (first.keep_alive, last.keep_alive) == (ollama.KEEP_WARM_S, 0)
+
+
+def test_an_option_that_ollama_would_ignore_is_our_bug(engine: OllamaEngine) -> None:
+    wrong = dataclasses.replace(ask(), options={"temperatur": 1.0})
+    with pytest.raises(ValueError, match="temperatur"):
+        engine.complete(wrong)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "calls"),
+    [
+        (Fault("missing"), FailureKind.MISSING_MODEL, 1),
+        (Fault("busy"), FailureKind.BUSY, 6),
+        (Fault("load_error"), FailureKind.LOAD_FAILED, 2),
+        (Fault("prompt_too_long"), FailureKind.PROMPT_TOO_LONG, 1),
+        (Fault("status", 400), FailureKind.REJECTED, 1),
+        (Fault("status", 401), FailureKind.NOT_LOCAL, 1),
+        (Fault("error_line", 3), FailureKind.INCOMPLETE, 1),
+        (Fault("garbage", 3), FailureKind.INCOMPLETE, 1),
+        (Fault("reset"), FailureKind.RESET, 3),
+        (Fault("reset_after", 3), FailureKind.RESET, 1),
+        (Fault("no_done", 0), FailureKind.INCOMPLETE, 2),
+    ],
+)
+def test_failures_are_told_apart_and_tried_again_only_where_it_helps(
+    engine: OllamaEngine, server: ScriptedOllama, fault: Fault, kind: FailureKind, calls: int
+) -> None:
+    server.add_faults(fault)
+    failure = failed(engine.complete(ask()))
+    assert failure.kind is kind
+    assert failure.reason
+    assert chats(server) == calls
+
+
+@pytest.mark.parametrize("fault", [Fault("busy", times=2), Fault("load_error", times=1), Fault("reset", times=2)])
+def test_a_passing_trouble_costs_only_time(engine: OllamaEngine, server: ScriptedOllama, fault: Fault) -> None:
+    server.add_faults(fault)
+    assert completed(engine.complete(ask())).done_reason == "stop"
+
+
+def test_what_arrived_before_the_error_is_kept(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("error_line", 3))
+    assert failed(engine.complete(ask())).partial
+
+
+@pytest.mark.parametrize("fault", ["no_done", "done_false"])
+def test_an_end_without_done_is_tried_once_more_and_then_the_models_own(
+    engine: OllamaEngine, server: ScriptedOllama, fault: str
+) -> None:
+    server.add_faults(Fault(fault, 5))
+    result = completed(engine.complete(ask()))
+    assert result.done_reason == "aborted"
+    assert result.text
+    assert chats(server) == 2
+
+
+def test_an_end_without_done_that_does_not_come_twice_is_forgotten(
+    engine: OllamaEngine, server: ScriptedOllama
+) -> None:
+    server.add_faults(Fault("no_done", 5, times=1))
+    assert completed(engine.complete(ask())).done_reason == "stop"
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang_after", "endless"])
+def test_a_call_that_does_not_end_in_time_is_a_timeout(
+    engine: OllamaEngine, server: ScriptedOllama, fault: str
+) -> None:
+    server.add_faults(Fault(fault, 3))
+    start = time.monotonic()
+    assert failed(engine.complete(ask(timeout_s=0.7))).kind is FailureKind.TIMEOUT
+    assert time.monotonic() - start < 5
+    assert chats(server) == 1
+
+
+def test_a_server_that_went_away_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.pause_listening()
+    assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+    assert not engine.alive()
+    server.resume()
+    assert engine.alive()
+    completed(engine.complete(ask()))
+
+
+def test_a_server_killed_in_mid_answer_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.set(call_s=5.0)
+    threading.Timer(0.5, server.pause_listening).start()
+    assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+
+
+@pytest.mark.parametrize("fault", [None, Fault("hang")])
+def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
+    engine: OllamaEngine, server: ScriptedOllama, fault: Fault | None
+) -> None:
+    server.set(call_s=20.0)
+    if fault is not None:
+        server.add_faults(fault)
+    question = ask()
+
+    def stop() -> None:
+        question.cancel.set()
+        engine.abort()
+
+    threading.Timer(0.5, stop).start()
+    start = time.monotonic()
+    assert failed(engine.complete(question)).kind is FailureKind.CANCELLED
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("fault", ["truncated", "truncated_half"])
+def test_a_silently_cut_prompt_is_noticed(engine: OllamaEngine, server: ScriptedOllama, fault: str) -> None:
+    server.add_faults(Fault(fault))
+    assert completed(engine.complete(ask(num_ctx=256, num_predict=64))).truncated
+
+
+def test_missing_counters_are_unknown_and_not_zero(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("no_counters"))
+    result = completed(engine.complete(ask()))
+    assert (result.prompt_tokens, result.output_tokens, result.tokens_per_s, result.load_s) == (None,) * 4
+    assert result.latency_s is not None
+    assert not result.truncated
+
+
+def test_thoughts_are_no_part_of_the_answer(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("thinking"))
+    assert completed(engine.complete(ask())).text.startswith("[")
+
+
+def test_a_huge_answer_with_nuls_arrives_whole(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("huge", 200_000), Fault("torn"))
+    text = completed(engine.complete(ask())).text
+    assert len(text.encode()) >= 200_000
+    assert "\x00" in text
+
+
+def test_a_call_cut_short_says_length(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("length"))
+    assert completed(engine.complete(ask())).done_reason == "length"
+
+
+def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
+    for _ in range(5):
+        completed(engine.complete(ask()))
+    line = engine._rest._line()
+    (connection,) = line.client._transport._pool.connections  # type: ignore[attr-defined]
+    assert "Request Count: 5" in repr(connection)
+
+
+def test_facts_come_from_the_true_count_and_not_from_the_name(server: ScriptedOllama, engine: OllamaEngine) -> None:
+    server.add_model(ModelSpec("x:e2b", params=4_460_000_000))
+    server.add_model(ModelSpec("small:9b", params=500_000_000, projector_params=100_000_000))
+    large, small = engine.facts("x:e2b"), engine.facts("small:9b")
+    assert large.params_b == pytest.approx(4.46)
+    assert small.params_b == pytest.approx(0.6)
+    limits = {"max_model_b": 4.0, "allow_unknown_size": False}
+    assert "4.46B parameters; the limit is 4B" in (refusal(large, **limits) or "")  # type: ignore[arg-type]
+    assert refusal(small, **limits) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (ModelSpec("m:1b", params=None), "does not tell its parameter count"),
+        (ModelSpec("m:1b", remote_model="gpt", remote_host="https://cloud"), "cloud model"),
+        (ModelSpec("m:1b", capabilities=("embedding",)), "cannot complete"),
+    ],
+)
+def test_what_may_not_run_is_refused_with_its_reason(
+    server: ScriptedOllama, engine: OllamaEngine, spec: ModelSpec, said: str
+) -> None:
+    server.add_model(spec)
+    assert said in (refusal(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
+
+
+def test_a_thinking_model_is_told_not_to(server: ScriptedOllama, engine: OllamaEngine) -> None:
+    server.add_model(ModelSpec("deep:1b", capabilities=("completion", "thinking")))
+    assert engine.facts("deep:1b").thinking
+    assert engine._body(dataclasses.replace(ask(), thinking=True))["think"] is False
+    assert "think" not in engine._body(ask())
+
+
+def test_a_missing_model_says_how_to_get_it(engine: OllamaEngine) -> None:
+    with pytest.raises(ModelRefused, match="ollama pull nosuch:1b"):
+        engine.facts("nosuch:1b")
+
+
+def test_a_name_without_a_tag_means_latest() -> None:
+    listed = [{"name": "m:latest", "digest": "1"}, {"name": "hub/m:latest", "digest": "2"}]
+    assert find_entry(listed, "m")["digest"] == "1"
+    assert find_entry(listed, "hub/M")["digest"] == "2"
+    assert find_entry(listed, "m:1b") == {}
+
+
+def test_nobody_there_and_somebody_else_there_are_said_plainly(mlflow_url: str) -> None:
+    with closing(OllamaEngine("http://127.0.0.1:9")) as nobody, pytest.raises(OllamaAway, match="ollama serve"):
+        nobody.facts("m")
+    with closing(OllamaEngine(mlflow_url)) as other, pytest.raises(OllamaRefused, match="not Ollama's way"):
+        other.facts("m")
+
+
+def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama, engine: OllamaEngine) -> None:
+    server.set(unload_s=0.3)
+    for model in ("alpha:135m", "beta:135m"):
+        engine.prepare(engine.facts(model))
+        completed(engine.complete(ask(model, last=True)))
+        engine.release(model)
+    evidence = engine.evidence()
+    assert (evidence.most_resident, evidence.handovers) == (1, 2)
+    assert min(evidence.handover_s) > 0.1
+    assert server.log.max_resident == 1
+    assert dict(server.log.loads) == {"alpha:135m": 1, "beta:135m": 1}
+
+
+def test_a_model_stuck_in_stopping_ends_the_run_instead_of_loading_a_second(
+    server: ScriptedOllama, engine: OllamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tipbench.generate.residency.STUCK_DEADLINE_S", 0.5)
+    impatient = OllamaEngine(server.url, rule=MemoryRule(wait_s=1))
+    impatient.prepare(impatient.facts("alpha:135m"))
+    completed(impatient.complete(ask()))
+    server.add_faults(Fault("stuck"))
+    with pytest.raises(ResidencyError, match="hangs in unloading"):
+        impatient.release("alpha:135m")
+    impatient.close()
+    server.clear_faults()
+    assert server.log.max_resident == 1
+
+
+def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
+    engine = OllamaEngine(server.url, rule=MemoryRule(unload="call", wait_s=5))
+    server.set(unload_s=0.05)
+    engine.prepare(engine.facts("alpha:135m"))
+    for _ in range(3):
+        completed(engine.complete(ask()))
+        assert not server.resident
+    engine.release("alpha:135m")
+    engine.close()
+    assert dict(server.log.loads) == {"alpha:135m": 3}
+
+
+def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: ScriptedOllama) -> None:
+    said: list[str] = []
+    engine = OllamaEngine(server.url, rule=MemoryRule(wait_s=5, evict=True), report=said.append)
+    engine.prepare(engine.facts("alpha:135m"))
+    completed(engine.complete(ask()))
+    start = time.monotonic()
+    server.load_foreign("beta:135m")
+    time.sleep(0.6)
+    assert engine.foreign_between(start, time.monotonic())
+    engine.release("alpha:135m")
+    evidence = engine.evidence()
+    engine.close()
+    assert evidence.most_resident == 2
+    assert evidence.foreign == ("beta:135m",)
+    assert len(said) == 1
+    assert "beta:135m" in said[0]
+    assert not server.resident

@@ -1,0 +1,125 @@
+"""One model at a time: the gate, the deadline, the monitor and its evidence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tipbench.errors import ResidencyError
+from tipbench.generate.residency import Evidence, Monitor, Resident, require_empty, wait_until_empty
+
+OURS = Resident("ours:1b", "sha-ours")
+FOREIGN = Resident("theirs:7b", "sha-theirs")
+Listing = tuple[Resident, ...] | None
+
+
+class Memory:
+    """A weights host that shows a list of listings, then the last one for ever."""
+
+    def __init__(self, listings: Sequence[Listing]) -> None:
+        self._listings = list(listings)
+        self.unloaded: list[str] = []
+
+    def resident(self) -> Listing:
+        return self._listings.pop(0) if len(self._listings) > 1 else self._listings[0]
+
+    def unload(self, name: str) -> None:
+        self.unloaded.append(name)
+        self._listings = [()]
+
+
+def test_waiting_ends_when_the_list_is_empty() -> None:
+    assert wait_until_empty(Memory([(OURS,), (OURS,), ()]), ours=OURS.digest, foreign_wait_s=5) < 5
+
+
+def test_no_answer_is_not_taken_for_empty() -> None:
+    with pytest.raises(ResidencyError, match="did not say"):
+        wait_until_empty(Memory([None]), ours=OURS.digest, foreign_wait_s=5, stuck_s=0.1)
+
+
+def test_a_model_that_will_not_go_ends_the_wait_at_the_deadline() -> None:
+    with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* hangs in unloading; restart"):
+        wait_until_empty(Memory([(OURS,)]), ours=OURS.digest, foreign_wait_s=5, stuck_s=0.1)
+
+
+def test_a_foreign_model_is_waited_for_longer_and_then_named() -> None:
+    with pytest.raises(ResidencyError, match=r"theirs:7b is still in memory .* another client"):
+        wait_until_empty(Memory([(FOREIGN,)]), ours=OURS.digest, foreign_wait_s=0.3, stuck_s=0.1)
+
+
+def test_an_empty_server_is_fine_at_the_start() -> None:
+    memory = Memory([()])
+    require_empty(memory, leftovers=frozenset(), evict=False, wait_s=1)
+    assert not memory.unloaded
+
+
+def test_a_foreign_model_at_the_start_needs_evict() -> None:
+    memory = Memory([(FOREIGN,)])
+    with pytest.raises(ResidencyError, match=r"theirs:7b .* must be empty at the start.*--evict"):
+        require_empty(memory, leftovers=frozenset(), evict=False, wait_s=1)
+    assert not memory.unloaded
+    require_empty(memory, leftovers=frozenset(), evict=True, wait_s=1)
+    assert memory.unloaded == ["theirs:7b"]
+
+
+def test_what_a_dead_collect_left_is_unloaded_without_asking() -> None:
+    memory = Memory([(OURS,)])
+    require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)
+    assert memory.unloaded == ["ours:1b"]
+
+
+def test_leftovers_do_not_excuse_a_foreign_model_beside_them() -> None:
+    memory = Memory([(OURS, FOREIGN)])
+    with pytest.raises(ResidencyError, match="theirs:7b"):
+        require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)
+    assert not memory.unloaded
+
+
+def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
+    seen: list[str] = []
+    monitor = Monitor(Memory([(OURS,), (OURS, FOREIGN), (OURS, FOREIGN), (OURS,)]).resident, report_foreign=seen.append)
+    monitor.expect({OURS.digest})
+    monitor.sample()
+    before = time.monotonic()
+    assert not monitor.foreign_between(before - 1, before)
+    monitor.sample()
+    monitor.sample()
+    monitor.sample()
+    assert seen == ["theirs:7b"]
+    assert monitor.foreign_between(before, time.monotonic())
+    assert not monitor.foreign_between(time.monotonic() + 10, time.monotonic() + 11)
+    evidence = monitor.evidence()
+    assert (evidence.samples, evidence.most_resident, evidence.foreign) == (4, 2, ("theirs:7b",))
+
+
+def test_a_model_on_its_way_out_is_not_foreign() -> None:
+    seen: list[str] = []
+
+    def look() -> Listing:
+        monitor.expect(())  # the handover happens while the answer is under way
+        return (OURS,)
+
+    monitor = Monitor(look, report_foreign=seen.append)
+    monitor.expect({OURS.digest})
+    monitor.sample()
+    assert not seen
+
+
+def test_a_sample_without_an_answer_is_unknown_and_widens_the_gap() -> None:
+    monitor = Monitor(Memory([(), None, None, ()]).resident, report_foreign=print, interval_s=0.05)
+    monitor.start()
+    time.sleep(0.5)
+    monitor.stop()
+    evidence = monitor.evidence()
+    assert evidence.unknown_samples == 2
+    assert evidence.largest_gap_s >= 0.1
+    assert evidence.samples >= 3
+
+
+def test_the_evidence_reads_as_one_sentence() -> None:
+    evidence = Evidence(samples=412, most_resident=1, largest_gap_s=0.31, handovers=4)
+    assert evidence.sentence() == (
+        "most models resident at once: 1; 412 samples, largest gap 0.3 s; 4 handovers verified empty"
+    )

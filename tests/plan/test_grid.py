@@ -1,0 +1,98 @@
+"""The grid: complete, ordered by model, and keyed by exactly what reaches the model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.errors import UsageError
+from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, cell_seed, choose_scenarios, plan_grid
+from tipbench.plan.suite import load_suite
+
+TIPS = load_suite("tips")
+MODELS = [ModelIdentity("a:1b", "sha-a"), ModelIdentity("b:1b", "sha-b")]
+
+
+def grid(models: list[ModelIdentity] = MODELS, /, **changes: object) -> list[PlannedCell]:
+    return plan_grid(TIPS, make_config(changes), models)
+
+
+def keys(**changes: object) -> set[str]:
+    return {cell.key for cell in grid(**changes)}
+
+
+def test_the_grid_is_the_full_product() -> None:
+    cells = grid(repeats=2)
+    assert len(cells) == len({cell.key for cell in cells}) == 2 * 3 * 8 * 2
+
+
+def test_each_model_is_one_block() -> None:
+    assert [(model, len(cells)) for model, cells in blocks(grid())] == [("a:1b", 24), ("b:1b", 24)]
+
+
+def test_two_names_of_one_digest_count_once() -> None:
+    alias = [ModelIdentity("a:1b", "same"), ModelIdentity("alias:1b", "same")]
+    assert {cell.cell.model for cell in grid(alias)} == {"a:1b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"temperature": 0.1}, {"num_ctx": 8192}, {"num_predict": 64}, {"seed": 1}, {"n_tips": 3}, {"diversity": True}],
+)
+def test_what_reaches_the_model_changes_every_key(change: dict[str, object]) -> None:
+    assert not keys() & keys(**change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"concurrency": 8}, {"timeout_s": 5}, {"ollama_url": "http://other:1"}, {"experiment": "tip-bench-x"}],
+)
+def test_what_does_not_reach_the_model_changes_no_key(change: dict[str, object]) -> None:
+    assert keys() == keys(**change)
+
+
+def test_more_repeats_prompts_or_scenarios_keep_the_old_keys() -> None:
+    small = keys(prompts="v1", n_scenarios=3)
+    assert small < keys(n_scenarios=3) < keys() < keys(repeats=2)
+
+
+def test_the_digest_decides_and_not_the_name() -> None:
+    renamed = [ModelIdentity("renamed:1b", "sha-a"), ModelIdentity("b:1b", "sha-b")]
+    moved = [ModelIdentity("a:1b", "sha-a2"), MODELS[1]]
+    assert {cell.key for cell in grid(renamed)} == keys()
+    assert len({cell.key for cell in grid(moved)} & keys()) == 24
+
+
+def test_the_rubric_and_the_controls_change_no_key() -> None:
+    other = dataclasses.replace(TIPS, rubric=dataclasses.replace(TIPS.rubric, id="other"), controls=())
+    assert {cell.key for cell in plan_grid(other, CollectConfig(), MODELS)} == keys()
+
+
+def test_models_share_their_seeds_and_cells_do_not() -> None:
+    seeds = [cell.options["seed"] for cell in grid()]
+    assert seeds[:24] == seeds[24:]
+    assert len(set(seeds)) == 24
+
+
+@given(st.integers(0, 2**31 - 1), st.text(max_size=20), st.text(max_size=20), st.integers(1, 100))
+def test_a_cell_seed_is_one_that_every_engine_takes(seed: int, scenario: str, prompt: str, repeat: int) -> None:
+    assert 0 <= cell_seed(seed, scenario, prompt, repeat) < 2**31
+
+
+def test_cells_of_tips_have_the_same_keys_in_tips_32() -> None:
+    larger = {cell.key for cell in plan_grid(load_suite("tips-32"), CollectConfig(), MODELS)}
+    assert keys() < larger
+
+
+def test_an_unknown_prompt_names_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"no prompt v9; it has v1, v2-mentor, v3-few-shot"):
+        grid(prompts="v1,v9")
+
+
+def test_more_scenarios_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="has 8 scenarios; n_scenarios asks for 9"):
+        choose_scenarios(TIPS, 9)

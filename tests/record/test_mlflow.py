@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.mlflow_server import RealMlflow, free_port, mlflow_url
+from tipbench.errors import MlflowAway, MlflowRefused, UsageError
+from tipbench.record import mlflow, mlflow_http
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.mlflow_wire import batches, checked_tags, filter_of
+from tipbench.record.run import NewRun, RunKind
+
+__all__ = ["mlflow_url"]
+
+Answer = tuple[int, str, bytes]
+JSON = "application/json"
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers every request from one function and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.answer: Callable[[str, bytes], Answer] = lambda _path, _body: (200, JSON, b"{}")
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.encoding = ""
+        self.connections: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        connection, address = super().get_request()
+        self.connections.append(connection)
+        return connection, address
+
+    def hang_up(self) -> None:
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def says(self, status: int, body: bytes, kind: str = JSON) -> None:
+        self.answer = lambda _path, _body: (status, kind, body)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        self.server.seen.append((self.path, headers, asked))
+        status, kind, body = self.server.answer(self.path, asked)
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        if self.server.encoding:
+            self.send_header("content-encoding", self.server.encoding)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@contextmanager
+def serving(server: Scripted) -> Iterator[Scripted]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.hang_up()
+    server.server_close()
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    with serving(Scripted()) as server:
+        yield server
+
+
+@pytest.fixture
+def store(mlflow_url: str) -> Iterator[MlflowStore]:
+    with MlflowStore(mlflow_url) as store:
+        yield store
+
+
+def a_run(**changes: object) -> NewRun:
+    given: dict[str, object] = {
+        "kind": RunKind.CELL,
+        "record_id": uuid.uuid4().hex,
+        "name": "a run",
+        "start_ms": 1000,
+        "end_ms": 2000,
+        "cell_key": "key",
+        "params": {"model": "m"},
+        "metrics": {"latency_s": 1.0},
+    }
+    return NewRun(**(given | changes))  # type: ignore[arg-type]
+
+
+def an_experiment(store: MlflowStore) -> str:
+    return store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}").experiment_id
+
+
+# The real server
+
+
+def test_a_deleted_experiment_is_not_there_and_says_how_to_come_back(store: MlflowStore) -> None:
+    made = store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}")
+    body = {"experiment_id": made.experiment_id}
+    httpx.post(f"{store.url}/api/2.0/mlflow/experiments/delete", json=body, trust_env=False).raise_for_status()
+    assert store.experiment(made.name) is None
+    with pytest.raises(MlflowRefused, match=f"restore --experiment-id {made.experiment_id}"):
+        store.ensure_experiment(made.name)
+
+
+def test_a_foreign_host_header_is_explained(mlflow_url: str) -> None:
+    with httpx.Client(headers={"host": "mlflow.example"}, trust_env=False) as client:
+        with pytest.raises(MlflowRefused, match=r"--allowed-hosts mlflow\.example") as caught:
+            MlflowStore(mlflow_url, client=client).experiments()
+        assert "'Host: mlflow.example'" in str(caught.value)
+        assert caught.value.status == 403
+
+
+def test_a_superfluous_prefix_is_explained(mlflow_url: str) -> None:
+    with MlflowStore(mlflow_url + "/mlflow") as store, pytest.raises(MlflowRefused, match="prefix"):
+        store.experiments()
+
+
+def test_a_prefix_is_part_of_every_address(tmp_path: Path) -> None:
+    with RealMlflow(tmp_path, prefix="/mlflow") as server, MlflowStore(server.url + "/") as store:
+        experiment = store.ensure_experiment("tip-bench-auto")
+        run_id = store.record(experiment.experiment_id, a_run())
+        assert [run.run_id for run in store.search(experiment.experiment_id, where={"kind": "cell"})] == [run_id]
+        assert experiment.url == f"{server.url}/#/experiments/{experiment.experiment_id}"
+        assert store.run_url("1", run_id) == f"{server.url}/#/experiments/1/runs/{run_id}"
+        with MlflowStore(server.url.removesuffix("/mlflow")) as bare, pytest.raises(MlflowRefused, match="prefix"):
+            bare.experiments()
+
+
+def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow, "PAGE", 2)
+    monkeypatch.setattr(mlflow, "EXPERIMENTS_PAGE", 1)
+    experiment = an_experiment(store)
+    ids = {store.record(experiment, a_run(cell_key=str(number), start_ms=number)) for number in range(5)}
+    assert {run.run_id for run in store.search(experiment, where={"kind": "cell"})} == ids
+    assert len(list(store.search(experiment, where={}, limit=3))) == 3
+    assert experiment in {each.experiment_id for each in store.experiments()}
+
+
+def test_a_page_that_is_too_large_is_asked_for_in_smaller_pieces(
+    store: MlflowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = an_experiment(store)
+    texts = {"artifact:raw.txt": "x" * 20_000}
+    ids = {store.record(experiment, a_run(cell_key=str(n), start_ms=n, texts=texts)) for n in range(5)}
+    monkeypatch.setattr(mlflow_http, "MAX_BYTES", 50_000)
+    assert {run.run_id for run in store.search(experiment, where={})} == ids
+
+
+def test_a_run_that_is_too_large_for_any_page_is_refused(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = an_experiment(store)
+    store.record(experiment, a_run(texts={"artifact:raw.txt": "x" * 20_000}))
+    monkeypatch.setattr(mlflow_http, "MAX_BYTES", 5_000)
+    with pytest.raises(MlflowRefused, match="more than"):
+        list(store.search(experiment, where={}))
+
+
+def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> None:
+    experiment = an_experiment(store)
+    run = a_run(texts={"artifact:raw.txt": "x" * 900_000}, tags={f"t{n}": "v" for n in range(150)})
+    first, second, *_ = batches(run, checked_tags(run))
+    create = {"experiment_id": experiment, "start_time": run.start_ms, "tags": first.tags}
+    api = f"{store.url}/api/2.0/mlflow/runs"
+    half = httpx.post(f"{api}/create", json=create, trust_env=False).json()["run"]["info"]["run_id"]
+    httpx.post(f"{api}/log-batch", json=second.body(half), trust_env=False).raise_for_status()
+    assert store.record(experiment, run, maybe_there=True) == half
+    stored, texts = store.get(half)
+    assert (stored.status, stored.params) == ("FINISHED", run.params)
+    assert texts == run.texts
+
+
+def test_a_text_of_more_than_999_parts_is_kept(store: MlflowStore) -> None:
+    text = "".join(f"{number:08d}" for number in range(1_000_500))
+    run_id = store.record(an_experiment(store), a_run(texts={"artifact:raw.txt": text}))
+    assert store.get(run_id)[1] == {"artifact:raw.txt": text}
+
+
+# Addresses and logins
+
+
+@pytest.mark.parametrize(
+    "url", ["file:/tmp/mlruns", "sqlite:///mlflow.db", "localhost:5000", "", "http://", "databricks"]
+)
+def test_what_is_no_http_address_is_a_mistake_of_the_user(url: str) -> None:
+    with pytest.raises(UsageError):
+        MlflowStore(url)
+
+
+def test_query_and_fragment_of_a_pasted_address_are_dropped() -> None:
+    with MlflowStore("http://localhost:5000/mlflow/?a=b#/experiments/1") as store:
+        assert store.url == "http://localhost:5000/mlflow"
+
+
+def test_a_password_is_sent_and_never_shown(scripted: Scripted) -> None:
+    scripted.says(401, b"You are not authenticated", "text/plain")
+    with (
+        MlflowStore(scripted.url.replace("//", "//ann:secret@")) as store,
+        pytest.raises(MlflowRefused, match="MLFLOW_TRACKING_USERNAME") as caught,
+    ):
+        store.experiments()
+    assert scripted.seen[0][1]["authorization"].startswith("Basic ")
+    assert "secret" not in str(caught.value) + store.url
+
+
+def test_name_password_and_token_are_sent(scripted: Scripted) -> None:
+    with MlflowStore(scripted.url, username="ann", password="x") as store:
+        store.experiments()
+    with MlflowStore(scripted.url, token="t0k") as store:
+        store.experiments()
+    assert [headers["authorization"] for _, headers, _ in scripted.seen] == ["Basic YW5uOng=", "Bearer t0k"]
+
+
+def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with MlflowStore(scripted.url) as store:
+        assert store.experiments() == []
+
+
+def test_a_proxy_of_the_environment_is_used_for_other_machines(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", scripted.url)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with MlflowStore("http://mlflow.example:5000") as store:
+        store.experiments()
+    assert scripted.seen[0][0].startswith("http://mlflow.example:5000/api/2.0/mlflow/")
+
+
+# Faults
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_a_server_that_is_not_available_is_away(scripted: Scripted, status: int) -> None:
+    scripted.says(status, b"<html>Bad gateway</html>", "text/html")
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowAway, match=str(status)) as caught:
+        store.experiments()
+    assert f"Host: 127.0.0.1:{scripted.server_port}" in str(caught.value)
+
+
+def test_a_locked_database_is_away(scripted: Scripted) -> None:
+    scripted.says(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowAway, match="database is locked"):
+        store.experiments()
+
+
+def test_nobody_there_is_away() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with MlflowStore(url) as store, pytest.raises(MlflowAway, match=url):
+        store.experiments()
+
+
+def test_a_server_that_comes_back_is_used_again() -> None:
+    port = free_port()
+    with MlflowStore(f"http://127.0.0.1:{port}") as store:
+        with serving(Scripted(port)):
+            store.touch("1")
+        with pytest.raises(MlflowAway):
+            store.touch("1")
+        with serving(Scripted(port)):
+            store.touch("1")
+
+
+def test_a_server_that_hangs_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with MlflowStore(url, timeout_s=0.2) as store, pytest.raises(MlflowAway, match=r"within 0\.2 s"):
+            store.experiments()
+
+
+def test_an_answer_that_only_trickles_is_away() -> None:
+    def trickle(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+            with suppress(OSError):
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=trickle, args=(server,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with MlflowStore(url, timeout_s=0.1) as store, pytest.raises(MlflowAway, match="did not answer"):
+            store.experiments()
+        thread.join()
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_something_else_on_the_port_is_named(scripted: Scripted, body: bytes) -> None:
+    scripted.says(200, body, "text/html")
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="Something else"):
+        store.experiments()
+
+
+@pytest.mark.parametrize("body", [b'{"runs": [{}]}', b'{"runs": 5}', b'{"runs": [{"info": 7}]}', b'{"runs": [null]}'])
+def test_an_answer_of_an_unknown_shape_is_refused(scripted: Scripted, body: bytes) -> None:
+    scripted.says(200, body)
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="unexpected"):
+        list(store.search("1", where={}))
+
+
+def test_an_answer_that_cannot_be_unpacked_is_refused(scripted: Scripted) -> None:
+    scripted.encoding = "gzip"
+    scripted.says(200, b"not gzip")
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="unpacked"):
+        store.experiments()
+
+
+def test_an_answer_that_unpacks_to_too_much_is_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_http, "MAX_BYTES", 1_000_000)
+    scripted.encoding = "gzip"
+    scripted.says(200, gzip.compress(b" " * 5_000_000))
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="more than"):
+        store.get("1")
+
+
+def test_a_redirect_is_not_followed_blindly(scripted: Scripted) -> None:
+    scripted.says(302, b"", "text/html")
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="elsewhere"):
+        store.experiments()
+
+
+def test_other_refusals_keep_code_and_message(scripted: Scripted) -> None:
+    scripted.says(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="bad filter") as caught:
+        store.experiments()
+    assert (caught.value.code, caught.value.status) == ("INVALID_PARAMETER_VALUE", 400)
+
+
+def test_a_server_that_repeats_a_page_does_not_keep_us_for_ever(scripted: Scripted) -> None:
+    scripted.says(200, b'{"next_page_token": "again"}')
+    with MlflowStore(scripted.url) as store, pytest.raises(MlflowRefused, match="same page"):
+        store.experiments()
+
+
+# What is sent
+
+
+def test_an_ordinary_run_takes_three_requests(scripted: Scripted) -> None:
+    scripted.says(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
+    with MlflowStore(scripted.url) as store:
+        store.record("1", a_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
+    paths = [path.rpartition("/")[2] for path, _, _ in scripted.seen]
+    assert paths == ["create", "log-batch", "update", "set-tag"]
+
+
+def test_every_request_stays_within_the_limits() -> None:
+    run = a_run(
+        params={f"p{number}": "😀" * 6000 for number in range(150)},
+        metrics={f"m{number}": 1.0 for number in range(2500)},
+        tags={f"t{number}": "\x01" * 7000 for number in range(120)},
+        texts={"artifact:raw.txt": "😀\x00" * 300_000},
+    )
+    sent = batches(run, checked_tags(run))
+    assert not sent[0].params
+    assert not sent[0].metrics
+    for batch in sent:
+        assert len(batch.tags) <= 100
+        assert len(batch.params) <= 100
+        assert len(batch.tags) + len(batch.params) + len(batch.metrics) <= 1000
+        assert len(json.dumps(batch.body("r" * 32), ensure_ascii=False).encode()) < 1_000_000
+    tags = [tag["key"] for batch in sent for tag in batch.tags]
+    assert len(tags) == len(set(tags))
+    assert tags[:4] == ["kind", "tipbench.record", "mlflow.runName", "cell_key"]
+
+
+def test_what_a_filter_cannot_say_is_left_to_us() -> None:
+    where = {"a": "it's", "b": "plain", "c": "' and \"", "d`": "x", "params.e": 'say "x"', "f": "back\\"}
+    assert (
+        filter_of(where, half_written=True) == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
+    )

@@ -1,0 +1,35 @@
+"""Questions and planned cells for tests."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tipbench.generate.engine import Ask
+from tipbench.plan.config import make_config
+from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
+from tipbench.plan.suite import load_suite
+
+SUITE = load_suite("tips")
+
+
+def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: object) -> list[PlannedCell]:
+    """A grid over one model."""
+    return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest)])
+
+
+def ask(model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 30.0, **config: object) -> Ask:
+    """The question of the first cell of a small grid."""
+    values: dict[str, Any] = {"num_predict": 64, "n_tips": 2, **config}
+    cell = planned(model, **values)[0]
+    return Ask(
+        model=model,
+        system=cell.rendered.system,
+        user=cell.rendered.user,
+        scenario=cell.scenario,
+        n_tips=2,
+        options=cell.options,
+        timeout_s=timeout_s,
+        last=last,
+        cancel=threading.Event(),
+    )

@@ -1,0 +1,147 @@
+"""A real MLflow server for tests: one for the whole test session, on a free port, in a temporary folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+START_S = 120.0
+_URL = pytest.StashKey[str]()
+
+
+class RealMlflow:
+    """`mlflow server` in its own process group, on SQLite under `folder`."""
+
+    def __init__(self, folder: Path, *, prefix: str = "", port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}{prefix}"
+        self._prefix = prefix
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Returns when it answers."""
+        require_mlflow()
+        prefix = ["--static-prefix", self._prefix] if self._prefix else []
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--workers", "1", "--backend-store-uri", "sqlite:///mlflow.db"),
+                    *("--artifacts-destination", "./artifacts", "--uvicorn-opts", "--no-access-log", *prefix),
+                ],
+                cwd=self.folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            self._wait(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Ends every process of it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if _group_alive(process.pid):
+                os.killpg(process.pid, number)
+            deadline = time.monotonic() + 10.0
+            while time.monotonic() < deadline:
+                process.poll()
+                if not _group_alive(process.pid):
+                    process.wait()
+                    return
+                time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self if self._process else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_S
+        while not _answers(f"{self.url}/health"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "server.log").read_text("utf-8", "replace")
+                pytest.fail(f"mlflow server did not start:\n{log[-3000:]}")
+            time.sleep(0.1)
+
+
+def start_mlflow(folder: Path, *, prefix: str = "", port: int = 0) -> RealMlflow:
+    """A server that answers; stop it, or use it in a `with`."""
+    return RealMlflow(folder, prefix=prefix, port=port).start()
+
+
+def require_mlflow() -> None:
+    """Skip without MLflow; in CI its absence is a failure."""
+    if importlib.util.find_spec("mlflow") is None:
+        reason = "mlflow is not installed: pip install 'tipbench[local]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def mlflow_url(request: pytest.FixtureRequest) -> str:
+    """The URL of the session's server; every module that imports this fixture gets the same one."""
+    stash = request.config.stash
+    if _URL not in stash:
+        folder = tempfile.TemporaryDirectory(prefix="tipbench-mlflow-", ignore_cleanup_errors=True)
+        request.config.add_cleanup(folder.cleanup)
+        server = start_mlflow(Path(folder.name))
+        request.config.add_cleanup(server.stop)
+        stash[_URL] = server.url
+    return stash[_URL]
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2.0) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _environment() -> dict[str, str]:
+    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key}
+    return ours | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }

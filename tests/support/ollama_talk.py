@@ -1,0 +1,118 @@
+"""A plain client of Ollama for tests of servers: says what came over the wire, and judges nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+
+ASK = [{"role": "system", "content": "You are a coach."}, {"role": "user", "content": "Write exactly 2 short tips."}]
+A, B = "alpha:135m", "beta:135m"
+_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading them is most of a client's cost
+
+
+def plain_client(timeout: float = 60.0) -> httpx.Client:
+    """A client that is cheap to make."""
+    return httpx.Client(trust_env=False, timeout=timeout, verify=_NO_CERTIFICATES)
+
+
+@dataclass
+class Talk:
+    """What a client got: the parsed lines, what could not be parsed, and how it ended."""
+
+    status: int
+    lines: list[dict[str, object]]
+    garbage: list[str]
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(str(line["message"]["content"]) for line in self.lines if "message" in line)  # type: ignore[index]
+
+    @property
+    def last(self) -> dict[str, object]:
+        return self.lines[-1]
+
+
+def talk(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> Talk:
+    """Asks on /api/chat and keeps everything that came, and how it ended."""
+    got = Talk(0, [], [])
+    body = {"model": model, "messages": ASK} | more
+    try:
+        with (
+            plain_client(timeout) as client,
+            client.stream("POST", f"{url}/api/chat", json=body) as answer,
+        ):
+            got.status = answer.status_code
+            buffer = b""
+            for data in answer.iter_bytes():
+                buffer += data
+                while b"\n" in buffer:
+                    line, buffer = buffer.split(b"\n", 1)
+                    _keep(line, got)
+            if buffer:
+                _keep(buffer, got)
+    except httpx.HTTPError as exc:
+        got.error = type(exc).__name__
+    return got
+
+
+def _keep(line: bytes, got: Talk) -> None:
+    try:
+        got.lines.append(json.loads(line))
+    except ValueError:
+        got.garbage.append(repr(line))
+
+
+def post(url: str, path: str, **body: object) -> httpx.Response:
+    """POSTs a JSON body."""
+    with plain_client() as client:
+        return client.post(f"{url}{path}", json=body)
+
+
+def get(url: str, path: str) -> dict[str, object]:
+    """GETs a JSON object."""
+    with plain_client() as client:
+        return dict(client.get(f"{url}{path}").json())
+
+
+def resident(url: str) -> list[str]:
+    """The names in /api/ps."""
+    models = get(url, "/api/ps")["models"]
+    assert isinstance(models, list)
+    return [model["name"] for model in models]
+
+
+def until_empty(url: str, wait_s: float = 10.0) -> bool:
+    """Whether /api/ps was seen empty in time."""
+    return eventually(lambda: not resident(url), wait_s)
+
+
+def eventually(check: Callable[[], bool], wait_s: float = 10.0) -> bool:
+    """Whether the check came true in time."""
+    deadline = time.monotonic() + wait_s
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def leave_early(url: str, after_s: float) -> None:
+    """Asks, and hangs up before the answer."""
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"model": A, "messages": ASK}).encode()
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        time.sleep(after_s)
+
+
+def number(value: object) -> float:
+    """A counter of the last object."""
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,326 @@
+"""The real Ollama for tests: finds it or builds it, starts it on a free port, imports small models.
+
+`python tests/support/real_ollama.py` prints the binary's path, after building it where it is missing (Go and gcc).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import itertools
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+OLLAMA_VERSION = "0.11.4"
+MODELFILE = """FROM {gguf}
+TEMPLATE \"\"\"{{{{- range .Messages }}}}<|im_start|>{{{{ .Role }}}}
+{{{{ .Content }}}}<|im_end|>
+{{{{ end }}}}<|im_start|>assistant
+\"\"\"
+PARAMETER stop <|im_end|>
+"""
+BUILD_COMMAND = "python tests/support/real_ollama.py"
+
+
+class OllamaMissingError(Exception):
+    """No usable binary, and why; the message says what to do."""
+
+
+def cache_dir() -> Path:
+    """Where tests keep what is dear to make: TIPBENCH_TEST_CACHE, else .cache in the repository."""
+    named = os.environ.get("TIPBENCH_TEST_CACHE")
+    return Path(named) if named else Path(__file__).resolve().parents[2] / ".cache"
+
+
+def cpu_key() -> str:
+    """Names the kind of CPU: a binary made with -march=native is of no use on another."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    seed = "\n".join(facts) or platform.processor()
+    return f"{platform.machine()}-{hashlib.sha256(seed.encode()).hexdigest()[:10]}"
+
+
+def cached_binary() -> Path:
+    """Where the built binary belongs, whether it is there or not."""
+    return cache_dir() / f"ollama-{OLLAMA_VERSION}-{cpu_key()}" / "ollama"
+
+
+def find_binary() -> Path | None:
+    """TIPBENCH_OLLAMA, else a fitting `ollama` on PATH, else the one in the cache."""
+    named = os.environ.get("TIPBENCH_OLLAMA")
+    if named:
+        if not fits(Path(named)):
+            raise OllamaMissingError(f"TIPBENCH_OLLAMA is {named}, which is no Ollama from 0.11.4 to below 0.30.")
+        return Path(named)
+    on_path = shutil.which("ollama")
+    if on_path and fits(Path(on_path)):
+        return Path(on_path)
+    return cached_binary() if fits(cached_binary()) else None
+
+
+def fits(binary: Path) -> bool:
+    """Whether the tests know this version: from 0.30 on the server needs a second program and behaves otherwise."""
+    if not os.access(binary, os.X_OK):
+        return False
+    # An unused port: a running server of another version must not answer in the binary's place.
+    env = os.environ | {"OLLAMA_HOST": "127.0.0.1:1"}
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, env=env, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    found = re.search(r"version is (\d+)\.(\d+)\.(\d+)", done.stdout + done.stderr)
+    return found is not None and (0, 11, 4) <= tuple(int(part) for part in found.groups()) < (0, 30, 0)
+
+
+def build_binary() -> Path:
+    """Builds Ollama into the cache, once: some three minutes with Go and gcc, nothing else needed."""
+    target = cached_binary()
+    with _locked(target.parent):
+        if fits(target):
+            return target
+        go = shutil.which("go")
+        if go is None or not (shutil.which("gcc") or shutil.which("clang")):
+            raise OllamaMissingError(f"Ollama {OLLAMA_VERSION} must be built, which needs Go and a C compiler.")
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            flags = {"CGO_CFLAGS": "-O3 -march=native", "CGO_CXXFLAGS": "-O3 -march=native", "GOBIN": folder}
+            version = f"-X=github.com/ollama/ollama/version.Version={OLLAMA_VERSION}"
+            command = [go, "install", "-ldflags", version, f"github.com/ollama/ollama@v{OLLAMA_VERSION}"]
+            done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise OllamaMissingError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+            (Path(folder) / "ollama").rename(target)
+    return target
+
+
+def ollama_binary() -> Path:
+    """For tests: the binary; without one the test is skipped, or fails under CI=true."""
+    import pytest
+
+    in_ci = os.environ.get("CI") == "true"
+    try:
+        found = find_binary()
+        if found is None and (in_ci or os.environ.get("TIPBENCH_BUILD_OLLAMA") == "1"):
+            found = build_binary()
+    except OllamaMissingError as exc:
+        if in_ci or os.environ.get("TIPBENCH_OLLAMA"):
+            pytest.fail(str(exc), pytrace=False)
+        pytest.skip(str(exc))
+    if found is None:
+        pytest.skip(f"no Ollama {OLLAMA_VERSION} here; `{BUILD_COMMAND}` builds one")
+    return found
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def sha256_of(path: Path) -> str:
+    """The file's hash, which is also its blob's name."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def variant(gguf: Path, name: str) -> Path:
+    """The same weights under another general.name, so another blob; made once, kept in the cache."""
+    folder = cache_dir() / "gguf-variants" / sha256_of(gguf)[:16]
+    target = folder / f"{name}.gguf"
+    with _locked(folder):
+        if not target.exists():
+            part = folder / f"{name}.part.gguf"
+            command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", "--general-name"]
+            subprocess.run([*command, f"tipbench {name}", gguf, part], check=True, capture_output=True)
+            part.rename(target)
+    return target
+
+
+class RealOllama:
+    """`ollama serve` on a port of its own, with its models under `folder`."""
+
+    def __init__(self, folder: Path, *, binary: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.binary = binary or ollama_binary()
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._extra = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self, wait_s: float = 30.0) -> Self:
+        """Returns when it answers."""
+        (self.folder / "models" / "blobs").mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self.binary, "serve"],
+                env=self._env(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + wait_s
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"ollama serve did not start:\n{self.log_file.read_text()[-2000:]}")
+            time.sleep(0.05)
+        return self
+
+    def stop(self) -> None:
+        """Asks it to end, and makes it after five seconds."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its runners."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+        self._process = None
+
+    def restart(self) -> None:
+        """Starts it again on the same port; kills it first where it still runs."""
+        self.kill()
+        self.start()
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "serve.log"
+
+    def create(self, name: str, gguf: Path) -> None:
+        """Imports a GGUF as a chat model in ChatML."""
+        self._lend_blob(gguf)
+        modelfile = self.folder / "Modelfile"
+        modelfile.write_text(MODELFILE.format(gguf=gguf.resolve()))
+        command = [str(self.binary), "create", name, "-f", str(modelfile)]
+        done = subprocess.run(command, env=self._env(), capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"ollama create {name} failed: {done.stderr[-1000:]}")
+
+    def three_models(self, gguf: Path) -> list[str]:
+        """Three models of three different blobs: the server keeps them apart, so a test can see two at once."""
+        names = ["alpha", "beta", "gamma"]
+        for name in names:
+            self.create(f"{name}:135m", variant(gguf, name))
+        return [f"{name}:135m" for name in names]
+
+    def _lend_blob(self, gguf: Path) -> None:
+        # A blob that is there already is not uploaded: a link saves 100 MB a model and server.
+        blob = self.folder / "models" / "blobs" / f"sha256-{sha256_of(gguf)}"
+        if not blob.exists():
+            blob.symlink_to(gguf.resolve())
+
+    def _env(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_") and "proxy" not in k.lower()}
+        own = {"OLLAMA_HOST": f"127.0.0.1:{self.port}", "OLLAMA_MODELS": str(self.folder / "models")}
+        return inherited | own | {"OLLAMA_NOPRUNE": "1", "HOME": str(self.folder)} | self._extra
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/version", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class PsSample:
+    """What /api/ps said at a moment (seconds since the epoch)."""
+
+    time: float
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+class PsWatcher:
+    """Polls /api/ps from outside, as fast as asked, and keeps what it saw. A server that is away is no sample."""
+
+    def __init__(self, url: str, interval_s: float = 0.01) -> None:
+        address = urlsplit(url)
+        self._host, self._port = address.hostname or "127.0.0.1", address.port or 11434
+        self._interval_s = interval_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ps-watcher", daemon=True)
+        self.samples: list[PsSample] = []
+        self.misses = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join(10)
+
+    @property
+    def max_resident(self) -> int:
+        return max((len(sample.digests) for sample in self.samples), default=0)
+
+    @property
+    def seen(self) -> set[str]:
+        """Every model that was ever listed."""
+        return {name for sample in self.samples for name in sample.names}
+
+    @property
+    def largest_gap_s(self) -> float:
+        times = [sample.time for sample in self.samples]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def _watch(self) -> None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=5)
+        while not self._over.is_set():
+            try:
+                connection.request("GET", "/api/ps")
+                models = json.load(connection.getresponse())["models"]
+                names, digests = (tuple(str(model[key]) for model in models) for key in ("name", "digest"))
+                self.samples.append(PsSample(time.time(), names, digests))
+            except (OSError, http.client.HTTPException, ValueError, KeyError):
+                self.misses += 1
+                connection.close()
+            self._over.wait(self._interval_s)
+        connection.close()
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{find_binary() or build_binary()}\n")
+    except OllamaMissingError as missing:
+        sys.exit(str(missing))

@@ -1,0 +1,1 @@
+"""The parts of the scripted Ollama server; use it through `support.scripted_ollama`."""

@@ -1,0 +1,200 @@
+"""The answer of /api/chat, as NDJSON in chunks over the time of the call, and every way it can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from support.scripted.answers import huge_text, split
+from support.scripted.faults import Fault
+from support.scripted.log import Request
+from support.scripted.wire import STREAM_END, STREAM_HEAD, Connection, chunk
+
+_CUTS = ("error_line", "no_done", "reset_after", "hang_after", "garbage")
+_TEAR = 7  # bytes held back by a torn write
+
+
+def now() -> str:
+    """Now as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def prompt_tokens(messages: Iterable[Mapping[str, object]]) -> int:
+    """Four characters a token and four tokens a message: no tokeniser, but always the same."""
+    return sum(4 + (len(str(message.get("content"))) + 3) // 4 for message in messages)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer before anything has struck it. `began` is on the monotonic clock, before any load."""
+
+    model: str
+    text: str
+    call_s: float
+    chunks: int
+    writes: int
+    prompt_tokens: int
+    load_s: float
+    began: float
+    thinks: bool
+    struck: Mapping[str, Fault]
+    done_reason: str = "stop"
+
+    def altered(self) -> Answer:
+        """The answer with the faults that change its text or time."""
+        text, call_s, reason, chunks = self.text, self.call_s, self.done_reason, self.chunks
+        if huge := self.struck.get("huge"):
+            text, chunks = huge_text(int(huge.value or 200_000)), max(chunks, 100)
+        if "length" in self.struck:
+            text, reason = text[: len(text) // 2], "length"
+        if slow := self.struck.get("slow"):
+            call_s = slow.value or 0.0
+        return replace(self, text=text, call_s=call_s, done_reason=reason, chunks=chunks)
+
+    def last(self) -> dict[str, object]:
+        """The fields of the object with `done`."""
+        fields: dict[str, object] = {"done_reason": self.done_reason, "done": True}
+        if "no_counters" in self.struck:
+            return fields
+        call_ns = max(int(self.call_s * 1e9), 20)
+        counters = {
+            "total_duration": int((time.monotonic() - self.began) * 1e9),
+            "load_duration": int(self.load_s * 1e9),
+            "prompt_eval_count": self.prompt_tokens,
+            "prompt_eval_duration": call_ns // 10,
+            "eval_count": -(-len(self.text) // 4),
+            "eval_duration": call_ns - call_ns // 10,
+        }
+        return fields | {name: value for name, value in counters.items() if value}
+
+
+class _Lines:
+    """Makes the lines of one stream; all carry the time the stream began."""
+
+    def __init__(self, model: str) -> None:
+        self._head = f'{{"model":{json.dumps(model)},"created_at":"{now()}","message":{{"role":"assistant","content":'
+
+    def piece(self, text: str, thinking: str = "") -> bytes:
+        extra = f',"thinking":{json.dumps(thinking, ensure_ascii=False)}' if thinking else ""
+        line = f'{self._head}{json.dumps(text, ensure_ascii=False)}{extra}}},"done":false}}\n'
+        return chunk(line.encode("utf-8", "replace"))
+
+    def end(self, text: str, fields: Mapping[str, object]) -> bytes:
+        line = f"{self._head}{json.dumps(text, ensure_ascii=False)}}},{json.dumps(fields)[1:]}\n"
+        return chunk(line.encode("utf-8", "replace"))
+
+
+class _Writer:
+    """Writes to the client; when torn, holds the last bytes of every write back for the next."""
+
+    def __init__(self, connection: Connection, *, torn: bool) -> None:
+        self._connection = connection
+        self._torn = torn
+        self._held = b""
+
+    async def write(self, data: bytes) -> None:
+        data = self._held + data
+        self._held = data[-_TEAR:] if self._torn else b""
+        self._connection.write(data[:-_TEAR] if self._torn else data)
+        await self._connection.drain()
+        if self._torn:
+            await asyncio.sleep(0.001)
+
+    def finish(self, data: bytes) -> None:
+        self._connection.write(self._held + data)
+
+
+async def send_whole(answer: Answer, entry: Request, connection: Connection) -> None:
+    """The answer for `stream: false`: one JSON object."""
+    answer, struck = answer.altered(), answer.struck
+    await asyncio.sleep(answer.call_s)
+    if "hang_after" in struck:
+        await asyncio.Event().wait()
+    if "reset_after" in struck:
+        entry.outcome = "reset"
+        connection.reset()
+        return
+    if "error_line" in struck:
+        entry.status = 500
+        connection.answer(500, {"error": "an error was encountered while running the model"})
+        return
+    incomplete = "no_done" in struck or "done_false" in struck
+    fields: dict[str, object] = {"done": False} if incomplete else answer.last()
+    message = {"role": "assistant", "content": answer.text}
+    connection.answer(200, {"model": answer.model, "created_at": now(), "message": message} | fields)
+
+
+async def stream(answer: Answer, entry: Request, connection: Connection) -> None:
+    """The answer as a stream of objects."""
+    answer, struck = answer.altered(), answer.struck
+    lines, writer = _Lines(answer.model), _Writer(connection, torn="torn" in struck)
+    if "done_false" in struck:
+        await asyncio.sleep(answer.call_s)
+        writer.finish(STREAM_HEAD + lines.piece(answer.text) + STREAM_END)
+        return
+    pieces = [lines.piece(text) for text in split(answer.text, answer.chunks)]
+    cut = next((struck[kind] for kind in _CUTS if kind in struck), None)
+    rest: list[bytes] = []
+    if cut is not None:
+        at = len(pieces) // 2 if cut.value is None else int(cut.value)
+        pieces, rest = pieces[:at], pieces[at:]
+    if answer.thinks or "thinking" in struck:
+        pieces[:0] = [lines.piece("", thought) for thought in ("Let me think", " about 🌿 this.")]
+    ended = cut is None and "endless" not in struck
+    await _paced(answer, pieces, writer, end_with=lines if ended else None)
+    if "endless" in struck:
+        await _endless(pieces or [lines.piece("on and on ")], writer)
+    if cut is not None:
+        await _cut_off(cut.kind, rest, _end(lines, answer), writer, entry, connection)
+
+
+def _end(lines: _Lines, answer: Answer) -> bytes:
+    """The object with `done`, and the end of the body."""
+    return lines.end("", answer.last()) + STREAM_END
+
+
+async def _paced(answer: Answer, pieces: list[bytes], writer: _Writer, *, end_with: _Lines | None) -> None:
+    """Writes the pieces in a few groups, evenly over the time of the call; the end goes with the last group."""
+    loop = asyncio.get_running_loop()
+    began, n = loop.time(), answer.writes if answer.call_s > 0 else 1
+    step = -(-len(pieces) // n) or 1
+    data = STREAM_HEAD
+    for i in range(n):
+        data += b"".join(pieces[i * step : (i + 1) * step])
+        wait = began + answer.call_s * (i + 1) / n - loop.time()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        if i == n - 1 and end_with is not None:
+            writer.finish(data + _end(end_with, answer))
+        else:
+            await writer.write(data)
+        data = b""
+
+
+async def _endless(pieces: list[bytes], writer: _Writer) -> None:
+    while True:
+        for piece in pieces:
+            await writer.write(piece)
+            await asyncio.sleep(0.002)
+
+
+async def _cut_off(
+    kind: str, rest: list[bytes], last: bytes, writer: _Writer, entry: Request, connection: Connection
+) -> None:
+    if kind == "error_line":
+        error = {"error": "an error was encountered while running the model: unexpected EOF"}
+        writer.finish(chunk(json.dumps(error).encode() + b"\n") + STREAM_END)
+    elif kind == "no_done":
+        writer.finish(STREAM_END)
+    elif kind == "garbage":
+        writer.finish(chunk(b"<html>502 \xff\xfe not JSON</html>\n") + b"".join(rest) + last)
+    elif kind == "hang_after":
+        await asyncio.Event().wait()
+    else:
+        await asyncio.sleep(0.03)  # the tokens must have left: a RST discards what is still queued
+        entry.outcome = "reset"
+        connection.reset()

@@ -1,0 +1,201 @@
+"""One contract, kept by the scripted server and by the real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+import pytest
+
+from support.ollama_talk import ASK, A, B, get, leave_early, number, plain_client, post, resident, talk, until_empty
+from support.scripted_ollama import MemorySettings, ModelSpec, ScriptedOllama
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server under contract. `twin` is made of alpha's blob."""
+
+    url: str
+    twin: str = "twin:135m"
+
+
+@pytest.fixture(scope="module")
+def scripted_site() -> Iterator[Site]:
+    models = [ModelSpec(A, blob="one"), ModelSpec(B, blob="two"), ModelSpec("twin:135m", blob="one")]
+    with ScriptedOllama(models, memory=MemorySettings(load_s=0.2)) as server:
+        yield Site(server.url)
+
+
+@pytest.fixture(scope="module")
+def real_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    from support.real_ollama import RealOllama, ollama_binary, variant
+    from support.weights import shared_weights_home
+
+    binary = ollama_binary()
+    gguf = shared_weights_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with RealOllama(tmp_path_factory.mktemp("ollama"), binary=binary) as server:
+        server.create(A, variant(gguf, "alpha"))
+        server.create(B, variant(gguf, "beta"))
+        server.create("twin:135m", variant(gguf, "alpha"))
+        yield Site(server.url)
+
+
+@pytest.fixture(params=["scripted", "real"])
+def site(request: pytest.FixtureRequest) -> Site:
+    site: Site = request.getfixturevalue(f"{request.param}_site")
+    for name in resident(site.url):
+        post(site.url, "/api/generate", model=name, keep_alive=0)
+    assert until_empty(site.url)
+    return site
+
+
+SHORT = {"num_predict": 2, "num_ctx": 512, "num_thread": 1}  # its threads spin: two are slow on a busy box
+
+
+class TestContract:
+    def test_tags_and_show_tell_digest_size_and_true_parameter_count(self, site: Site) -> None:
+        tags = get(site.url, "/api/tags")["models"]
+        assert isinstance(tags, list)
+        by_name = {model["name"]: model for model in tags}
+        assert {A, B, site.twin} == set(by_name)
+        assert all(len(model["digest"]) == 64 and model["size"] > 90_000_000 for model in tags)
+        shown = post(site.url, "/api/show", model=A).json()
+        assert shown["model_info"]["general.parameter_count"] == 134_515_008
+        assert shown["model_info"]["llama.block_count"] == 30
+        assert shown["capabilities"] == ["completion"]
+        assert shown["details"]["parameter_size"] == "134.52M"
+
+    @pytest.mark.parametrize("keep_alive", [0, "0", "0s"])
+    def test_keep_alive_of_zero_unloads_after_the_answer(self, site: Site, keep_alive: object) -> None:
+        assert talk(site.url, keep_alive=keep_alive, options=SHORT).last["done"] is True
+        assert until_empty(site.url)
+
+    def test_keep_alive_sets_when_the_model_expires(self, site: Site) -> None:
+        for keep_alive, stay_s in ((None, 300), (60, 60), ("10m", 600), ("1h30m", 5400)):
+            talk(site.url, options=SHORT, keep_alive=keep_alive)
+            assert _expires_in(site.url) == pytest.approx(stay_s, abs=10)
+
+    def test_negative_keep_alive_means_never(self, site: Site) -> None:
+        for keep_alive in (-1, "-1m", -2.5):
+            talk(site.url, keep_alive=keep_alive, options=SHORT)
+            assert _expires_in(site.url) > 100 * 365 * 86400
+
+    @pytest.mark.parametrize("keep_alive", ["300", "-1", "1.5"])
+    def test_duration_without_unit_is_refused(self, site: Site, keep_alive: str) -> None:
+        answer = post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive)
+        assert answer.status_code == 400
+        assert "missing unit" in answer.json()["error"]
+
+    @pytest.mark.parametrize("keep_alive", [True, "", "soon", [], "5 min"])
+    def test_keep_alive_that_is_no_duration_is_refused(self, site: Site, keep_alive: object) -> None:
+        assert post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive).status_code == 400
+        assert resident(site.url) == []
+
+    def test_model_expires_when_its_stay_is_over(self, site: Site) -> None:
+        talk(site.url, keep_alive="1s", options=SHORT)
+        assert resident(site.url) == [A]
+        assert until_empty(site.url)
+
+    def test_later_call_without_keep_alive_keeps_the_last_one(self, site: Site) -> None:
+        talk(site.url, keep_alive="1h", options=SHORT)
+        talk(site.url, options=SHORT)
+        assert _expires_in(site.url) == pytest.approx(3600, abs=10)
+
+    def test_explicit_unload_answers_at_once_and_empties_memory(self, site: Site) -> None:
+        talk(site.url, options=SHORT)
+        answer = post(site.url, "/api/generate", model=A, keep_alive=0)
+        assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
+        assert until_empty(site.url)
+
+    def test_unload_of_a_model_that_is_not_loaded_is_fine(self, site: Site) -> None:
+        assert post(site.url, "/api/generate", model=A, keep_alive=0).json()["done_reason"] == "unload"
+        assert resident(site.url) == []
+
+    def test_empty_prompt_loads(self, site: Site) -> None:
+        answer = post(site.url, "/api/generate", model=B, keep_alive=60)
+        assert (answer.json()["done"], answer.json()["done_reason"]) == (True, "load")
+        assert resident(site.url) == [B]
+
+    def test_load_shows_as_a_jump_of_load_duration(self, site: Site) -> None:
+        cold, warm = (number(talk(site.url, options=SHORT).last["load_duration"]) for _ in range(2))
+        assert cold > 2 * warm > 0
+
+    def test_ps_entry_has_the_known_fields(self, site: Site) -> None:
+        talk(site.url, options=SHORT)
+        entries = get(site.url, "/api/ps")["models"]
+        tags = get(site.url, "/api/tags")["models"]
+        assert isinstance(entries, list)
+        assert isinstance(tags, list)
+        fields = {"name", "model", "size", "digest", "details", "expires_at", "size_vram", "context_length"}
+        assert set(entries[0]) == fields
+        assert entries[0]["context_length"] == 512
+        assert entries[0]["digest"] == next(model["digest"] for model in tags if model["name"] == A)
+
+    def test_stream_ends_with_counters_and_carries_none_before(self, site: Site) -> None:
+        lines = talk(site.url, options=SHORT).lines
+        assert len(lines) > 1
+        assert all(set(line) == {"model", "created_at", "message", "done"} for line in lines[:-1])
+        durations = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+        counts = {"prompt_eval_count", "eval_count"}
+        assert set(lines[-1]) == {"model", "created_at", "message", "done_reason", "done"} | durations | counts
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+    def test_answer_without_streaming_is_one_object(self, site: Site) -> None:
+        answer = post(site.url, "/api/chat", model=A, messages=ASK, stream=False, options=SHORT)
+        assert answer.json()["done"] is True
+        assert answer.json()["message"]["content"]
+
+    @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+    def test_missing_model_is_404_with_an_error(self, site: Site, path: str) -> None:
+        answer = post(site.url, path, model="nobody:1b", messages=ASK)
+        assert answer.status_code == 404
+        assert answer.json()["error"]
+
+    def test_bad_bodies_and_unasked_thinking_are_400(self, site: Site) -> None:
+        with plain_client() as client:
+            assert client.post(f"{site.url}/api/chat", content=b"garbage").status_code == 400
+            assert client.post(f"{site.url}/api/chat", content=b"").status_code == 400
+        assert post(site.url, "/api/chat", model="", messages=ASK).status_code == 400
+        assert post(site.url, "/api/chat", model=A, messages=ASK, think=True).status_code == 400
+
+    def test_unknown_paths_are_404_and_wrong_methods_405(self, site: Site) -> None:
+        with plain_client() as client:
+            assert client.get(f"{site.url}/api/nothing").status_code == 404
+            assert client.post(f"{site.url}/api/ps").status_code == 405
+            assert client.get(f"{site.url}/").text == "Ollama is running"
+
+    def test_two_blobs_are_resident_together(self, site: Site) -> None:
+        talk(site.url, A, options=SHORT)
+        talk(site.url, B, options=SHORT)
+        assert sorted(resident(site.url)) == [A, B]
+
+    def test_two_names_of_one_blob_share_the_runner(self, site: Site) -> None:
+        cold, warm = talk(site.url, A, options=SHORT), talk(site.url, site.twin, options=SHORT)
+        assert len(resident(site.url)) == 1
+        assert resident(site.url)[0] in (A, site.twin)
+        assert number(warm.last["load_duration"]) < number(cold.last["load_duration"]) / 2
+        post(site.url, "/api/generate", model=site.twin, keep_alive=0)
+        assert until_empty(site.url)
+
+    def test_another_context_length_reloads(self, site: Site) -> None:
+        talk(site.url, options=SHORT)
+        again = talk(site.url, options=SHORT | {"num_ctx": 1024})
+        assert number(again.last["load_duration"]) > 0.15e9
+        assert len(resident(site.url)) == 1
+
+    def test_prompt_longer_than_the_context_is_cut_silently(self, site: Site) -> None:
+        long = [{"role": "user", "content": "word " * 1000}]
+        assert talk(site.url, messages=long, options=SHORT | {"num_ctx": 128}).last["prompt_eval_count"] == 128
+
+    def test_client_that_leaves_during_the_load_leaves_nothing_behind(self, site: Site) -> None:
+        leave_early(site.url, 0.1)
+        assert until_empty(site.url)
+
+
+def _expires_in(url: str) -> float:
+    models = get(url, "/api/ps")["models"]
+    assert isinstance(models, list)
+    text = models[0]["expires_at"]
+    return datetime.fromisoformat(text[:19] + "+00:00").timestamp() - time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from support.weights import shared_weights_home
 
 __all__ = ["mlflow_url"]
 
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed session still stops its servers
 settings.register_profile("tipbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tipbench")
 

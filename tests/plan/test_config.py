@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig, fingerprint, make_config, split_names
+from tipbench.plan.config import CollectConfig, make_config, split_names
+from tipbench.plan.fingerprint import fingerprint
 
 
 def test_defaults_are_those_of_the_contract() -> None:

@@ -42,6 +42,7 @@ class ResourceLock:
         digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
         self._path = home / "locks" / f"{digest}.lock"
         self._fd: int | None = None
+        self._loaded = False
         self._me = Holder(
             resource,
             os.getpid(),
@@ -61,20 +62,27 @@ class ResourceLock:
             os.close(fd)
             raise
         previous = _read(fd)
-        self.left_behind = previous if previous is not None and previous.digest else None
         self._fd = fd
-        self._write(self._me)
+        if previous is not None and previous.digest:
+            self.left_behind = previous
+            self.note_loaded(previous.model, previous.digest)  # until it has been seen gone, it is ours to remember
+        else:
+            self._write(self._me)
 
     def note_loaded(self, model: str, digest: str) -> None:
         """Remember what is about to be in memory, for whoever comes after a crash."""
+        self._loaded = True
         self._write(replace(self._me, model=model, digest=digest))
 
     def note_empty(self) -> None:
+        self._loaded = False
         self._write(self._me)
 
     def release(self) -> None:
+        """Let go. A note of something loaded stays: its server may have been out of reach when we left."""
         if self._fd is not None:
-            os.ftruncate(self._fd, 0)
+            if not self._loaded:
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
 

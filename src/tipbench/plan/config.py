@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -155,9 +153,3 @@ def check_experiment_name(name: str) -> str:
 def split_names(text: str) -> tuple[str, ...]:
     """Names of a comma-separated list, in order, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def fingerprint(value: object, length: int = 64) -> str:
-    """SHA-256 of the canonical JSON of a plain value, cut to `length` hex digits."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]

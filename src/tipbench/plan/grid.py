@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from tipbench.errors import UsageError
-from tipbench.plan.config import CollectConfig, fingerprint
+from tipbench.plan.config import CollectConfig
+from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, Rendered, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import Suite

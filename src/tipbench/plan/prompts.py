@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from tipbench.errors import SuiteError
+from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.scenarios import Scenario, Task
 
 SECTIONS = ("system", "user")
@@ -34,7 +33,7 @@ class Prompt:
     @property
     def hash(self) -> str:
         """SHA-256 of the templates, so that two texts of one version are told apart."""
-        return hashlib.sha256(json.dumps([self.system, self.user]).encode()).hexdigest()
+        return fingerprint([self.system, self.user])
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from math import lcm
 from typing import Any
+
+from tipbench.plan.fingerprint import fingerprint
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")  # whatever the locale
 
@@ -68,8 +68,7 @@ class Scenario:
     @property
     def content_hash(self) -> str:
         """SHA-256 over everything the scenario says: equal hash, equal scenario, whichever suite it came from."""
-        canonical = json.dumps(self._content(), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return fingerprint(self._content())
 
     def to_card(self) -> dict[str, Any]:
         """Plain JSON for whoever judges: the content, and what follows from it."""

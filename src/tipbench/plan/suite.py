@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import SuiteError
+from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, parse_prompt
 from tipbench.plan.rubric import Control, Rubric
 from tipbench.plan.rubric_files import load_controls, load_rubric
@@ -36,16 +35,16 @@ class Suite:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over everything in the suite but its title."""
-        content = {
-            "name": self.name,
-            "scenarios": [[scenario.id, scenario.content_hash] for scenario in self.scenarios],
-            "prompts": {version: prompt.hash for version, prompt in self.prompts.items()},
-            "rubric": self.rubric.tag,
-            "controls": [vars(control) for control in self.controls],
-            "sampling": dict(self.sampling),
-        }
-        canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return fingerprint(
+            {
+                "name": self.name,
+                "scenarios": [[scenario.id, scenario.content_hash] for scenario in self.scenarios],
+                "prompts": {version: prompt.hash for version, prompt in self.prompts.items()},
+                "rubric": self.rubric.tag,
+                "controls": [vars(control) for control in self.controls],
+                "sampling": dict(self.sampling),
+            }
+        )
 
 
 def builtin_suites() -> list[str]:

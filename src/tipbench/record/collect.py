@@ -51,6 +51,7 @@ class Keeper:
     store: RunStore
     identity: str
     how: str
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def run_collect(config: CollectConfig, around: Surroundings) -> Summary:
         _stop_if_refused(facts, refused, config)
         with ExitStack() as stack:
             keeper = around.open_keeper()
+            stack.callback(keeper.close)
             around.observer(Message(f"MLflow: {keeper.how}"))
             _take_locks(stack, ollama_lock, engines, config, keeper, around)
             experiment = patiently(

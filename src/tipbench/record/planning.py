@@ -58,6 +58,17 @@ class Plan:
         return [cell for cell in self.cells if cell.key not in self.recorded.finished]
 
     @property
+    def stale(self) -> int:
+        """Recorded answers to cells of this grid by an earlier build of the model, or under an older prompt text."""
+        keys = {cell.key for cell in self.cells}
+        places = {(c.model, c.prompt, c.scenario, str(c.repeat)) for c in (planned.cell for planned in self.cells)}
+        named = ("model", "prompt_version", "scenario", "repeat")
+        return sum(
+            key not in keys and tuple(run.params.get(name, "") for name in named) in places
+            for key, run in self.recorded.finished.items()
+        )
+
+    @property
     def seconds(self) -> float | None:
         known = [model.seconds for model in self.models if model.cells > model.recorded]
         return sum(s for s in known if s is not None) if known and None not in known else (0.0 if not known else None)
@@ -143,6 +154,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "cells": len(plan.cells),
         "recorded": len(plan.cells) - len(plan.missing),
         "to_generate": len(plan.missing),
+        "stale": plan.stale,
         "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
         "seconds": plan.seconds,
         "models": [vars(model) for model in plan.models],

@@ -1,0 +1,363 @@
+"""Collect on a scripted server: complete, resumable, and right about what failed and why."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.collecting import Collecting
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.errors import (
+    JournalError,
+    LockHeld,
+    MlflowAway,
+    ModelRefused,
+    OllamaAway,
+    ResidencyError,
+    SuiteError,
+    UsageError,
+)
+from tipbench.generate import ollama
+from tipbench.generate.sizing import Memory
+from tipbench.record import journal, writer
+from tipbench.record.collect import dry_run
+from tipbench.record.events import BlockFinished, BlockStarted, Resumed, Waiting
+from tipbench.record.journal import count_left_behind
+from tipbench.record.outcome import Setting
+from tipbench.record.planning import plan_json, read_recorded
+
+CELLS = 2 * 3 * 4
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
+    monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(writer, "_AWAY_RETRY_S", 0.05)
+    with ScriptedOllama(["alpha:135m", "beta:135m"]) as running:
+        yield running
+
+
+@pytest.fixture
+def bench(home: Path, server: ScriptedOllama) -> Collecting:
+    return Collecting(home, server.url)
+
+
+def chats(server: ScriptedOllama) -> int:
+    return len(server.log.calls())
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_the_whole_grid_is_recorded_with_one_load_per_model(
+    bench: Collecting, server: ScriptedOllama, concurrency: int
+) -> None:
+    summary = bench.run(concurrency=concurrency)
+    assert (summary.cells, summary.generated, summary.failed) == (CELLS, CELLS, 0)
+    assert len({run.tags["cell_key"] for run in bench.finished()}) == CELLS
+    assert dict(server.log.loads) == {"alpha:135m": 1, "beta:135m": 1}
+    assert server.log.max_resident == 1
+    assert not server.resident
+
+
+def test_a_second_collect_generates_nothing(bench: Collecting, server: ScriptedOllama) -> None:
+    bench.run()
+    before = chats(server)
+    again = bench.run()
+    assert (again.generated, again.recorded_before) == (0, CELLS)
+    assert chats(server) == before
+    assert len(bench.runs()) == CELLS
+
+
+def test_a_larger_grid_generates_only_what_is_new(bench: Collecting, server: ScriptedOllama) -> None:
+    bench.run(prompts="v1")
+    assert bench.run().generated == CELLS - 8
+    assert len(bench.finished()) == CELLS
+
+
+def test_progress_is_told_block_by_block(bench: Collecting) -> None:
+    bench.run()
+    blocks = [event for event in bench.events if isinstance(event, BlockStarted | BlockFinished)]
+    assert blocks == [
+        BlockStarted("alpha:135m", 12, 0),
+        BlockFinished("alpha:135m"),
+        BlockStarted("beta:135m", 12, 0),
+        BlockFinished("beta:135m"),
+    ]
+
+
+def test_the_collection_run_holds_the_evidence(bench: Collecting) -> None:
+    summary = bench.run()
+    (collection,) = bench.runs("collection")
+    assert collection.metrics["most_resident"] == 1
+    assert collection.metrics["handovers"] == 2
+    assert collection.metrics["residency_samples"] >= 1
+    assert summary.evidence is not None
+    assert collection.tags["evidence"] == summary.evidence.sentence()
+    _, texts = bench.store.get(collection.run_id)
+    assert json.loads(texts["artifact:config.json"])["models"] == "alpha:135m,beta:135m"
+    assert {run.tags["collection"] for run in bench.runs()} == {collection.tags["tipbench.record"]}
+
+
+def test_failed_cells_are_recorded_and_tried_again_by_the_next_collect(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_faults(Fault("error_line", 3, calls=(2, 5)))
+    first = bench.run()
+    assert (first.generated, first.failed) == (CELLS, 2)
+    assert len(bench.finished()) == CELLS - 2
+    failed = [run for run in bench.runs() if run.status == "FAILED"]
+    assert {run.tags["failure"] for run in failed} == {"incomplete"}
+    assert all(run.tags["judge_pending"] == "false" for run in failed)
+
+    second = bench.run()
+    assert (second.generated, second.failed, second.recorded_before) == (2, 0, CELLS - 2)
+    assert len(bench.finished()) == CELLS
+    superseded = [run for run in bench.runs() if run.tags.get("superseded") == "true"]
+    assert {run.run_id for run in superseded} == {run.run_id for run in failed}
+
+
+def test_a_cell_that_fails_again_supersedes_its_first_failure(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("error_line", 3, calls=(1,)))
+    bench.run()
+    server.clear_faults()
+    server.add_faults(Fault("error_line", 3))
+    assert bench.run().failed == 1
+    states = sorted(run.tags.get("superseded", "no") for run in bench.runs() if run.status == "FAILED")
+    assert states == ["no", "true"]
+
+
+def test_a_model_deleted_in_mid_run_is_not_asked_for_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("missing", model="alpha:135m", calls=tuple(range(3, 99))))
+    summary = bench.run()
+    assert summary.failed == 10
+    assert len(server.log.calls("alpha:135m")) == 3
+    assert len(bench.finished()) == CELLS - 10
+
+
+def test_a_model_that_will_not_load_is_given_up_after_three_cells(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("load_error", model="alpha:135m"))
+    summary = bench.run()
+    assert summary.failed == 12
+    assert len(server.log.calls("alpha:135m")) == 6
+    assert len(bench.finished()) == 12
+
+
+def test_an_ollama_that_comes_back_costs_no_cell(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.1)
+
+    def interrupt() -> None:
+        time.sleep(0.8)
+        server.pause_listening(lose_models=True)
+        time.sleep(1.0)
+        server.resume()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    summary = bench.run()
+    thread.join()
+    assert (summary.generated, summary.failed) == (CELLS, 0)
+    assert any(isinstance(event, Waiting) for event in bench.events)
+    assert any(isinstance(event, Resumed) for event in bench.events)
+
+
+def test_an_ollama_that_stays_away_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.1)
+    threading.Timer(0.6, server.pause_listening).start()
+    with pytest.raises(OllamaAway, match="did not come back within 1 s"):
+        bench.run(server_wait_s=1)
+    done = len(bench.finished())
+    assert 0 < done < CELLS
+    assert all(run.status == "FINISHED" for run in bench.runs())
+    server.resume()
+    assert bench.run().generated == CELLS - done
+
+
+def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.02)
+    bench.run(prompts="v1", n_scenarios=1)
+    threading.Timer(0.2, lambda: setattr(bench.store, "away", True)).start()
+    threading.Timer(1.5, lambda: setattr(bench.store, "away", False)).start()
+    summary = bench.run()
+    assert summary.generated == CELLS - 2
+    assert len(bench.finished()) == CELLS
+    assert "Results go into the journal" in bench.said()
+
+
+def test_an_mlflow_that_stays_away_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
+    server.set(call_s=0.02)
+    bench.run(prompts="v1", n_scenarios=1)
+    threading.Timer(0.2, lambda: setattr(bench.store, "away", True)).start()
+    with pytest.raises(MlflowAway, match=r"\d+ results are safe in the journal"):
+        bench.run(server_wait_s=1)
+    assert chats(server) == CELLS
+    left = count_left_behind((home / "journal").iterdir())
+    assert left > 0
+    bench.store.away = False
+    again = bench.run()
+    assert again.generated == 0
+    assert chats(server) == CELLS
+    assert len(bench.finished()) == CELLS
+    assert count_left_behind((home / "journal").iterdir()) == 0
+
+
+def test_a_journal_that_cannot_be_written_stops_the_run_at_once(
+    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = journal._write_all
+    count = 0
+
+    def full(fd: int, data: bytes) -> None:
+        nonlocal count
+        count += b'"put"' in data[:10]
+        if count > 3:
+            raise OSError(28, "No space left on device")
+        original(fd, data)
+
+    monkeypatch.setattr(journal, "_write_all", full)
+    with pytest.raises(JournalError, match="No space left"):
+        bench.run()
+    assert chats(server) <= 6
+    assert not server.resident
+
+
+def test_a_model_too_large_is_refused_before_anything_is_generated(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_model(ModelSpec("x:e2b", params=4_460_000_000))
+    with pytest.raises(ModelRefused, match=r"x:e2b has 4\.46B parameters; the limit is 4B.*--skip-refused"):
+        bench.run(models="alpha:135m,x:e2b")
+    assert chats(server) == 0
+    assert bench.runs() == []
+
+
+def test_skip_refused_runs_the_rest_and_records_the_refusal_once(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_model(ModelSpec("cloud:1b", remote_model="big", remote_host="https://elsewhere"))
+    for _ in range(2):
+        summary = bench.run(models="alpha:135m,cloud:1b,nosuch:1b", skip_refused=True)
+    assert set(summary.refused) == {"cloud:1b", "nosuch:1b"}
+    assert len(bench.finished()) == 12
+    refused = bench.runs("refused")
+    assert sorted(run.params["model"] for run in refused) == ["cloud:1b", "nosuch:1b"]
+    assert server.log.calls("cloud:1b") == []
+
+
+def test_with_every_model_refused_nothing_is_left_to_run(bench: Collecting) -> None:
+    with pytest.raises(ModelRefused, match="ollama pull nosuch:1b"):
+        bench.run(models="nosuch:1b", skip_refused=True)
+
+
+def test_a_moved_tag_makes_new_cells(bench: Collecting, server: ScriptedOllama) -> None:
+    bench.run(models="alpha:135m")
+    server.add_model(ModelSpec("alpha:135m", blob="retrained"))
+    assert bench.run(models="alpha:135m").generated == 12
+    assert len({run.params["model_digest"] for run in bench.finished()}) == 2
+
+
+def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    bench.run(models="alpha:135m")
+    server.add_model(ModelSpec("alpha:135m", blob="retrained"))
+    config = bench.config(models="alpha:135m")
+    experiment = bench.store.ensure_experiment(config.experiment).experiment_id
+    plan = dry_run(
+        config,
+        bench.home,
+        lambda suite: read_recorded(bench.store, experiment, Setting(config, suite, "").conditions),
+        lambda _model: Memory(),
+    )
+    assert (len(plan.missing), plan.stale) == (12, 12)
+    assert plan_json(plan)["stale"] == 12
+
+
+def test_a_second_collect_on_the_same_server_leaves_or_waits(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.1)
+    first = threading.Thread(target=bench.run)
+    first.start()
+    while not server.log.calls():
+        time.sleep(0.01)
+    other = Collecting(bench.home, server.url, bench.store)
+    with pytest.raises(LockHeld, match=r"in use by a collect into tip-bench-auto \(process \d+ .*--wait"):
+        other.run(evict=True)
+    summary = other.run(wait=True)
+    first.join()
+    assert summary.generated == 0
+    assert len(bench.runs()) == CELLS
+    assert server.log.max_resident == 1
+
+
+def test_what_is_in_memory_at_the_start_is_evicted_only_when_asked(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.load_foreign("foreign:7b")
+    with pytest.raises(ResidencyError, match="foreign:7b is in the Ollama server's memory"):
+        bench.run()
+    assert chats(server) == 0
+    assert bench.run(evict=True).generated == CELLS
+    assert server.log.max_resident == 1
+
+
+def test_a_foreign_model_in_mid_run_is_reported_and_the_cells_beside_it_marked(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.set(call_s=0.15)
+    threading.Timer(0.9, lambda: server.load_foreign("foreign:7b", keep_alive_s=0.8)).start()
+    summary = bench.run(models="alpha:135m")
+    marked = [run for run in bench.finished() if run.tags.get("foreign_resident") == "true"]
+    assert 0 < len(marked) < 12
+    assert summary.evidence is not None
+    assert summary.evidence.foreign == ("foreign:7b",)
+    assert summary.evidence.most_resident == 2
+    assert "another client loaded foreign:7b" in bench.said()
+    (collection,) = bench.runs("collection")
+    assert collection.tags["foreign_models"] == "foreign:7b"
+
+
+def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
+    bench.run(unload="call", prompts="v1", concurrency=4)
+    assert dict(server.log.loads) == {"alpha:135m": 4, "beta:135m": 4}
+    assert server.log.max_resident == 1
+
+
+def test_an_answer_without_done_is_kept_as_the_models_own(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_faults(Fault("no_done", 20, model="alpha:135m"))
+    summary = bench.run()
+    assert summary.failed == 0
+    aborted = [run for run in bench.finished() if run.tags["done_reason"] == "aborted"]
+    assert len(aborted) == 12
+    assert {run.state for run in aborted} <= {"pending", "judged"}
+
+
+def test_engines_without_ollama_need_no_ollama(home: Path) -> None:
+    bench = Collecting(home, "http://127.0.0.1:9")
+    assert bench.run(models="baseline:template").generated == 12
+    (collection,) = bench.runs("collection")
+    assert "most_resident" not in collection.metrics
+
+
+def test_a_200_kb_answer_with_emoji_and_nuls_is_read_back_byte_for_byte(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_faults(Fault("huge", 200_000))
+    bench.run(models="alpha:135m", prompts="v1", n_scenarios=1)
+    (run,) = bench.runs()
+    _, texts = bench.store.get(run.run_id)
+    assert len(texts["artifact:raw.txt"].encode()) >= 200_000
+    assert "\x00" in texts["artifact:raw.txt"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"suite": "nosuch"}, SuiteError),
+        ({"prompts": "v9"}, UsageError),
+        ({"n_scenarios": 99}, UsageError),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_any_server_is_asked(
+    home: Path, changes: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Collecting(home, "http://127.0.0.1:9").run(**changes)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from loops import ask_loop, log_loop
-from process import CollectFailed, run_collect
-from report import Claim, Progress, Result, minutes, say
+from process import run_collect
+from report import Claim, NotMeasured, Progress, Result, minutes, say
 from servers import ScriptedProcess, start_mlflow
 from work import MODELS, LoggedRun, Work, asked, chats, heard, recorded_runs
 
@@ -119,7 +118,7 @@ def measure(plan: Scenes, rounds: int, note: str) -> Result:
                 say(f"round {number} of {rounds}: {scene.name}")
                 done[scene.name].append(bench.round(scene, backwards=number % 2 == 0))
     by_scene = [done[scene.name] for scene in plan]
-    shown = [{"scene": name, **_plain(item)} for name, items in done.items() for item in items]
+    shown = [{"scene": name, **asdict(item)} for name, items in done.items() for item in items]
     return Result("collect", note, tuple(claims(plan, *by_scene)), shown)
 
 
@@ -185,12 +184,12 @@ class _Bench:
         experiment = self._fresh()
         with tempfile.TemporaryDirectory(dir=self._folder) as folder, _ollama(work) as server:
             addresses = {"ollama_url": server.url, "mlflow_url": self._mlflow_url, "experiment": experiment}
-            ended = run_collect(work.config | addresses, Path(folder))
+            ended = run_collect(work.config | addresses, Path(folder), self._folder / "bytecode")
             log = server.log()
         _require_same(work, log)
         runs = recorded_runs(self._mlflow_url, experiment)
         if not len(runs) == ended.entries == work.cells:
-            raise CollectFailed(f"{work.cells} cells, but {ended.entries} journal entries and {len(runs)} runs")
+            raise NotMeasured(f"{work.cells} cells, but {ended.entries} journal entries and {len(runs)} runs")
         first = _first(log)
         lead_s, journal_s = first - ended.started, ended.last_entry - first
         return Collected(ended.total_s, lead_s, journal_s, ended.cpu_s, ended.peak_bytes, log["loads"]), runs
@@ -212,7 +211,7 @@ def _require_same(work: Work, log: dict[str, Any]) -> None:
     """Both sides must have asked the very same questions, else the comparison means nothing."""
     bodies = [body for group in work.questions().values() for body in group]
     if heard(log) != asked(bodies):
-        raise CollectFailed(f"not the questions of the grid: {len(chats(log))} were heard, {len(bodies)} expected")
+        raise NotMeasured(f"not the questions of the grid: {len(chats(log))} were heard, {len(bodies)} expected")
 
 
 def claims(plan: Scenes, many: list[Round], few: list[Round], slow: list[Round]) -> list[Claim]:
@@ -269,7 +268,3 @@ def _rivals(rounds: Sequence[Round]) -> str:
 
 def _mid(values: Iterator[float]) -> str:
     return f"{statistics.median(values):.2f} s"
-
-
-def _plain(item: Round) -> dict[str, Any]:
-    return {"at": time.strftime("%H:%M:%S"), **asdict(item)}

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from report import NotMeasured
+
 _POLL_S = 0.01
 _CELL = b'{"put":{"kind":"cell"'
 
@@ -30,12 +32,11 @@ class Ended:
         return self.ended - self.started
 
 
-class CollectFailed(Exception):
-    """The collect did not end well; the message holds the end of what it said."""
+def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Ended:
+    """Run a collect in `folder` with these options and watch it until it has ended.
 
-
-def run_collect(options: Mapping[str, str], folder: Path) -> Ended:
-    """Run a collect in `folder` with these options and watch it until it has ended."""
+    Python keeps its bytecode in `bytecode`, filled by the first run: as after an installation, nothing is compiled.
+    """
     home = folder / "home"
     command = [sys.executable, "-m", "tipbench", "collect"]
     for key, value in options.items():
@@ -44,7 +45,12 @@ def run_collect(options: Mapping[str, str], folder: Path) -> Ended:
         watch = _Watch(home / "journal")
         started = time.time()
         process = subprocess.Popen(
-            command, cwd=folder, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command,
+            cwd=folder,
+            env=_environment(home, bytecode),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         try:
             ended = watch.until_end(process, started)
@@ -53,7 +59,7 @@ def run_collect(options: Mapping[str, str], folder: Path) -> Ended:
             process.wait()
             raise
     if process.returncode != 0:
-        raise CollectFailed(_report(command, process.returncode, folder / "output.txt"))
+        raise NotMeasured(_report(command, process.returncode, folder / "output.txt"))
     return ended
 
 
@@ -115,11 +121,10 @@ def _peak_bytes(status: Path) -> int | None:
     return None
 
 
-def _environment(home: Path) -> dict[str, str]:
-    settings = ("TIPBENCH_", "MLFLOW_", "OLLAMA_")
-    return {key: value for key, value in os.environ.items() if not key.startswith(settings)} | {
-        "TIPBENCH_HOME": str(home)
-    }
+def _environment(home: Path, bytecode: Path) -> dict[str, str]:
+    settings = ("TIPBENCH_", "MLFLOW_", "OLLAMA_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
+    return inherited | {"TIPBENCH_HOME": str(home), "PYTHONPYCACHEPREFIX": str(bytecode)}
 
 
 def _report(command: Sequence[str], code: int, output: Path) -> str:

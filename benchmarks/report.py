@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 
+class NotMeasured(Exception):
+    """The measurement itself went wrong, so there is no number."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A promise and what was measured: one value a round, of which the median counts. No values: not measured."""
@@ -44,7 +48,8 @@ class Claim:
         limit = f"{sign} {_number(self.limit, self.unit)}"
         if self.median is None:
             return self.name, limit, self.measured, "–", self.verdict
-        spread = f" ({min(self.values):.2f}–{max(self.values):.2f})" if len(self.values) > 1 else ""
+        low, high = min(self.values), max(self.values)
+        spread = f" ({low:.2f} to {high:.2f})" if low < high else ""
         return self.name, limit, self.measured, f"{_number(self.median, self.unit)}{spread}", self.verdict
 
 

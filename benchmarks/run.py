@@ -13,7 +13,7 @@ from pathlib import Path
 
 import collect
 import report
-from process import CollectFailed
+from work import Work
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
     size = Size(args.rounds or default.rounds, args.cells or default.cells, default.slow_cells, args.quick)
     try:
         results = [BENCHMARKS[name](size) for name in args.names or BENCHMARKS]
-    except ValueError as exc:
-        print(f"error: {exc}", file=sys.stderr)
-        return 2
-    except CollectFailed as exc:
+    except report.NotMeasured as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     print("  ".join(f"{key}: {value}" for key, value in report.machine().items()))
     for result in results:
         report.show(result)
@@ -67,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", type=_benchmark, metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (all)")
     parser.add_argument("--quick", action="store_true", help="one small round, a few minutes at most; not the claim")
     parser.add_argument("--rounds", type=_positive, help="rounds, of which the median counts (5)")
-    parser.add_argument("--cells", type=_positive, help="cells in the large grid (2400)")
+    parser.add_argument("--cells", type=_cells, help="cells in the large grid (2400)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     return parser
 
@@ -76,6 +75,13 @@ def _benchmark(text: str) -> str:
     if text not in BENCHMARKS:
         raise argparse.ArgumentTypeError(f"there is no benchmark {text!r}; there are {', '.join(BENCHMARKS)}")
     return text
+
+
+def _cells(text: str) -> int:
+    try:
+        return Work(_positive(text), 0.05, 8).cells
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
 def _positive(text: str) -> int:

@@ -12,7 +12,7 @@ import httpx
 
 from servers import messages_hash
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import ModelIdentity, blocks, plan_grid
+from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, plan_grid
 from tipbench.plan.suite import load_suite
 
 MODELS = ("a:1b", "b:1b", "c:1b", "d:1b")
@@ -34,25 +34,12 @@ class Work:
     concurrency: int
 
     def __post_init__(self) -> None:
-        self.shape  # noqa: B018 - refuses a number of cells that is no grid
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Scenarios and repeats that give this number of cells."""
-        pairs = len(MODELS) * len(_PROMPTS)
-        each, rest = divmod(self.cells, pairs)
-        fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MOST_REPEATS]
-        if rest or not fitting:
-            raise ValueError(
-                f"{self.cells} cells are no grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
-                f"scenarios and {_MOST_REPEATS} repeats; take a multiple of {pairs}, such as 96, 240 or 2400."
-            )
-        return fitting[-1], each // fitting[-1]
+        _shape(self.cells)
 
     @property
     def config(self) -> dict[str, str]:
         """The options of `tipbench collect` for this work, without addresses."""
-        scenarios, repeats = self.shape
+        scenarios, repeats = _shape(self.cells)
         return {
             "models": ",".join(MODELS),
             "prompts": ",".join(_PROMPTS),
@@ -68,7 +55,20 @@ class Work:
         return {model: [_question(cell) for cell in group] for model, group in blocks(cells)}
 
 
-def _question(cell: Any) -> bytes:
+def _shape(cells: int) -> tuple[int, int]:
+    """Scenarios and repeats that give exactly this number of cells."""
+    pairs = len(MODELS) * len(_PROMPTS)
+    each, rest = divmod(cells, pairs)
+    fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MOST_REPEATS]
+    if rest or not fitting:
+        raise ValueError(
+            f"{cells} cells are no grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
+            f"scenarios and {_MOST_REPEATS} repeats; take a multiple of {pairs}, such as 96, 240 or 2400."
+        )
+    return fitting[-1], each // fitting[-1]
+
+
+def _question(cell: PlannedCell) -> bytes:
     messages = [{"role": "user", "content": cell.rendered.user}]
     if cell.rendered.system:
         messages.insert(0, {"role": "system", "content": cell.rendered.system})

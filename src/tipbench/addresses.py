@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 
 def is_loopback(url: str) -> bool:
@@ -15,6 +15,28 @@ def is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_web_address(url: str) -> bool:
+    """Whether it is http or https, with a host and, if any, a possible port."""
+    try:
+        parts = urlsplit(url)
+        port_fits = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and port_fits
+        and url.isprintable()
+        and " " not in url
+    )
+
+
+def without_login(url: str) -> str:
+    """The address as it may be shown and kept: user name and password left out."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def identity_of(url: str) -> str:

@@ -121,14 +121,13 @@ def ollama_url(host: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "http", text
-    parts = urlsplit(f"//{rest}")
-    name = parts.hostname or "127.0.0.1"
+    try:
+        parts = urlsplit(f"//{rest}")
+        name, port = parts.hostname or "127.0.0.1", parts.port
+    except ValueError as exc:
+        raise UsageError(f"OLLAMA_HOST is {host!r}, which is no address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - what to connect to when a server binds everywhere
         name = "127.0.0.1"
-    try:
-        port = parts.port
-    except ValueError:
-        raise UsageError(f"OLLAMA_HOST is {host!r}: its port is not a number. Write host:port.") from None
     default = {"http": 80, "https": 443}.get(scheme, 11434) if separator else urlsplit(DEFAULT_OLLAMA_URL).port
     shown = f"[{name}]" if ":" in name else name
     return f"{scheme}://{shown}:{port or default}{parts.path}"
@@ -138,7 +137,7 @@ def _read_file(path: Path) -> dict[str, str]:
     """The keys of a tipbench.toml; nothing when there is none."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as exc:
         raise UsageError(f"{path} cannot be read: {exc}. Correct it, or remove it to use the defaults.") from exc

@@ -72,6 +72,11 @@ def test_every_field_is_described() -> None:
         ({"unload": "never"}, "unload"),
         ({"ollama_url": "localhost:11434"}, "write http://host:port"),
         ({"mlflow_url": "file:///tmp"}, "not a web address"),
+        ({"ollama_url": "http://["}, "not a web address"),
+        ({"ollama_url": "http://"}, "not a web address"),
+        ({"ollama_url": "http://x:99999"}, "not a web address"),
+        ({"ollama_url": "http://x:abc"}, "not a web address"),
+        ({"ollama_url": "http://a b"}, "not a web address"),
         ({"modles": "a"}, "modles is not a setting"),
     ],
 )

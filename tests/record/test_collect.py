@@ -102,6 +102,14 @@ def test_the_collection_run_holds_the_evidence(bench: Collecting) -> None:
     assert {run.tags["collection"] for run in bench.runs()} == {collection.tags["tipbench.record"]}
 
 
+def test_a_login_in_an_address_is_not_recorded(bench: Collecting) -> None:
+    bench.run(mlflow_url="http://me:secret@mlflow.example:5000", prompts="v1")
+    (collection,) = bench.runs("collection")
+    _, texts = bench.store.get(collection.run_id)
+    assert json.loads(texts["artifact:config.json"])["mlflow_url"] == "http://mlflow.example:5000"
+    assert not any("secret" in path.read_text() for path in bench.home.rglob("*") if path.is_file())
+
+
 def test_failed_cells_are_recorded_and_tried_again_by_the_next_collect(
     bench: Collecting, server: ScriptedOllama
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import cell_text, duration, print_json, print_table, say
+from tipbench.cli.console import duration, percent, print_json, print_table, say, say_left_out
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
@@ -19,9 +19,10 @@ _SHOWN_FAILURES = 10
 
 @with_collect_options
 def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
-    """Phase A: ask every model every prompt for every scenario, and record each answer in MLflow.
+    """Generate what is missing, and record it in MLflow.
 
-    Safe to stop and run again: it continues. One model's weights are in memory at a time.
+    Every model answers every prompt for every scenario; each answer becomes an MLflow run.
+    One model's weights are in memory at a time. Safe to stop and run again: it continues.
 
     Examples:
 
@@ -52,33 +53,38 @@ def run(config: CollectConfig, settings: Settings) -> Summary:
 
 def show_summary(summary: Summary) -> None:
     """The objective measures per pair, the evidence, and where to look."""
-    print_table(
+    print(
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
-        f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}",
-        ["model", "prompt", "answers", "failed", "no tip", "format ok", "overlong", "diversity", "latency s", "tok/s"],
+        f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"
+    )
+    gone = print_table(
+        ["model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity"],
         [
             [
                 model,
                 prompt,
-                pair.answered,
+                pair.answered + pair.failed,
                 pair.failed,
                 pair.floored,
-                _percent(pair.mean("format_ok")),
-                _percent(pair.mean("overlong")),
+                percent(pair.mean("format_ok")),
+                percent(pair.mean("overlong")),
+                _with_unit(pair.mean("latency_s"), ".2f", " s"),
+                _with_unit(pair.mean("tokens_per_s"), ".1f"),
                 pair.mean("diversity"),
-                pair.mean("latency_s"),
-                pair.mean("tokens_per_s"),
             ]
             for (model, prompt), pair in summary.tally.pairs.items()
         ],
-        left=2,
+        text=["model", "prompt"],
+        keep=6,
     )
+    print(flush=True)
+    say_left_out(gone, "--json")
     if summary.evidence is not None and summary.evidence.samples:
         say(f"memory: {summary.evidence.sentence()}")
-    for model, reason in summary.refused.items():
-        say(f"refused: {model}: {reason}")
+    for reason in summary.refused.values():
+        say(f"refused: {reason}")
     for failure in summary.failures[:_SHOWN_FAILURES]:
-        say(f"failed: {cell_text(failure)}")
+        say(f"failed: {failure}")
     if len(summary.failures) > _SHOWN_FAILURES:
         say(f"… and {len(summary.failures) - _SHOWN_FAILURES} more; `tipbench runs list --state failed` lists them")
     if summary.failures:
@@ -87,5 +93,5 @@ def show_summary(summary: Summary) -> None:
         say(f"look at it: {summary.experiment_url}")
 
 
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.0%}"
+def _with_unit(value: float | None, form: str, unit: str = "") -> str | None:
+    return None if value is None else f"{value:{form}}{unit}"

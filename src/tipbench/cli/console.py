@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-_PLAIN_WIDTH = 200  # a pipe has no width; do not fold tables for it
+_PIPE_WIDTH = 10_000  # a pipe has no width; do not fold tables for it
 
 
 def out() -> Console:
@@ -27,30 +28,66 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _PLAIN_WIDTH)
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
 def say(text: str) -> None:
-    """A message for people, on stderr. Never markup: it may quote a model or a server."""
-    print(text, file=sys.stderr, flush=True)
+    """A message for people, on stderr. It may quote a model or a server, so nothing in it is obeyed."""
+    print(safe_text(text), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Indented JSON on stdout, readable where the stream can show every character."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, indent=2, ensure_ascii=not unicode, default=str)
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # half a character becomes its JSON escape
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> None:
-    """A table on stdout; the first `left` columns are text, the others numbers. Cells are never read as markup."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    text: Collection[str] = (),
+    keep: int | None = None,
+) -> list[str]:
+    """A table on stdout: columns named in `text` to the left, numbers to the right; cells are never read as markup.
+
+    On a terminal too narrow for all, columns after the first `keep` go, from the right; returns those that went.
+    """
+    from rich.measure import Measurement
+
+    rows, console, shown = list(rows), out(), len(columns)
+    unbounded = console.options.update(max_width=_PIPE_WIDTH)
+    table = _table(columns, rows, text)
+    while shown > (keep or shown) and Measurement.get(console, unbounded, table).maximum > console.width:
+        shown -= 1
+        table = _table(columns[:shown], rows, text)
+    if console.is_terminal:
+        console.print(table)
+    else:
+        with console.capture() as captured:
+            console.print(table)
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return list(columns[shown:])
+
+
+def say_left_out(columns: Sequence[str], where: str) -> None:
+    """Tell which columns a narrow terminal did not show, and which option has them."""
+    if columns:
+        say(f"the terminal is too narrow for {', '.join(columns)}; {where} has all columns")
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", overflow="fold")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="left" if column in text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell_text(cell)) for cell in row))
-    out().print(table)
+        table.add_row(*(Text(cell_text(cell)) for cell in row[: len(columns)]))
+    return table
 
 
 def cell_text(value: object) -> str:
@@ -66,7 +103,7 @@ def cell_text(value: object) -> str:
 
 def safe_line(text: str) -> str:
     """Text of unknown origin on one line, without anything a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def safe_text(text: str) -> str:
@@ -79,12 +116,28 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
     if seconds < 1:
-        return "under 1 s"
+        return "under 1 s" if seconds else "0 s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def gibibytes(count: int | None) -> str | None:
-    return None if count is None else f"{count / 2**30:.1f} GiB"
+def file_size(count: int | None) -> str | None:
+    """Bytes as people say them."""
+    if not count:
+        return None if count is None else "none"
+    if count < 2**20:
+        return "under 1 MiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def parameter_count(billions: float | None) -> str | None:
+    """A model's parameters: 4.46B, 135M."""
+    if not billions:
+        return None if billions is None else "none"
+    return f"{billions:.2f}B" if billions >= 1 else f"{billions * 1000:.0f}M"
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.0%}"

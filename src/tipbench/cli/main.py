@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import tipbench
 from tipbench.cli import collect, demo, experiments, mlflow, models, plan, runs
@@ -15,10 +18,38 @@ from tipbench.cli.console import say
 from tipbench.errors import TipbenchError
 
 INTERRUPTED = 130
+EXIT_CODES = {
+    0: "fine",
+    1: "failed: a server is away, a cell failed, something could not be done",
+    2: "misused: the command, its options, its files or its models are wrong; nothing was generated",
+    3: "not enough data: nothing is recorded that could be shown",
+    INTERRUPTED: "interrupted by Ctrl-C or a polite kill: weights unloaded, what is finished is kept",
+}
+
+
+class Commands(TyperGroup):
+    """The commands, and how they end: `EXIT_CODES`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what the user can act on becomes a sentence without a traceback."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except TipbenchError as exc:
+            say(f"error: {exc}")
+            raise typer.Exit(exc.exit_code) from exc
+        except KeyboardInterrupt:
+            say("interrupted; the same command continues where this one stopped")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _leave_the_pipe()
+            raise typer.Exit(0) from None
+        return result
+
 
 app = typer.Typer(
     name="tipbench",
-    help="Find the small local model and the prompt that write the best short productivity tips.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,22 +84,22 @@ def _root(
 
 
 def main() -> NoReturn:
-    """The entry point: exit 0 fine, 1 failed, 2 misused, 3 not enough data, 130 interrupted."""
+    """The entry point."""
     signal.signal(signal.SIGTERM, _as_interrupt)
-    try:
-        app()
-    except TipbenchError as exc:
-        say(f"error: {exc}")
-        sys.exit(exc.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted; the same command continues where this one stopped")
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has left, as in `tipbench runs list | head`
-        sys.exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a model may write what this terminal cannot show
+    app()
     sys.exit(0)
 
 
 def _as_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """A polite kill (a job's cancel, a shutdown) ends a run like Ctrl-C: weights unloaded, nothing lost."""
     raise KeyboardInterrupt
+
+
+def _leave_the_pipe() -> None:
+    """The reader has left, as in `tipbench runs list | head`: what is still buffered goes nowhere, in silence."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -13,13 +13,15 @@ app = typer.Typer(help="The local MLflow server.", no_args_is_help=True, rich_ma
 
 @app.command()
 def up() -> None:
-    """Start the local MLflow server, or find it running; its address is printed.
+    """Start the local MLflow server, or find it running.
 
-    Its database lives under TIPBENCH_HOME. Commands start it by themselves when there is no other MLflow.
+    Its address is printed. Its database lives under TIPBENCH_HOME.
+    Commands start it by themselves when there is no other MLflow.
     """
+    from tipbench.cli.session import writable_home
     from tipbench.record.local_mlflow import LocalMlflow
 
-    print(LocalMlflow(load_settings().home).up(report=say))
+    print(LocalMlflow(writable_home(load_settings())).up(report=say))
 
 
 @app.command()

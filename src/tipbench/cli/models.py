@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import err, gibibytes, print_json, print_table, say
+from tipbench.cli.console import err, file_size, parameter_count, print_json, print_table, safe_line, say
 from tipbench.cli.options import JsonOption
 from tipbench.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.generate.engine import ModelFacts
 
 app = typer.Typer(
     help="The embedded model's weights, and what Ollama has.", no_args_is_help=True, rich_markup_mode=None
@@ -20,8 +23,9 @@ app = typer.Typer(
 
 @app.command()
 def fetch() -> None:
-    """Fetch the embedded model's weights (98 MB), check their hash, keep them under TIPBENCH_HOME.
+    """Fetch the embedded model's weights (98 MB).
 
+    Their hash is checked, and they are kept under TIPBENCH_HOME; the path is printed.
     Safe to stop and run again: the download continues where it stopped.
     """
     print(fetch_with_progress(load_settings()))
@@ -29,10 +33,12 @@ def fetch() -> None:
 
 def fetch_with_progress(settings: Settings) -> str:
     """Fetch the weights when they are missing; the path of the file."""
+    from tipbench.cli.session import writable_home
     from tipbench.generate.weights import fetch_weights
 
+    home = writable_home(settings)
     with _download_progress() as report:
-        return str(fetch_weights(settings.home, report=report))
+        return str(fetch_weights(home, report=report))
 
 
 @contextmanager
@@ -64,11 +70,18 @@ def _lines() -> Callable[[int, int | None], None]:
 
 @app.command("list")
 def list_models(
-    ollama_url: Annotated[str | None, typer.Option(metavar="URL", help="The Ollama server.")] = None,
-    max_model_b: Annotated[float | None, typer.Option(metavar="NUMBER", help="The size limit. [default: 4.0]")] = None,
+    ollama_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The Ollama server. [default: OLLAMA_HOST, else http://localhost:11434]"),
+    ] = None,
+    max_model_b: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="The size limit, in billions of parameters. [default: 4.0]")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """List what Ollama has and whether it passes the size gate, and the engines that need no Ollama.
+    """List what Ollama has, and what passes the size gate.
+
+    Beside it the models that need no Ollama.
 
     Example:
 
@@ -81,20 +94,21 @@ def list_models(
         print_json(rows)
         return
     print_table(
-        f"models, limit {config.max_model_b:g}B",
         ["model", "parameters", "quantization", "file", "may run"],
         [
             [
                 row["model"],
-                None if row["params_b"] is None else f"{row['params_b']:.2f}B",
+                parameter_count(row["params_b"]),
                 row["quantization"],
-                gibibytes(row["file_bytes"]),
-                "yes" if row["refusal"] is None else f"no: {row['refusal']}",
+                file_size(row["file_bytes"]),
+                row["refusal"] is None,
             ]
             for row in rows
         ],
-        left=1,
+        text=["model", "quantization"],
     )
+    reasons = [safe_line(row["refusal"]) for row in rows if row["refusal"] is not None]
+    print("\n".join(["", *reasons] if reasons else [f"\nall within the limit of {config.max_model_b:g}B"]))
 
 
 def _own_models(settings: Settings, limit: float) -> list[dict[str, Any]]:
@@ -111,10 +125,13 @@ def _own_models(settings: Settings, limit: float) -> list[dict[str, Any]]:
         try:
             rows.append(_row(engine.facts(model), limit))
         except TipbenchError as exc:
-            rows.append(
-                {"model": model, "params_b": None, "quantization": None, "file_bytes": None, "refusal": str(exc)}
-            )
+            rows.append(_unknown(model, engine.name, str(exc)))
     return rows
+
+
+def _unknown(model: str, engine: str, reason: str) -> dict[str, Any]:
+    unknown = dict.fromkeys(("params_b", "quantization", "file_bytes", "digest"))
+    return {"model": model, "engine": engine, **unknown, "refusal": reason}
 
 
 def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
@@ -131,7 +148,7 @@ def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
         engine.close()
 
 
-def _row(facts: Any, limit: float) -> dict[str, Any]:
+def _row(facts: ModelFacts, limit: float) -> dict[str, Any]:
     from tipbench.generate.sizing import refusal
 
     return {

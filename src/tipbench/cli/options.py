@@ -8,12 +8,16 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from tipbench.errors import UsageError
 from tipbench.plan.config import DEFAULT_EXPERIMENT, CollectConfig, check_experiment_name
-from tipbench.settings import Settings, load_settings
+from tipbench.settings import SETTINGS, Settings, load_settings
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MlflowOption = Annotated[
-    str | None, typer.Option("--mlflow-url", metavar="URL", help="The MLflow server (default: found or started).")
+    str | None,
+    typer.Option(
+        "--mlflow-url", metavar="URL", help="The MLflow server. [default: MLFLOW_TRACKING_URI, else found or started]"
+    ),
 ]
 ExperimentOption = Annotated[
     str | None, typer.Option("--experiment", metavar="NAME", help=f"MLflow experiment. [default: {DEFAULT_EXPERIMENT}]")
@@ -45,17 +49,24 @@ def _parameter(key: str) -> inspect.Parameter:
     info = CollectConfig.model_fields[key]
     flag = "--" + key.replace("_", "-")
     kind, metavar = _kind(info.annotation)
-    default = f" [default: {info.default}]" if info.default is not None and kind is not bool else ""
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    default = "" if kind is bool else _default(key)
     option = typer.Option(declaration, help=f"{info.description}{default}", metavar=metavar, show_default=False)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _default(key: str) -> str:
+    """What applies without the flag, as help shows it: the usual variables first."""
+    setting = next(setting for setting in SETTINGS if setting.key == key)
+    parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
+    return f" [default: {', else '.join(parts)}]" if parts else ""
+
+
 def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """The type an option is parsed as, and how it is shown. Ranges and choices are left to CollectConfig."""
+    """The type an option is parsed as, and how it is shown. Values are read by CollectConfig, whatever their source."""
     if annotation in (int, float):
-        return annotation, "NUMBER"
+        return str, "NUMBER"
     if annotation is bool:
         return bool, None
     if get_origin(annotation) is not None and str in map(type, get_args(annotation)):
@@ -69,4 +80,5 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
     try:
         return check_experiment_name(name)
     except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
+        source = "--experiment" if flag else settings.sources.get("experiment", "experiment")
+        raise UsageError(f"{source}: {exc}") from exc

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import duration, gibibytes, print_json, print_table, say
+from tipbench.cli.console import duration, file_size, parameter_count, print_json, print_table, say
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @with_collect_options
 def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
-    """Dry run of collect with the same options: cells, what is recorded already, refused models, memory and time.
+    """Show what collect would do, without doing it.
 
-    Nothing is generated and nothing is written.
+    Cells, those already recorded, models refused and why, memory and time.
+    It takes the options of collect; nothing is generated and nothing is written.
 
     Examples:
 
@@ -39,6 +40,11 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         print_json(plan_json(made))
     else:
         _show(made)
+    for model in made.models:
+        if model.warning:
+            say(f"warning: {model.warning}")
+    for reason in made.refused.values():
+        say(f"refused: {reason}")
     if made.refused and not (config.skip_refused and made.facts):
         raise typer.Exit(2)
 
@@ -46,7 +52,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
 def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Recorded:
     """What the experiment holds already. Where no MLflow was ever used, none is started to learn that it is empty."""
     from tipbench.cli.session import open_store
-    from tipbench.errors import LocalServerError, MlflowAway
+    from tipbench.errors import LocalServerError, MlflowAway, NotEnoughData
     from tipbench.record.outcome import Setting
     from tipbench.record.planning import Recorded, read_recorded
 
@@ -56,24 +62,30 @@ def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Record
             if experiment is None:
                 return Recorded()
             return read_recorded(store, experiment.experiment_id, Setting(config, suite, "").conditions)
-    except LocalServerError:
+    except NotEnoughData:
         return Recorded()
-    except MlflowAway as exc:
+    except (LocalServerError, MlflowAway) as exc:
         say(f"warning: {exc} The plan counts nothing as recorded.")
         return Recorded()
 
 
 def _show(made: Plan) -> None:
+    if not made.models:
+        print("nothing to generate: no model may run")
+        return
     scenarios = len({cell.cell.scenario for cell in made.cells})
+    print(
+        f"{made.config.experiment}: suite {made.suite.name}, {_counted(scenarios, 'scenario')}, "
+        f"{_counted(len(made.config.prompt_versions), 'prompt')}, {_counted(made.config.n_tips, 'tip')} a cell, "
+        f"rubric {made.suite.rubric.id}\n"
+    )
     print_table(
-        f"{made.config.experiment}: suite {made.suite.name}, {scenarios} scenarios, "
-        f"{len(made.config.prompt_versions)} prompts, {made.config.n_tips} tips a cell, rubric {made.suite.rubric.id}",
         ["model", "parameters", "memory", "cells", "recorded", "to generate", "time"],
         [
             [
                 model.model,
-                None if model.params_b is None else f"{model.params_b:.2f}B",
-                gibibytes(model.memory_bytes),
+                parameter_count(model.params_b),
+                file_size(model.memory_bytes),
                 model.cells,
                 model.recorded,
                 model.cells - model.recorded,
@@ -81,16 +93,28 @@ def _show(made: Plan) -> None:
             ]
             for model in made.models
         ],
+        text=["model"],
     )
+    print(f"\n{_total(made)}")
+    if made.stale:
+        print(
+            f"{_counted(made.stale, 'recorded answer')} stale: an earlier build of the model, or an older prompt text"
+        )
+
+
+def _total(made: Plan) -> str:
+    cells = _counted(len(made.cells), "cell")
+    if not made.missing:
+        return f"{cells}, all recorded; nothing to generate"
     failed = sum(cell.key in made.recorded.failed for cell in made.missing)
     again = f" ({failed} of them failed before)" if failed else ""
-    total = f"{len(made.cells)} cells, {len(made.cells) - len(made.missing)} recorded"
-    print(f"{total}, {len(made.missing)} to generate{again}; about {duration(made.seconds)}")
-    for model in made.models:
-        if model.warning:
-            say(f"warning: {model.warning}")
-    for reason in made.refused.values():
-        say(f"refused: {reason}")
+    time = f"about {duration(made.seconds)}" if made.seconds is not None else "time unknown"
+    recorded = len(made.cells) - len(made.missing)
+    return f"{cells}, {recorded} recorded, {len(made.missing)} to generate{again}; {time}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _time(seconds: float | None, measured: bool) -> str | None:

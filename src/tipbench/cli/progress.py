@@ -69,11 +69,13 @@ class Lines:
             if isinstance(event, BlockStarted):
                 self._model, self._done, self._total = event.model, event.recorded, event.total
                 self._next = time.monotonic() + _LINE_EVERY_S
-                say(f"{event.model}: {event.recorded} of {event.total} recorded before, generating the rest")
+                left = f"{event.total - event.recorded} to generate"
+                before = f"{event.recorded} of {event.total} recorded before, {left}" if event.recorded else left
+                say(f"{event.model}: {before}")
             elif isinstance(event, CellFinished):
                 self._cell(event)
             elif isinstance(event, BlockFinished):
-                say(f"{event.model}: {self._done} of {self._total}, weights unloaded")
+                say(f"{event.model}: {self._done} of {self._total} done, nothing left in memory")
             elif isinstance(event, Recording):
                 self._now_and_then(f"recording: {event.left} to go")
             else:
@@ -115,7 +117,9 @@ class Bars:
         self._progress.start()
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        if kind is None and self._recording is not None:
+            self._record(0)
         self._progress.stop()
 
     def __call__(self, event: Event) -> None:

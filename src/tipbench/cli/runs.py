@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import out, print_json, safe_text
+from tipbench.cli.console import out, print_json, safe_text, say
 from tipbench.cli.experiments import Format, FormatOption, print_rows
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.errors import MlflowRefused, UsageError
 from tipbench.settings import load_settings
+
+if TYPE_CHECKING:
+    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.run import StoredRun
 
 app = typer.Typer(help="Read back recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 
 _TABLE_LIMIT = 50
+_ID_CHARS = 32
+_SHORT_ID = 8
+_TEXT = ("run", "model", "prompt", "scenario", "state", "host", "failure", "conditions", "model_digest")
+_SHORT = (*_TEXT[:5], "tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
+_ALL = (*_SHORT, "repeat", "host", "failure", "conditions", "model_digest")
 
 
 @app.command("list")
 def list_runs(
     experiment: ExperimentOption = None,
-    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Only this prompt version.")] = None,
-    scenario: Annotated[str | None, typer.Option(help="Only this scenario, as persona@slot.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only pending, judged or failed.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Only this model.")] = None,
+    prompt: Annotated[str | None, typer.Option(metavar="VERSION", help="Only this prompt version.")] = None,
+    scenario: Annotated[str | None, typer.Option(metavar="ID", help="Only this scenario, as persona@slot.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="pending|judged|failed", help="Only this state.")] = None,
     where: Annotated[
         list[str] | None, typer.Option("--where", metavar="KEY=VALUE", help="Any tag, or params.NAME; repeatable.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"At most so many, newest first (table: {_TABLE_LIMIT}; else all).")
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help=f"At most so many, newest first (table: {_TABLE_LIMIT}; else all)."),
     ] = None,
     mlflow_url: MlflowOption = None,
     format_: FormatOption = Format.TABLE,
@@ -45,7 +56,7 @@ def list_runs(
     from tipbench.cli.session import existing_experiment, open_store
     from tipbench.record.reading import FILTERS, cells, read_filter, run_json
 
-    named = {"model": model, "prompt": prompt, "scenario": scenario, "state": state}
+    named = {"model": model, "prompt": prompt, "scenario": scenario, "state": _checked_state(state)}
     filters = {FILTERS[key]: value for key, value in named.items() if value is not None}
     filters |= dict(read_filter(text) for text in where or [])
     settings = load_settings()
@@ -54,32 +65,44 @@ def list_runs(
     name = chosen_experiment(settings, experiment)
     with open_store(settings, mlflow_url) as store:
         found = existing_experiment(store, name)
-        runs = [run_json(run) for run in islice(cells(store, found.experiment_id, filters), most)]
+        one_more = most and most + 1
+        runs = [run_json(run) for run in islice(cells(store, found.experiment_id, filters), one_more)]
+    shown = runs[:most]
     if chosen is Format.JSON:
-        print_json(runs)
+        print_json(shown)
     else:
-        print_rows([_row(run, short=chosen is Format.TABLE) for run in runs], chosen, left=5)
+        short = chosen is Format.TABLE
+        columns = _SHORT if short else _ALL
+        print_rows(columns, [_row(run, short=short) for run in shown], chosen, text=_TEXT, keep=5)
+    if not runs:
+        say(f"no run of {name} matches" if filters else f"{name} has no runs yet")
+    elif limit is None and len(runs) > len(shown):
+        say(f"the newest {most} are shown; --limit takes more, --format csv or json has all")
+
+
+def _checked_state(state: str | None) -> str | None:
+    from tipbench.record.run import RunState
+
+    if state is not None and state not in set(RunState):
+        raise UsageError(f"--state is one of {', '.join(RunState)} (got {state!r}).")
+    return state
 
 
 def _row(run: dict[str, Any], *, short: bool) -> dict[str, object]:
-    params, metrics = run["params"], run["metrics"]
+    params, metrics, tags = run["params"], run["metrics"], run["tags"]
     row: dict[str, object] = {
-        "run": run["run_id"],
+        "run": run["run_id"][:_SHORT_ID] if short else run["run_id"],
         "model": params.get("model"),
         "prompt": params.get("prompt_version"),
         "scenario": params.get("scenario"),
         "state": run["state"],
         "tips": _whole(metrics.get("n_candidates")),
         "format_ok": _whole(metrics.get("format_ok")),
-        "overlong": metrics.get("overlong"),
-        "diversity": metrics.get("diversity"),
-        "latency_s": metrics.get("latency_s"),
-        "tokens_per_s": metrics.get("tokens_per_s"),
-        "composite": metrics.get("composite"),
+        **{name: metrics.get(name) for name in ("overlong", "latency_s", "tokens_per_s", "diversity", "composite")},
     }
     if not short:
-        row |= {"repeat": params.get("repeat"), "host": params.get("host"), "failure": run["tags"].get("failure")}
-        row |= {"conditions": run["tags"].get("conditions"), "model_digest": params.get("model_digest")}
+        row |= {name: params.get(name) for name in ("repeat", "host", "model_digest")}
+        row |= {name: tags.get(name) for name in ("failure", "conditions")}
     return row
 
 
@@ -89,31 +112,73 @@ def _whole(value: float | None) -> int | None:
 
 @app.command("show")
 def show_run(
-    run_id: Annotated[str, typer.Argument(help="The run's id, as `runs list` prints it.")],
+    run_id: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run's id, or its beginning as `runs list` prints it.")
+    ],
+    experiment: ExperimentOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show one run with all its texts: prompt, raw answer, tips.
 
-    Example:
+    A whole id is found in any experiment, its beginning among the cells of one.
 
-      tipbench runs show 0123456789abcdef0123456789abcdef
+    Examples:
+
+      tipbench runs show 1b9d6bcd --experiment tip-bench-demo
+
+      tipbench runs show 1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed --json
     """
-    from rich.text import Text
-
     from tipbench.cli.session import open_store
     from tipbench.record.reading import run_json
 
-    with open_store(load_settings(), mlflow_url) as store:
-        run, texts = store.get(run_id)
+    settings = load_settings()
+    name = chosen_experiment(settings, experiment)
+    with open_store(settings, mlflow_url) as store:
+        run, texts = _get(store, _whole_id(store, name, run_id))
     if json_:
         print_json(run_json(run) | {"texts": texts})
-        return
+    else:
+        _print_run(run, texts)
+
+
+def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
+    """The id itself, or the one that begins so among the experiment's cells."""
+    from tipbench.cli.session import existing_experiment
+    from tipbench.record.reading import cells
+
+    if len(run_id) >= _ID_CHARS:
+        return run_id
+    found = existing_experiment(store, experiment)
+    ids = [run.run_id for run in cells(store, found.experiment_id, {}) if run.run_id.startswith(run_id)]
+    if len(ids) != 1:
+        count = f"{len(ids)} runs begin" if ids else "No run begins"
+        raise UsageError(
+            f"{count} with {run_id!r} in {found.name}. Give {'more of the id' if ids else 'its --experiment'}; "
+            "`tipbench runs list` shows them."
+        )
+    return ids[0]
+
+
+def _get(store: MlflowStore, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+    try:
+        return store.get(run_id)
+    except MlflowRefused as exc:
+        if exc.status == 404 and exc.code:
+            raise UsageError(
+                f"There is no run {run_id} in MLflow at {store.url}. `tipbench runs list` shows what there is."
+            ) from exc
+        raise
+
+
+def _print_run(run: StoredRun, texts: dict[str, str]) -> None:
+    from rich.text import Text
+
     console = out()
     for title, values in (("params", run.params), ("metrics", run.metrics), ("tags", run.tags)):
         console.print(Text(title, style="bold"))
         for key, value in sorted(values.items()):
             console.print(Text(safe_text(f"  {key}: {value}")), soft_wrap=True)
     for key, text in sorted(texts.items()):
-        console.print(Text(f"\n── {key} ({len(text)} characters)", style="bold"))
+        console.print(Text(safe_text(f"\n── {key} ({len(text)} characters)"), style="bold"))
         console.print(Text(safe_text(text)), soft_wrap=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tipbench.errors import NotEnoughData
+from tipbench.cli.console import say
+from tipbench.errors import LocalServerError, NotEnoughData, UsageError
 from tipbench.settings import Settings
-
-from .console import say
 
 if TYPE_CHECKING:
     from tipbench.generate.sizing import Memory
@@ -25,18 +26,30 @@ def open_keeper(settings: Settings, url: str | None) -> Keeper:
     from tipbench.record.collect import Keeper
     from tipbench.record.tracking import find_tracking
 
-    tracking = find_tracking(url, settings.home, start=True, report=say)
-    return Keeper(_store(settings, tracking.url), tracking.identity, tracking.how)
+    tracking = find_tracking(url, writable_home(settings), start=True, report=say)
+    store = _store(settings, tracking.url)
+    return Keeper(store, tracking.identity, tracking.how.removeprefix("MLflow at "), store.close)
 
 
 @contextmanager
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
-    """The MLflow to read from; the local one is started when it has data and is not running."""
+    """The MLflow to read from; the local one is started when it has data. NotEnoughData when there never was any."""
     from tipbench.record.local_mlflow import LocalMlflow
     from tipbench.record.tracking import find_tracking
 
     wanted = url or settings.get("mlflow_url")
-    tracking = find_tracking(wanted, settings.home, start=LocalMlflow(settings.home).has_data(), report=say)
+    has_data = LocalMlflow(settings.home).has_data()
+    try:
+        tracking = find_tracking(wanted, settings.home, start=has_data, report=say)
+    except LocalServerError as exc:
+        if has_data:
+            raise
+        raise NotEnoughData(
+            "Nothing is recorded yet: no MLflow answers on localhost:5000, and the local one was never used. "
+            "`tipbench demo` or `tipbench collect` makes the first experiment; --mlflow-url names another server."
+        ) from exc
+    if not wanted:
+        say(f"reading from {tracking.how}")
     store = _store(settings, tracking.url)
     try:
         yield store
@@ -60,11 +73,29 @@ def surroundings(settings: Settings, config: CollectConfig, observer: Observer) 
     from tipbench.record.collect import Surroundings
 
     return Surroundings(
-        home=settings.home,
+        home=writable_home(settings),
         open_keeper=lambda: open_keeper(settings, config.mlflow_url),
         free_memory=lambda model: free_memory_for(model, config),
         observer=observer,
     )
+
+
+def writable_home(settings: Settings) -> Path:
+    """The home folder, made when missing; UsageError where nothing can be written."""
+    home = settings.home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(_HOME_RULE.format(home=home, reason=f"cannot be made: {exc.strerror}")) from exc
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise UsageError(_HOME_RULE.format(home=home, reason="is not writable"))
+    return home
+
+
+_HOME_RULE = (
+    "tipbench keeps journals, locks and weights in its home folder, but {home} {reason}. "
+    "Set TIPBENCH_HOME to a folder that you may write to."
+)
 
 
 def free_memory_for(model: str, config: CollectConfig) -> Memory:

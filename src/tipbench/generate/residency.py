@@ -56,7 +56,7 @@ class Evidence:
         """One line for people."""
         parts = [
             f"most models resident at once: {self.most_resident}",
-            f"{self.samples} samples, largest gap {self.largest_gap_s:.1f} s",
+            f"{self.samples} sample{'' if self.samples == 1 else 's'}, largest gap {self.largest_gap_s:.1f} s",
             f"{self.handovers} handover{'' if self.handovers == 1 else 's'} verified empty",
         ]
         if self.foreign:

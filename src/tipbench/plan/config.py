@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tipbench.addresses import is_web_address
 from tipbench.errors import UsageError
 
 EXPERIMENT_PREFIX = "tip-bench-"
@@ -48,9 +49,11 @@ class CollectConfig(BaseModel):
     num_ctx: Annotated[int, Field(ge=256, le=2**20)] = Field(4096, description="Context window, in tokens.")
     num_predict: Annotated[int, Field(ge=1, le=2**17)] = Field(1024, description="Longest answer, in tokens.")
     concurrency: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Calls to one model at the same time.")
-    timeout_s: Annotated[float, Field(gt=0, le=86400)] = Field(300.0, description="Longest time for one call.")
+    timeout_s: Annotated[float, Field(gt=0, le=86400)] = Field(
+        300.0, description="Longest time for one call, in seconds."
+    )
     server_wait_s: Annotated[float, Field(ge=0, le=86400)] = Field(
-        300.0, description="How long to wait for a server that is away, or for memory to become free."
+        300.0, description="Seconds to wait for a server that is away, or for memory to become free."
     )
     unload: Literal["model", "call"] = Field(
         "model", description="Free the weights after each model, or after each call (implies concurrency 1)."
@@ -84,9 +87,11 @@ class CollectConfig(BaseModel):
     @field_validator("ollama_url", "mlflow_url")
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError(f"{value!r} is not a web address; write http://host:port")
-        return value.rstrip("/") if value is not None else None
+        if value is None:
+            return None
+        if not is_web_address(value):
+            raise ValueError(f"{value[:80]!r} is not a web address; write http://host:port")
+        return value.rstrip("/")
 
     @model_validator(mode="after")
     def _check_room(self) -> CollectConfig:

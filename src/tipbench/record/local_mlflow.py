@@ -260,7 +260,7 @@ def _try_lock(file: IO[bytes], how: int) -> bool:
 
 def _environment() -> dict[str, str]:
     """Ours without MLflow's own settings, which would move the database, the prefix or the workers."""
-    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key}
+    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
     return ours | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tipbench
+from tipbench.addresses import without_login
 from tipbench.generate.residency import Evidence
 from tipbench.plan.config import CollectConfig
 from tipbench.record.run import NewRun, RunKind, RunState
@@ -108,7 +109,11 @@ def collection_run(
         "seconds": summary.seconds,
     }
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
-    texts = {"artifact:config.json": config.model_dump_json(indent=1)}
+    shown = {
+        "ollama_url": without_login(config.ollama_url),
+        "mlflow_url": without_login(config.mlflow_url or "") or None,
+    }
+    texts = {"artifact:config.json": json.dumps(config.model_dump() | shown, indent=1)}
     if evidence is not None:
         metrics |= {
             "most_resident": evidence.most_resident,

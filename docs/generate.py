@@ -1,0 +1,142 @@
+"""Writes docs/cli.md from the commands and the settings themselves.
+
+python docs/generate.py            write it (`make docs`)
+python docs/generate.py --check    exit 1 if it is not up to date
+"""  # noqa: INP001 - a script, not a package
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from tipbench.cli.main import EXIT_CODES, app
+from tipbench.plan.config import CollectConfig
+from tipbench.settings import CONFIG_FILE, SETTINGS, Setting
+
+PAGE = Path(__file__).with_name("cli.md")
+SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # printed once
+
+HEAD = f"""\
+<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it anew, a test compares. -->
+
+# The command line
+
+Results go to stdout, progress and messages to stderr, so that `tipbench … --json > file` holds nothing but the result.
+A mistake of the user's is answered with a sentence or two and no traceback.
+
+## Exit codes
+
+{{codes}}
+
+## Settings
+
+A flag wins over a variable, a variable over `{CONFIG_FILE}` in the working folder, that over `{CONFIG_FILE}` in the
+home folder, and all over the default. Of several variables the first that is set counts. In the file, a key stands at
+the top level (`n_tips = 3`); a key that does not exist is refused. Secrets are read from variables only.
+
+{{settings}}
+
+## Commands
+
+{{commands}}
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD.format(codes=_codes(), settings=_settings(), commands="\n\n".join(_commands()))
+
+
+def _codes() -> str:
+    return _table(("code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
+
+def _settings() -> str:
+    rows = [
+        (
+            _code(setting.key) if setting.in_file else "",
+            _code(_flag(setting)),
+            " ".join(_code(variable) for variable in setting.variables),
+            _code(setting.default) if setting.key in CollectConfig.model_fields else setting.default,
+            setting.meaning,
+        )
+        for setting in SETTINGS
+    ]
+    return _table((f"key in {CONFIG_FILE}", "flag", "variables", "default", "meaning"), rows)
+
+
+def _flag(setting: Setting) -> str:
+    return f"--{setting.key.replace('_', '-')}" if setting.key in CollectConfig.model_fields else ""
+
+
+def _commands() -> Iterator[str]:
+    found = dict(_walk(typer.main.get_command(app), "tipbench"))
+    for name, command in found.items():
+        parts = [f"### `{name}`", _prose(command)]
+        same = SAME_OPTIONS.get(name)
+        if same is not None:
+            if _options(command) != _options(found[same]):
+                raise SystemExit(f"{name} no longer takes the same options as {same}; see SAME_OPTIONS")
+            parts.append(f"Its options are those of `{same}`.")
+        else:
+            parts += [_options(command)]
+        yield "\n\n".join(part for part in parts if part)
+
+
+def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for sub_name, sub in command.commands.items():
+        if hasattr(sub, "commands"):
+            yield from _walk(sub, f"{name} {sub_name}")
+        else:
+            yield f"{name} {sub_name}", sub
+
+
+def _prose(command: Any) -> str:
+    """The help text; its examples as code."""
+    text, _, examples = inspect.cleandoc(command.help or "").partition("\nExample")
+    lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
+    code = "\n".join(["```sh", *lines, "```"]) if lines else ""
+    return "\n\n".join(part for part in (text.strip(), code) if part)
+
+
+def _options(command: Any) -> str:
+    rows = [(_code(_spelling(parameter)), parameter.help or "") for parameter in command.params]
+    return _table(("option", "meaning"), rows) if rows else ""
+
+
+def _spelling(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    return names if parameter.is_flag else f"{names} {parameter.metavar}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or with --check only compare."""
+    wanted = page()
+    if "--check" in arguments:
+        fresh = PAGE.exists() and PAGE.read_text("utf-8") == wanted
+        print(
+            f"{PAGE.name} is up to date" if fresh else f"{PAGE.name} is out of date; run `make docs`", file=sys.stderr
+        )
+        return 0 if fresh else 1
+    PAGE.write_text(wanted, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""`tipbench collect` as a user meets it: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from invoking import invoke, refused
+
+from support.command import tipbench
+from support.mlflow_server import free_port
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
+
+SMALL = ("--n-scenarios", "2", "--prompts", "v1", "--n-tips", "2", "--num-predict", "64")
+TOO_LARGE = ModelSpec("x:e2b", params=4_460_000_000)
+CLOUD = ModelSpec("far:120b-cloud", params=120_000_000_000, remote_model="far:120b", remote_host="https://far.example")
+
+
+def options(server: ScriptedOllama, mlflow_url: str, experiment: str, *models: str) -> tuple[str, ...]:
+    servers = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", f"tip-bench-{experiment}")
+    return ("--models", ",".join(models or ("alpha:135m",)), *servers, *SMALL)
+
+
+def recorded(mlflow_url: str, experiment: str, kind: str) -> list[StoredRun]:
+    with MlflowStore(mlflow_url) as store:
+        found = store.experiment(f"tip-bench-{experiment}")
+        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
+
+
+def test_results_are_on_stdout_and_messages_on_stderr(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(call_s=0.25) as server:
+        done = tipbench("collect", *options(server, mlflow_url, "streams"), home=home)
+    table = done.stdout.splitlines()
+    assert table[0].startswith("tip-bench-streams: 2 cells, 2 generated now, 0 recorded before, 0 failed; ")
+    assert table[2].split() == [
+        *("model", "prompt", "cells", "failed", "no", "tip", "format", "overlong", "latency", "tok/s", "diversity")
+    ]
+    assert re.match(r"alpha:135m +v1 +2 +0 +0 +100% +0% +\d+\.\d\d s +\d+\.\d +\d\.\d\d$", table[4])
+    assert f"MLflow: {mlflow_url}" in done.stderr
+    assert "alpha:135m: 2 to generate" in done.stderr
+    assert "alpha:135m: 2 of 2 done" in done.stderr
+    assert "memory: most models resident at once: 1; " in done.stderr
+    assert re.search(rf"look at it: {mlflow_url}/#/experiments/\d+", done.stderr)
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_json_is_all_there_is_on_stdout(mlflow_url: str) -> None:
+    with ScriptedOllama(call_s=0.25) as server:
+        ended = invoke("collect", *options(server, mlflow_url, "json"), "--json")
+    assert ended.code == 0
+    assert ended.json["generated"] == 2
+    assert ended.json["evidence"]["most_resident"] == 1
+    assert ended.json["pairs"][0] | {"model": "alpha:135m", "answered": 2} == ended.json["pairs"][0]
+
+
+def test_a_second_collect_says_that_everything_is_there(mlflow_url: str) -> None:
+    with ScriptedOllama() as server:
+        first = invoke("collect", *options(server, mlflow_url, "again"), "--json").json
+        ended = invoke("collect", *options(server, mlflow_url, "again"))
+        calls = len(server.log.calls())
+    assert (ended.code, first["cells"], calls) == (0, 2, 2)
+    assert "2 cells, 0 generated now, 2 recorded before" in ended.stdout
+    assert "alpha:135m" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (TOO_LARGE, "x:e2b has 4.46B parameters; the limit is 4B"),
+        (CLOUD, "far:120b-cloud is a cloud model"),
+        (ModelSpec("opaque:1b", params=None), "opaque:1b does not tell its parameter count"),
+        (ModelSpec("embed:1b", capabilities=("embedding",)), "embed:1b cannot complete text"),
+        (None, "nosuch:1b is not on the Ollama server"),
+    ],
+    ids=["too large", "cloud", "unknown size", "no completion", "missing"],
+)
+def test_a_refused_model_stops_the_run_before_anything_is_generated(spec: ModelSpec | None, reason: str) -> None:
+    with ScriptedOllama(["alpha:135m", *([spec] if spec else [])]) as server:
+        models = ("alpha:135m", spec.name if spec else "nosuch:1b")
+        nowhere = f"http://127.0.0.1:{free_port()}"  # MLflow must not even be asked
+        said = refused("collect", *options(server, nowhere, "refused", *models))
+        assert server.log.calls() == []
+    assert said.startswith(f"error: {reason}")
+    assert "--skip-refused" in said
+
+
+def test_skip_refused_runs_the_rest_and_records_the_refusal(mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m", TOO_LARGE, CLOUD]) as server:
+        chosen = options(server, mlflow_url, "skip", "x:e2b", "alpha:135m", "far:120b-cloud")
+        ended = invoke("collect", *chosen, "--skip-refused")
+        again = invoke("collect", *chosen, "--skip-refused", "--json")
+        asked = {request.model for request in server.log.calls()}
+    assert (ended.code, again.code, asked) == (0, 0, {"alpha:135m"})
+    assert "refused: x:e2b has 4.46B parameters" in ended.stderr
+    assert [entry["model"] for entry in again.json["refused"]] == ["x:e2b", "far:120b-cloud"]
+    runs = recorded(mlflow_url, "skip", "refused")
+    assert sorted(run.params["model"] for run in runs) == ["far:120b-cloud", "x:e2b"]
+    assert any("4.46B" in run.tags["reason"] for run in runs)
+    assert len(recorded(mlflow_url, "skip", "cell")) == 2
+
+
+def test_skip_refused_with_nothing_left_is_misuse() -> None:
+    with ScriptedOllama([TOO_LARGE]) as server:
+        said = refused("collect", *options(server, "http://127.0.0.1:9", "none", "x:e2b"), "--skip-refused")
+    assert "4.46B" in said
+    assert "--skip-refused" not in said
+
+
+def test_an_ollama_that_is_away_is_waited_for_and_then_exit_1(home: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = tipbench("collect", "--ollama-url", url, "--server-wait-s", "1", home=home, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "waiting for the server to come back, at most 1 s" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert url in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_mlflow_that_is_away_is_waited_for_and_then_exit_1() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with ScriptedOllama() as server:
+        ended = invoke("collect", *options(server, url, "away"), "--server-wait-s", "1")
+        assert server.log.calls() == []
+    assert (ended.code, ended.stdout) == (1, "")
+    assert f"error: MLflow at {url}" in ended.stderr
+
+
+def test_failed_cells_are_told_and_end_the_run_with_1(mlflow_url: str) -> None:
+    with ScriptedOllama(script=[Fault("error_line", value=2, calls=(1,))]) as server:
+        ended = invoke("collect", *options(server, mlflow_url, "failing"))
+        again = invoke("collect", *options(server, mlflow_url, "failing"), "--json")
+    assert ended.code == 1
+    assert "2 generated now, 0 recorded before, 1 failed" in ended.stdout
+    assert "failed: alpha:135m/v1 " in ended.stderr
+    assert "run the same command again" in ended.stderr
+    assert (again.code, again.json["generated"], again.json["recorded_before"]) == (0, 1, 1)
+    old = [run for run in recorded(mlflow_url, "failing", "cell") if run.state == "failed"]
+    assert [run.tags["superseded"] for run in old] == ["true"]
+
+
+def test_a_model_of_another_client_must_be_evicted_on_purpose(mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m", "beta:135m"]) as server:
+        server.load_foreign("beta:135m")
+        ended = invoke("collect", *options(server, mlflow_url, "evict"))
+        assert server.log.calls() == []
+        evicted = invoke("collect", *options(server, mlflow_url, "evict"), "--evict")
+    assert (ended.code, evicted.code) == (1, 0)
+    assert "beta:135m is in the Ollama server's memory" in ended.stderr
+    assert "--evict" in ended.stderr
+
+
+def test_the_settings_of_variables_and_file_reach_the_models(
+    mlflow_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tipbench.toml").write_text('temperature = 0.25\nnum_ctx = 2048\nmodels = "alpha:135m"\n')
+    with ScriptedOllama() as server:
+        for name, value in {
+            "OLLAMA_HOST": server.url.removeprefix("http://"),
+            "MLFLOW_TRACKING_URI": mlflow_url,
+            "TIPBENCH_NUM_CTX": "3072",
+            "TIPBENCH_EXPERIMENT": "tip-bench-sources",
+        }.items():
+            monkeypatch.setenv(name, value)
+        ended = invoke("collect", *SMALL)
+        sent = server.log.calls()[0].options
+    assert ended.code == 0, ended.stderr
+    assert (sent["temperature"], sent["num_ctx"], sent["num_predict"]) == (0.25, 3072, 64)
+    assert len(recorded(mlflow_url, "sources", "cell")) == 2

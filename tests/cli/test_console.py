@@ -1,0 +1,94 @@
+"""What reaches a terminal: nothing it would obey, unknown as a dash, numbers as people say them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.cli.console import cell_text, duration, file_size, parameter_count, print_table, safe_line, safe_text, say
+from tipbench.cli.experiments import Format, guarded, print_rows
+
+
+@given(st.text())
+def test_nothing_a_terminal_obeys_gets_through(text: str) -> None:
+    shown = safe_line(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+
+
+@given(st.text())
+def test_a_text_keeps_its_lines_and_its_printable_characters(text: str) -> None:
+    shown = safe_text(text)
+    assert shown.count("\n") == text.count("\n")
+    assert [char for char in shown if char not in " \n"] == [c for c in text if c.isprintable() and c not in " \n"]
+
+
+def test_a_message_that_quotes_a_server_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    say("error: \x1b[2Jgone")
+    assert capsys.readouterr().err == "error:  [2Jgone\n"
+
+
+def test_unknown_is_a_dash_and_zero_is_not() -> None:
+    assert cell_text(None) == "–"
+    assert cell_text(0.0) == "0.00"
+    assert cell_text(False) == "no"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "unknown"), (0, "0 s"), (0.2, "under 1 s"), (59.6, "60 s"), (150, "2 min"), (20_000, "5.6 h")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_sizes_are_said_as_people_say_them() -> None:
+    assert [file_size(n) for n in (None, 0, 384, 98_362_982, 2 * 2**30)] == [
+        *(None, "none", "under 1 MiB", "94 MiB", "2.0 GiB")
+    ]
+    assert [parameter_count(n) for n in (None, 0.0, 0.135, 4.46)] == [None, "none", "135M", "4.46B"]
+
+
+def test_a_table_without_a_terminal_is_whole_and_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 400
+    assert print_table(["name", "n"], [[long, 1], ["[red]y", None]], text=["name"], keep=1) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"{long}  1"
+    assert lines[3] == f"[red]y{' ' * (400 - 6)}  –"
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_narrow_terminal_drops_columns_from_the_right_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    rows: list[dict[str, object]] = [{"run": "abcdefgh", "model": "alpha:135m", "tips": 3, "speed": 1.5, "more": 2.5}]
+    print_rows(["run", "model", "tips", "speed", "more"], rows, Format.TABLE, text=["run", "model"], keep=2)
+    printed = capsys.readouterr()
+    assert "tips" in printed.out
+    assert "speed" not in printed.out
+    assert "too narrow for speed, more; --format csv has all" in printed.err
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-cmd", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_csv_cell_is_never_a_formula(text: str) -> None:
+    assert str(guarded(text)).startswith("'")
+
+
+@given(st.text().filter(lambda text: text[:1] not in "=+-@\t\r" and "\0" not in text and "\r" not in text))
+def test_csv_gives_back_what_was_put_in(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", out := io.StringIO())
+        print_rows(["a", "b"], [{"a": text, "b": None}], Format.CSV)
+    out.seek(0)
+    assert list(csv.DictReader(out)) == [{"a": text, "b": ""}]
+
+
+def test_an_empty_csv_still_has_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(["a", "b"], [], Format.CSV)
+    assert capsys.readouterr().out == "a,b\n"

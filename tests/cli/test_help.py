@@ -1,0 +1,107 @@
+"""What a newcomer sees first: help that helps, and at once."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from invoking import invoke
+
+import tipbench
+from tipbench.cli.main import app
+
+HEAVY = ("httpx", "numpy", "mlflow", "rich", "xllamacpp", "scipy")
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that call it."""
+    command = command or typer.main.get_command(app)
+    for name, sub in command.commands.items():
+        if hasattr(sub, "commands"):
+            yield from commands(sub, (*path, name))
+        else:
+            yield (*path, name), sub
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_of_every_command_explains_it(path: tuple[str, ...]) -> None:
+    ended = invoke(*path, "--help")
+    assert ended.code == 0
+    assert ended.stderr == ""
+    assert ended.stdout.startswith(f"Usage: tipbench {' '.join(path)}")
+    assert "Example" in ended.stdout or ended.stdout.count(". ") + ended.stdout.count(".\n") >= 2
+    assert invoke(*path, "-h").stdout == ended.stdout
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_option_says_what_it_does(path: tuple[str, ...]) -> None:
+    for parameter in COMMANDS[path].params:
+        assert parameter.help, f"{' '.join(path)} {parameter.name} has no help"
+
+
+def test_the_list_of_commands_shows_each_with_a_whole_sentence() -> None:
+    shown = invoke("--help").stdout
+    assert "tipbench demo" in shown
+    assert "..." not in shown.split("Commands:")[1]
+
+
+def test_examples_in_help_use_options_that_exist() -> None:
+    for path, command in COMMANDS.items():
+        for line in (command.help or "").splitlines():
+            words = line.split()
+            if words[:1] != ["tipbench"]:
+                continue
+            at = 1
+            while words[1 : at + 1] and tuple(words[1 : at + 1]) not in COMMANDS:
+                at += 1
+            known = {name for parameter in COMMANDS[tuple(words[1 : at + 1])].params for name in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= known, f"{' '.join(path)}: {line}"
+
+
+def test_version_is_printed() -> None:
+    assert invoke("--version").stdout == f"tipbench {tipbench.__version__}\n"
+
+
+def test_no_command_is_misuse_and_shows_help() -> None:
+    ended = invoke()
+    assert ended.code == 2
+    assert "Usage: tipbench" in ended.stdout + ended.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['tipbench', '--help']\n"
+        "from tipbench.cli.main import app\n"
+        "app(standalone_mode=False)\n"
+        "print('MODULES', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.rsplit("MODULES", 1)[1].split())
+    assert "tipbench" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_help_starts_almost_as_fast_as_its_two_libraries() -> None:
+    """Processor time, as a ratio: the machine may be slow or busy. BaseModel, since `import pydantic` is lazy."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(5):
+        ours.append(_processor_seconds("-m", "tipbench", "--help"))
+        theirs.append(_processor_seconds("-c", "import typer; from pydantic import BaseModel"))
+    assert statistics.median(ours) <= 2.5 * statistics.median(theirs)
+
+
+def _processor_seconds(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,0 +1,43 @@
+"""`tipbench mlflow up / status / down` on the real server, and commands that find it by themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.mlflow_server import require_mlflow
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with the warnings of its server left alone: they are MLflow's, and inherited."""
+    command = [sys.executable, "-m", "tipbench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+
+
+def test_the_local_server_is_started_found_and_stopped(home: Path) -> None:
+    require_mlflow()
+    quiet = run("mlflow", "status")
+    assert quiet.stdout.startswith("not running; ")
+    assert run("mlflow", "down").stderr == "the local MLflow is not running\n"
+    try:
+        up = run("mlflow", "up")
+        url = up.stdout.strip()
+        assert url.startswith("http://127.0.0.1:")
+        assert "Starting the local MLflow" in up.stderr
+        assert run("mlflow", "up").stdout == up.stdout
+
+        assert run("mlflow", "status").stdout == f"running at {url}\n"
+        status = json.loads(run("mlflow", "status", "--json").stdout)
+        assert status | {"running": True, "healthy": True, "url": url, "home": str(home)} == status
+
+        collected = run("collect", "--models", "baseline:template", "--n-scenarios", "1")
+        if f"MLflow: local MLflow at {url}\n" in collected.stderr:
+            assert len(json.loads(run("runs", "list", "--mlflow-url", url, "--json").stdout)) == 3
+        else:
+            assert "(found there)" in collected.stderr, "only an MLflow on the usual port comes before ours"
+    finally:
+        down = run("mlflow", "down")
+    assert down.stderr == "the local MLflow is stopped\n"
+    assert run("mlflow", "status").stdout == f"not running; its data are in {home / 'mlflow'}\n"

@@ -1,0 +1,107 @@
+"""`tipbench plan`: what a collect would do, told without doing anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from invoking import invoke
+
+from support.mlflow_server import free_port
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.record.tracking import find_tracking
+
+SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
+
+
+@pytest.fixture
+def no_usual_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where nothing answers on MLflow's usual port."""
+    assert find_tracking.__kwdefaults__ is not None
+    monkeypatch.setitem(find_tracking.__kwdefaults__, "usual", ())
+
+
+@pytest.mark.usefixtures("no_usual_mlflow")
+def test_a_plan_on_a_fresh_machine_starts_no_mlflow_and_writes_nothing(home: Path) -> None:
+    with ScriptedOllama(["alpha:135m", "beta:135m"]) as server:
+        ended = invoke("plan", "--models", "alpha:135m,beta:135m", "--ollama-url", server.url)
+        assert server.log.calls() == []
+    assert (ended.code, ended.stderr) == (0, "")
+    assert not home.exists()
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "tip-bench-auto: suite tips, 8 scenarios, 3 prompts, 5 tips a cell, rubric tip-v1"
+    assert lines[2].split() == ["model", "parameters", "memory", "cells", "recorded", "to", "generate", "time"]
+    assert lines[4].split()[:7] == ["alpha:135m", "135M", "202", "MiB", "24", "0", "24"]
+    assert lines[-1].startswith("48 cells, 0 recorded, 48 to generate; about ")
+
+
+@pytest.mark.usefixtures("no_usual_mlflow")
+def test_a_plan_needs_no_ollama_for_models_without_it() -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    ended = invoke("plan", "--models", "baseline:template", "--ollama-url", nowhere, "--json")
+    assert ended.code == 0
+    assert ended.json["to_generate"] == 24
+
+
+def test_a_plan_counts_what_is_recorded_and_what_failed(mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m", "beta:135m"], [Fault("error_line", value=1, calls=(1,))]) as server:
+        servers = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-planned")
+        before = invoke("plan", "--models", "alpha:135m,beta:135m", *servers, *SMALL)
+        invoke("collect", "--models", "alpha:135m", *servers, *SMALL)
+        after = invoke("plan", "--models", "alpha:135m,beta:135m", *servers, *SMALL)
+        as_json = invoke("plan", "--models", "alpha:135m,beta:135m", *servers, *SMALL, "--json").json
+        other = invoke("plan", "--models", "alpha:135m", *servers, *SMALL, "--seed", "7", "--json").json
+    assert "12 cells, 0 recorded, 12 to generate; " in before.stdout
+    assert "12 cells, 5 recorded, 7 to generate (1 of them failed before); " in after.stdout
+    assert [(model["model"], model["recorded"]) for model in as_json["models"]] == [("alpha:135m", 5), ("beta:135m", 0)]
+    assert (as_json["recorded"], as_json["to_generate"], as_json["failed_before"]) == (5, 7, 1)
+    assert other["recorded"] == 0
+
+
+def test_a_plan_of_a_finished_grid_says_so(mlflow_url: str) -> None:
+    options = ("--models", "baseline:template", "--mlflow-url", mlflow_url, "--experiment", "tip-bench-whole", *SMALL)
+    assert invoke("collect", *options).code == 0
+    assert invoke("plan", *options).stdout.endswith("6 cells, all recorded; nothing to generate\n")
+
+
+def test_a_plan_without_its_mlflow_warns_and_counts_nothing() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ended = invoke("plan", "--models", "baseline:template", "--mlflow-url", url)
+    assert ended.code == 0
+    assert "24 cells, 0 recorded" in ended.stdout
+    assert f"warning: MLflow at {url}" in ended.stderr
+
+
+@pytest.mark.usefixtures("no_usual_mlflow")
+def test_a_plan_tells_refused_models_and_exits_2_unless_they_are_skipped() -> None:
+    with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)]) as server:
+        options = ("plan", "--models", "alpha:135m,x:e2b", "--ollama-url", server.url)
+        ended = invoke(*options, "--json")
+        skipping = invoke(*options, "--skip-refused")
+        alone = invoke("plan", "--models", "x:e2b", "--ollama-url", server.url, "--skip-refused")
+    assert (ended.code, skipping.code, alone.code) == (2, 0, 2)
+    assert [refusal["model"] for refusal in ended.json["refused"]] == ["x:e2b"]
+    assert "refused: x:e2b has 4.46B parameters; the limit is 4B" in skipping.stderr
+    assert "24 cells" in skipping.stdout
+    assert alone.stdout == "nothing to generate: no model may run\n"
+
+
+@pytest.mark.usefixtures("no_usual_mlflow")
+def test_a_plan_warns_of_a_model_that_hardly_fits() -> None:
+    with ScriptedOllama([ModelSpec("huge:3b", params=3_000_000_000, size_bytes=2**50)]) as server:
+        ended = invoke("plan", "--models", "huge:3b", "--ollama-url", server.url)
+    assert ended.code == 0
+    assert "warning: huge:3b needs about" in ended.stderr
+
+
+def test_a_plan_without_its_ollama_ends_at_once() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ended = invoke("plan", "--ollama-url", url)
+    assert (ended.code, ended.stdout) == (1, "")
+    assert url in ended.stderr
+
+
+@pytest.mark.usefixtures("no_usual_mlflow")
+def test_a_cap_on_scenarios_covers_every_persona_first() -> None:
+    shown = invoke("plan", "--models", "baseline:template", "--n-scenarios", "4", "--json").json
+    assert len({scenario.partition("@")[0] for scenario in shown["scenarios"]}) == 4

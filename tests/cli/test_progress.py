@@ -1,0 +1,77 @@
+"""Progress: plain lines without a terminal, bars on one; neither obeys what a model or server says."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.cli.progress import Lines, sentence
+from tipbench.plan.grid import Cell
+from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Recording, Resumed, Waiting
+
+CELL = Cell("alpha:135m", "v1", "nurse@morning")
+
+
+def test_lines_tell_blocks_failures_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines() as view:
+        view(BlockStarted("alpha:135m", 24, 10))
+        view(CellFinished(CELL))
+        view(CellFinished(CELL, failure="x\x1b[2J: incomplete"))
+        view(BlockFinished("alpha:135m"))
+        view(Message("careful", warning=True))
+        view(Recording(3))  # only now and then
+    assert capsys.readouterr().err.splitlines() == [
+        "alpha:135m: 10 of 24 recorded before, 14 to generate",
+        "failed: x [2J: incomplete",
+        "alpha:135m: 12 of 24 done, nothing left in memory",
+        "warning: careful",
+    ]
+
+
+def test_a_pause_is_visible_with_its_limit() -> None:
+    assert "waiting for ollama to come back, at most 2 min" in sentence(Waiting("ollama", 120))
+    assert "at most" not in sentence(Waiting("MLflow", 0))
+    assert sentence(Resumed("ollama")) == "ollama is back"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_gets_bars_and_lines_that_fit(width: int, home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
+        shown = _on_a_terminal(
+            width,
+            *("collect", "--models", "alpha:135m,baseline:template", "--n-scenarios", "2", "--prompts", "v1"),
+            *("--n-tips", "2", "--num-predict", "64", "--ollama-url", server.url, "--mlflow-url", mlflow_url),
+            *("--experiment", f"tip-bench-terminal-{width}"),
+        )
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"alpha:135m +━+ 2/2 +\d+ tok/s", plain)
+    assert re.search(r"recording in MLflow ━+ +(\d+)/\1 ", plain), "the last bar is left unfinished"
+    table = plain[plain.index("generated now") :].splitlines()
+    assert max(len(line) for line in table if line.startswith(("model", "alpha", "base"))) <= width
+    assert ("--json has all columns" in plain) == (width == 80)
+
+
+def _on_a_terminal(width: int, *arguments: str) -> str:
+    """What a terminal of that width is sent."""
+    terminal, command_side = pty.openpty()
+    env = {**os.environ, "COLUMNS": str(width), "LINES": "40", "TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "tipbench", *arguments]
+    process = subprocess.Popen(command, env=env, stdin=command_side, stdout=command_side, stderr=command_side)
+    os.close(command_side)
+    received = bytearray()
+    try:
+        while chunk := os.read(terminal, 65536):
+            received += chunk
+    except OSError:  # how Linux says that the other side has closed
+        pass
+    finally:
+        os.close(terminal)
+    assert process.wait(60) == 0, received.decode("utf-8", "replace")
+    return received.decode()

@@ -1,0 +1,85 @@
+"""docs/recording.md against what a collect really records in a real MLflow: neither may know a name the other lacks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from invoking import invoke
+
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama, tips
+from tipbench.generate.engine import FailureKind
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import RunKind
+
+PAGE = Path(__file__).parents[2] / "docs" / "recording.md"
+EXPERIMENT = "tip-bench-recording"
+SELDOM = {("cell", "Tags", "foreign_resident")}  # needs a second client: see the flow tests
+
+Names = dict[tuple[str, str], set[str]]  # (kind, heading) → names
+
+
+def documented() -> Names:
+    names: Names = defaultdict(set)
+    kind = heading = ""
+    for line in PAGE.read_text("utf-8").splitlines():
+        if found := re.match(r"## `kind=(\w+)`", line):
+            kind, heading = found[1], ""
+        elif found := re.match(r"### (\w+)", line):
+            heading = found[1]
+        elif kind and heading != "States" and (found := re.match(r"\| `([^`]+)` \|", line)):
+            names[kind, heading].add(found[1])
+    return names
+
+
+def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping[str, object], nth: int) -> str:
+    return "Sorry." if nth == 1 else tips(model, messages, options, nth)
+
+
+@pytest.fixture
+def recorded(mlflow_url: str) -> Names:
+    """A collect with an answer, an answer without tips, a failure, a refusal; then one more that mends the failure."""
+    faults = [Fault("error_line", value=3, calls=(2,))]
+    with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)], faults, reply=reply) as server:
+        options = (
+            *("--models", "alpha:135m,x:e2b", "--skip-refused", "--prompts", "v1", "--n-scenarios", "3"),
+            *("--n-tips", "2", "--num-predict", "64", "--ollama-url", server.url),
+            *("--mlflow-url", mlflow_url, "--experiment", EXPERIMENT),
+        )
+        assert [invoke("collect", *options).code for _ in range(2)] == [1, 0]
+    names: Names = defaultdict(set)
+    with MlflowStore(mlflow_url) as store:
+        experiment = store.experiment(EXPERIMENT)
+        assert experiment is not None
+        assert set(experiment.tags) == {"tipbench.revision"}
+        for found in store.search(experiment.experiment_id, where={}):
+            run, texts = store.get(found.run_id)
+            for heading, values in zip(
+                ("Params", "Metrics", "Tags", "Texts"), (run.params, run.metrics, run.tags, texts), strict=True
+            ):
+                if values:
+                    names[run.tags["kind"], heading] |= set(values)
+    return names
+
+
+def test_the_page_names_exactly_what_is_recorded(recorded: Names) -> None:
+    page = documented()
+    for kind, heading, name in SELDOM:
+        recorded[kind, heading].add(name)
+    assert set(page) == set(recorded)
+    for place, names in recorded.items():
+        assert page[place] == names, place
+
+
+def test_the_page_names_every_kind_of_run() -> None:
+    text = PAGE.read_text("utf-8")
+    assert all(f"`{kind}`" in text for kind in RunKind)
+
+
+def test_the_page_names_every_failure_that_can_be_recorded() -> None:
+    row = re.search(r"\| `failure` \| (.*) \|", PAGE.read_text("utf-8"))
+    assert row is not None
+    assert set(re.findall(r"`(\w+)`", row[1])) == set(FailureKind) - {FailureKind.CANCELLED}

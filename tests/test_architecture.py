@@ -1,0 +1,237 @@
+"""The layout's two rules: imports point to earlier steps, and the outside stays in files named after it.
+
+`violations` reads the source, so imports inside functions count, and a planted violation shows that it can see.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "tipbench"
+
+# Each may import what stands behind it, never what stands before.
+ORDER = (
+    *("cli", "settings", "jobs", "simulate", "serve", "compare", "judge", "record", "generate", "plan"),
+    *("charts", "errors"),
+)
+LEVEL = {step: level for level, step in enumerate(ORDER)} | {"web": 0}
+FREE = {"", "addresses", "charts", "errors"}  # of no step: any may import them
+ENTRY = {"__main__": "cli"}
+
+OUTSIDE = {
+    "httpx": {"generate/ollama_rest.py", "generate/download.py", "generate/weights.py", "record/mlflow.py",
+              "record/mlflow_http.py", "jobs/airflow.py", "cli/", "web/"},
+    "sqlite3": {"serve/sqlite.py", "jobs/sqlite.py", "cli/", "web/"},
+    "subprocess": {"generate/machine.py", "generate/weights.py", "record/local_mlflow.py",
+                   "judge/command.py", "jobs/local.py", "cli/", "web/"},
+    "fastapi": {"web/"},
+    "xllamacpp": {"generate/llamacpp.py"},
+    "mlflow": set(),
+}  # fmt: skip
+LAZY = {"xllamacpp", "mlflow", "scipy", "krippendorff", "altair", "vl_convert"}
+NAMELESS = {"utils", "util", "helpers", "helper", "common", "types", "misc"}
+
+
+def sources() -> dict[str, str]:
+    """Every module of the package by its path inside it."""
+    return {str(path.relative_to(PACKAGE).as_posix()): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What is wrong with one module."""
+    tree = ast.parse(source)
+    found = []
+    if PurePosixPath(path).stem in NAMELESS or NAMELESS & set(PurePosixPath(path).parts):
+        found.append(f"{path}: has no name of its own")
+    if not ast.get_docstring(tree):
+        found.append(f"{path}: says nothing of what it is (no docstring)")
+    at_top = set(_at_module_level(tree))
+    for node in ast.walk(tree):
+        for name in _imported(node, path):
+            found += _import_violations(path, name, at_top=node in at_top)
+    return found
+
+
+def _import_violations(path: str, name: str, *, at_top: bool) -> Iterator[str]:
+    top = name.partition(".")[0]
+    if top == "tipbench":
+        own, other = _step(path), [*name.split("."), ""][1]
+        if other not in FREE and other in LEVEL and not _may_import(own, other):
+            yield f"{path}: imports {name}, which comes later than {own or 'the package itself'}"
+        elif other not in FREE and other not in LEVEL:
+            yield f"{path}: imports {name}, which is no step of the flow"
+    if top in OUTSIDE and not any(
+        path == place or (place[-1] == "/" and path.startswith(place)) for place in OUTSIDE[top]
+    ):
+        yield f"{path}: {top} belongs to the outside"
+    if top in LAZY and at_top:
+        yield f"{path}: {top} is imported before it is needed"
+
+
+def _may_import(own: str, other: str) -> bool:
+    if own == other:
+        return True
+    return own in LEVEL and LEVEL[own] < LEVEL[other]
+
+
+def _step(path: str) -> str:
+    """The step a file belongs to; the package's own `__init__` belongs to none and imports nothing."""
+    first = PurePosixPath(path).parts[0].removesuffix(".py")
+    return ENTRY.get(first, "" if first == "__init__" else first)
+
+
+def _imported(node: ast.AST, path: str) -> list[str]:
+    """The full names a statement imports; a relative one counted from the file, `import_module("x")` too."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = _absolute(node, path)
+        return [f"{base}.{alias.name}" if base == "tipbench" else base for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+        "importlib.import_module",
+        "import_module",
+        "__import__",
+    ):
+        return [str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return []
+
+
+def _absolute(node: ast.ImportFrom, path: str) -> str:
+    if not node.level:
+        return node.module or ""
+    package = ("tipbench", *PurePosixPath(path).parts[:-1])
+    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _at_module_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements that run when the module is imported: not those in functions, nor under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _at_module_level(child)
+
+
+def test_every_module_keeps_to_the_layout() -> None:
+    assert [problem for path, source in sorted(sources().items()) for problem in violations(path, source)] == []
+
+
+def test_the_steps_that_exist_are_all_in_the_order() -> None:
+    known = set(LEVEL) | FREE | set(ENTRY) | {"__init__"}
+    assert {_step(path) for path in sources()} <= known
+
+
+def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
+    """A file that no longer does comes off the list, so that the list stays the truth."""
+    modules = sources()
+    for library, places in OUTSIDE.items():
+        for place in places & set(modules):
+            names = [name for node in ast.walk(ast.parse(modules[place])) for name in _imported(node, place)]
+            assert library in {name.partition(".")[0] for name in names}, f"{place} no longer imports {library}"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("plan/grid.py", "import tipbench.record.run"),
+        ("plan/grid.py", "from tipbench.generate import engine"),
+        ("plan/grid.py", "from tipbench import record"),
+        ("plan/grid.py", "from ..record import run"),
+        ("record/run.py", "def f():\n    from tipbench.cli.main import app"),
+        ("record/run.py", "from tipbench.settings import Settings"),
+        (
+            "generate/engine.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tipbench.record import run",
+        ),
+        ("serve/policy.py", "from tipbench.simulate.world import World"),
+        ("web/admin.py", "from tipbench.cli.main import app"),
+        ("errors.py", "from tipbench.plan.config import CollectConfig"),
+        ("__init__.py", "from tipbench.record import run"),
+        ("plan/grid.py", "from tipbench.somewhere import x"),
+        ("plan/suite.py", "import httpx"),
+        ("record/collect.py", "def f():\n    import subprocess"),
+        ("record/collect.py", "import importlib\nimportlib.import_module('sqlite3')"),
+        ("serve/policy.py", "from fastapi import FastAPI"),
+        ("record/mlflow.py", "def f():\n    import mlflow"),
+        ("generate/llamacpp.py", "import xllamacpp"),
+        ("generate/llamacpp.py", "try:\n    import xllamacpp\nexcept ImportError:\n    pass"),
+        ("compare/statistics.py", "from scipy import stats"),
+        ("record/utils.py", "x = 1"),
+        ("common/texts.py", "x = 1"),
+    ],
+)
+def test_a_planted_violation_is_found(path: str, source: str) -> None:
+    assert len(violations(path, f'"""A module."""\n{source}\n')) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("record/collect.py", "from tipbench.plan.grid import Cell\nfrom tipbench.errors import TipbenchError"),
+        ("plan/grid.py", "from tipbench.plan.config import fingerprint\nfrom . import scenarios"),
+        ("web/admin.py", "from tipbench.settings import load_settings\nfrom fastapi import FastAPI"),
+        ("generate/llamacpp.py", "def f():\n    import xllamacpp"),
+        ("simulate/world.py", "from tipbench.serve.policy import Policy\nfrom tipbench.charts import line"),
+        ("compare/statistics.py", "def f():\n    from scipy import stats"),
+        ("__main__.py", "from tipbench.cli.main import main"),
+        ("record/collect.py", "import tipbench"),
+    ],
+)
+def test_what_the_layout_allows_is_not_found(path: str, source: str) -> None:
+    assert violations(path, f'"""A module."""\n{source}\n') == []
+
+
+def test_a_module_without_docstring_is_found() -> None:
+    assert violations("plan/new.py", "x = 1\n") == ["plan/new.py: says nothing of what it is (no docstring)"]
+
+
+PLACES = re.compile(
+    r"(?<![\w.$~-])/(?:work|root|tmp/w|home/[a-z]+)/[\w.]"  # a path of the machine it was written on
+    r"|https?://[^\s\"'`)>]*\b(?:pypi|pythonhosted|npmjs|registry|artifactory|nexus|devpi)\b[^\s\"'`)>]*"
+    r"|\b(?:files\.pythonhosted|pypi|registry\.npmjs|registry\.ollama)\.(?:org|com|ai)\b"
+)
+ALLOWED = {"registry.ollama.ai"}  # part of a message that Ollama itself prints, which the scripted server repeats
+
+
+def named_places(text: str) -> list[str]:
+    return [found for found in (match.group() for match in PLACES.finditer(text)) if found not in ALLOWED]
+
+
+def test_no_file_names_a_registry_or_a_path_of_somebodys_machine() -> None:
+    """Whoever installs has an index of their own, and nobody else has our folders."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone: which files belong to the project is not known")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path == Path(__file__) or not path.is_file():
+            continue
+        assert named_places(path.read_text("utf-8", "replace")) == [], name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cd /work/main", "open('/root/.cache')", "https://pypi.org/simple", "index-url = https://nexus.corp.example/x"],
+)
+def test_a_planted_place_is_found(text: str) -> None:
+    assert named_places(text)
+
+
+@pytest.mark.parametrize("text", ["src/work/x", "https://mlflow.org/docs", "pip install tipbench", "/proc/meminfo"])
+def test_an_ordinary_place_is_not_found(text: str) -> None:
+    assert not named_places(text)

@@ -1,0 +1,134 @@
+"""Settings: flags over variables over files over defaults, each value with its source, and one complete table."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.errors import UsageError
+from tipbench.plan.config import CollectConfig
+from tipbench.settings import SETTINGS, find_home, load_settings, ollama_url
+
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def settings_of(tmp_path: Path, here: str = "", at_home: str = "", **variables: str) -> CollectConfig:
+    """The configuration that a folder, a home and an environment give."""
+    home = tmp_path / "home"
+    for folder, text in ((tmp_path, here), (home, at_home)):
+        folder.mkdir(exist_ok=True)
+        if text:
+            (folder / "tipbench.toml").write_text(text)
+    return load_settings({"TIPBENCH_HOME": str(home), **variables}, tmp_path).collect_config({})
+
+
+def test_the_table_has_every_option_of_collect_with_its_meaning() -> None:
+    assert set(CollectConfig.model_fields) <= set(BY_KEY)
+    assert all(setting.meaning.endswith(".") for setting in SETTINGS)
+    assert all(f"TIPBENCH_{key.upper()}" == BY_KEY[key].variables[0] for key in CollectConfig.model_fields)
+    assert len(BY_KEY) == len(SETTINGS)
+
+
+def test_the_usual_variables_are_in_the_table() -> None:
+    named = {variable for setting in SETTINGS for variable in setting.variables}
+    assert {"OLLAMA_HOST", "MLFLOW_TRACKING_URI", "NO_COLOR", "TIPBENCH_HOME"} <= named
+
+
+def test_the_defaults_of_the_table_are_those_of_collect() -> None:
+    given_by_table = {key: BY_KEY[key].default for key in CollectConfig.model_fields if BY_KEY[key].default}
+    assert CollectConfig.model_validate(given_by_table) == CollectConfig()
+
+
+def test_defaults_apply_when_nothing_is_set(tmp_path: Path) -> None:
+    assert settings_of(tmp_path) == CollectConfig()
+
+
+def test_the_working_folder_comes_before_the_home_folder(tmp_path: Path) -> None:
+    config = settings_of(tmp_path, here="n_tips = 4", at_home="n_tips = 3\nseed = 7")
+    assert (config.n_tips, config.seed) == (4, 7)
+
+
+def test_a_variable_comes_before_the_files(tmp_path: Path) -> None:
+    assert settings_of(tmp_path, here="n_tips = 4", TIPBENCH_N_TIPS="6").n_tips == 6
+
+
+def test_a_flag_comes_before_everything(tmp_path: Path) -> None:
+    settings = load_settings({"TIPBENCH_HOME": str(tmp_path), "TIPBENCH_N_TIPS": "6"}, tmp_path)
+    assert settings.collect_config({"n_tips": "8", "seed": None}).n_tips == 8
+
+
+def test_our_own_variable_comes_before_the_usual_one(tmp_path: Path) -> None:
+    config = settings_of(tmp_path, TIPBENCH_OLLAMA_URL="http://ours:1", OLLAMA_HOST="theirs:2")
+    assert config.ollama_url == "http://ours:1"
+    assert settings_of(tmp_path, OLLAMA_HOST="theirs:2").ollama_url == "http://theirs:2"
+
+
+def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
+    assert settings_of(tmp_path, TIPBENCH_N_TIPS="", OLLAMA_HOST="") == CollectConfig()
+
+
+def test_lists_and_truth_values_are_read_from_every_source(tmp_path: Path) -> None:
+    from_file = settings_of(tmp_path, here='models = ["a:1b", "b:1b"]\ndiversity = true')
+    from_variables = settings_of(tmp_path, TIPBENCH_MODELS="a:1b, b:1b", TIPBENCH_DIVERSITY="true")
+    assert from_file.model_names == from_variables.model_names == ("a:1b", "b:1b")
+    assert from_file.diversity is from_variables.diversity is True
+
+
+def test_an_unknown_key_is_refused_with_the_file_and_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tipbench\.toml has an unknown key 'n_tipps'; known are .*n_tips"):
+        settings_of(tmp_path, here="n_tipps = 3")
+
+
+@pytest.mark.parametrize("key", ["mlflow_password", "home"])
+def test_a_secret_or_the_home_is_not_read_from_a_file(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UsageError, match="unknown key"):
+        settings_of(tmp_path, here=f'{key} = "x"')
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tipbench\.toml cannot be read: .*line 1"):
+        settings_of(tmp_path, here="n_tips 3")
+
+
+def test_a_bad_value_is_named_by_where_it_came_from(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tipbench\.toml: n_tips: .*'0'.*TIPBENCH_SEED: .*'x'"):
+        settings_of(tmp_path, here="n_tips = 0", TIPBENCH_SEED="x")
+
+
+def test_home_is_the_variable_else_a_local_folder_else_the_users_data(tmp_path: Path) -> None:
+    data = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    assert find_home(data, tmp_path) == tmp_path / "data" / "tipbench"
+    (tmp_path / ".tipbench").mkdir()
+    assert find_home(data, tmp_path) == tmp_path / ".tipbench"
+    assert find_home({**data, "TIPBENCH_HOME": str(tmp_path / "own")}, tmp_path) == tmp_path / "own"
+    assert find_home({}, tmp_path / "elsewhere") == Path.home() / ".local" / "share" / "tipbench"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("box", "http://box:11434"),
+        ("box:8080", "http://box:8080"),
+        (":8080", "http://127.0.0.1:8080"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:1234", "http://127.0.0.1:1234"),
+        ("[::]:1234", "http://127.0.0.1:1234"),
+        ("[::1]:1234", "http://[::1]:1234"),
+        ("http://box", "http://box:80"),
+        ("https://box", "https://box:443"),
+        ("https://box/ollama/", "https://box:443/ollama"),
+        (" box ", "http://box:11434"),
+    ],
+)
+def test_ollama_host_is_read_as_ollama_reads_it(host: str, url: str) -> None:
+    assert ollama_url(host) == url
+
+
+@given(st.text(max_size=40))
+def test_any_ollama_host_is_understood_or_refused(host: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert "://" in ollama_url(host)

@@ -24,7 +24,7 @@ LOG_THREADS = (1, 2)
 _LOG_RUN_S = 0.07  # for the estimate: what MLflow on SQLite takes for a run
 _START_S = 1.0
 _MLFLOW_START_S = 15.0
-_WARM_CELLS = 12
+_WARM_CELLS = 96
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,13 @@ def measure(plan: Scenes, rounds: int, note: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, _mlflow(Path(name)) as mlflow_url:
         bench = _Bench(Path(name), mlflow_url, Progress(estimate_s(plan, rounds) - _MLFLOW_START_S))
         bench.warm_up()
-        done: dict[str, list[Round]] = {scene.name: [] for scene in plan}
+        done: list[list[Round]] = [[] for _ in plan]
         for number in range(1, rounds + 1):
-            for scene in plan:
+            for scene, measured in zip(plan, done, strict=True):
                 say(f"round {number} of {rounds}: {scene.name}")
-                done[scene.name].append(bench.round(scene, backwards=number % 2 == 0))
-    by_scene = [done[scene.name] for scene in plan]
-    shown = [{"scene": name, **asdict(item)} for name, items in done.items() for item in items]
-    return Result("collect", note, tuple(claims(plan, *by_scene)), shown)
+                measured.append(bench.round(scene, backwards=number % 2 == 0))
+    shown = [{"scene": scene.name, **asdict(r)} for scene, measured in zip(plan, done, strict=True) for r in measured]
+    return Result("collect", note, tuple(claims(plan, *done)), shown)
 
 
 @contextmanager
@@ -143,7 +142,7 @@ class _Bench:
 
     def warm_up(self) -> None:
         """A small collect that is not counted: files into the cache, MLflow's first requests out of the way."""
-        self._collect(Work(_WARM_CELLS, 0.0, 8))
+        self._collect(Work(_WARM_CELLS, 0.05, 8))
 
     def round(self, scene: Scene, *, backwards: bool) -> Round:
         """Everything once. Every second round runs backwards, so that nobody always comes first."""

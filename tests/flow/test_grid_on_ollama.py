@@ -15,7 +15,6 @@ from tipbench.record.run import StoredRun
 
 MODELS = ("alpha:135m", "beta:135m", "gamma:135m")
 ASK = ("--n-tips", "2", "--num-predict", "128", "--num-ctx", "2048")
-A_LOAD_S = 0.15  # a cold load takes 0.5 s and more, a warm call's load_duration some 20 ms
 
 
 def runs(mlflow_url: str, experiment: str, kind: str = "cell") -> list[StoredRun]:
@@ -25,16 +24,13 @@ def runs(mlflow_url: str, experiment: str, kind: str = "cell") -> list[StoredRun
         return list(store.search(found.experiment_id, where={"kind": kind}))
 
 
-def loads(recorded: list[StoredRun]) -> int:
-    return sum(run.metrics["load_s"] > A_LOAD_S for run in recorded)
-
-
 def test_three_models_three_prompts_eight_scenarios_one_set_of_weights(
     home: Path, ollama: RealOllama, mlflow_url: str
 ) -> None:
     experiment = "tip-bench-three"
     options = ("collect", "--models", ",".join(MODELS), "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
-    with PsWatcher(ollama.url) as watcher:
+    before = ollama.loads
+    with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         done = tipbench(*options, *ASK, "--experiment", experiment, home=home, timeout_s=500)
     assert watcher.max_resident == 1
     assert watcher.seen == set(MODELS)
@@ -42,7 +38,9 @@ def test_three_models_three_prompts_eight_scenarios_one_set_of_weights(
     recorded = runs(mlflow_url, experiment)
     assert len(recorded) == 72
     assert {run.status for run in recorded} == {"FINISHED"}
-    assert loads(recorded) == 3
+    assert ollama.loads - before == 3
+    by_load = sorted((run.metrics["load_s"] for run in recorded), reverse=True)
+    assert by_load[2] > 3 * by_load[36], "the three loads stand out of the warm calls"
     assert {run.params["engine_version"] for run in recorded} == {"0.11.4"}
     assert len({run.params["model_digest"] for run in recorded}) == 3
     for run in recorded:
@@ -65,12 +63,13 @@ def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, m
     experiment = "tip-bench-unload-call"
     options = ("--models", "alpha:135m,beta:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
     small = ("--n-tips", "2", "--num-predict", "16", "--num-ctx", "2048", "--n-scenarios", "2", "--prompts", "v1")
-    with PsWatcher(ollama.url) as watcher:
+    before = ollama.loads
+    with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         tipbench("collect", *options, *small, "--unload", "call", "--experiment", experiment, home=home)
     assert watcher.max_resident == 1
     recorded = runs(mlflow_url, experiment)
     assert len(recorded) == 4
-    assert loads(recorded) == 4
+    assert ollama.loads - before == 4
 
 
 def test_a_second_client_that_loads_another_model_is_seen_and_reported(
@@ -80,7 +79,7 @@ def test_a_second_client_that_loads_another_model_is_seen_and_reported(
     options = ("--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
     stop = threading.Event()
     intruder = threading.Thread(target=_intrude, args=(ollama.url, stop))
-    with PsWatcher(ollama.url) as watcher:
+    with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         intruder.start()
         small = ("--n-tips", "2", "--num-predict", "64", "--num-ctx", "2048", "--n-scenarios", "8")
         try:

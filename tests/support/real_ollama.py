@@ -219,6 +219,11 @@ class RealOllama:
     def log_file(self) -> Path:
         return self.folder / "serve.log"
 
+    @property
+    def loads(self) -> int:
+        """How often weights were loaded since the folder was made, by the server's own log."""
+        return self.log_file.read_text("utf-8", "replace").count("llama runner started")
+
     def create(self, name: str, gguf: Path) -> None:
         """Imports a GGUF as a chat model in ChatML."""
         self._lend_blob(gguf)

@@ -90,11 +90,13 @@ def run_collect(config: CollectConfig, around: Surroundings) -> Summary:
             folder = journal_folder(around.home, keeper.identity, config.experiment)
             drain_left_behind(keeper.store, experiment, folder, around.observer, config.server_wait_s)
             setting = Setting(config, suite, uuid.uuid4().hex)
-            recorded = patiently(
-                lambda: read_recorded(keeper.store, experiment.experiment_id, setting.conditions),
-                config.server_wait_s,
-                around.observer,
-            )
+            recorded = Recorded()
+            if not experiment.created:
+                recorded = patiently(
+                    lambda: read_recorded(keeper.store, experiment.experiment_id, setting.conditions),
+                    config.server_wait_s,
+                    around.observer,
+                )
             plan = make_plan(suite, config, facts, refused, recorded, around.free_memory)
             return Collector(plan, setting, engines, keeper, experiment, Journal(folder), around.observer).run()
     finally:

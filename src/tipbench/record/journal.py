@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tipbench.errors import JournalError
@@ -63,7 +63,7 @@ class Journal:
 
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results down and sync once; when this returns they are finished, whatever happens next."""
-        lines = [_ENCODER.encode({"put": asdict(run)}).encode() + b"\n" for run in runs]
+        lines = [_ENCODER.encode({"put": vars(run)}).encode() + b"\n" for run in runs]
         data = b"".join(lines)
         with self._changed:
             start = self._size
@@ -116,6 +116,11 @@ class Journal:
     def outstanding(self) -> int:
         with self._changed:
             return len(self._open)
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait_for_change(self, timeout_s: float) -> None:
         with self._changed:

@@ -41,6 +41,7 @@ class MemoryStore:
             if there is None:
                 there = Experiment(str(len(self._experiments) + 1), name)
                 self._experiments[there.experiment_id] = there
+                return replace(there, created=True)
             return there
 
     def experiments(self) -> list[Experiment]:

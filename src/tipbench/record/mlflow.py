@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -66,9 +67,11 @@ class MlflowStore:
     def ensure_experiment(self, name: str) -> Experiment:
         """The experiment of this name, created when missing, by whoever comes first."""
         raw = self._by_name(name)
+        created = False
         if raw is None:
             try:
                 self._http.post("experiments/create", {"name": name})
+                created = True
             except MlflowRefused as exc:
                 if exc.code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -82,7 +85,7 @@ class MlflowStore:
                 "or choose another --experiment.",
                 code="DELETED",
             )
-        return self._experiment(raw)
+        return replace(self._experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
         """All experiments that are not deleted."""

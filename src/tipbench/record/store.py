@@ -17,6 +17,7 @@ class Experiment:
     name: str
     tags: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
+    created: bool = False  # by the very call that returned it: it holds nothing yet
 
 
 class RunStore(Protocol):

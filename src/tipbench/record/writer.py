@@ -45,6 +45,7 @@ class Writers:
 
     def __exit__(self, *_exc: object) -> None:
         self._stop.set()
+        self._journal.wake()
         for thread in self._threads:
             thread.join(timeout=60)
         self._touch(force=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import collect
+import real_ollama
 import report
 from work import Work
 
@@ -38,7 +39,12 @@ def run_collect(size: Size) -> report.Result:
     return collect.measure(collect.scenes(size.cells, size.slow_cells), size.rounds, size.note)
 
 
-BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {"collect": run_collect}
+def run_real_ollama(size: Size) -> report.Result:
+    """tipbench collect on a real Ollama against a bare sequential loop."""
+    return real_ollama.measure(size.rounds, size.note)
+
+
+BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {"collect": run_collect, "real-ollama": run_real_ollama}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -52,7 +52,7 @@ class Work:
         """For each model the bodies that tipbench sends for it, encoded beforehand."""
         config = CollectConfig.model_validate(self.config)
         cells = plan_grid(load_suite(config.suite), config, [ModelIdentity(model, model) for model in MODELS])
-        return {model: [_question(cell) for cell in group] for model, group in blocks(cells)}
+        return {model: [question(cell) for cell in group] for model, group in blocks(cells)}
 
 
 def _shape(cells: int) -> tuple[int, int]:
@@ -68,7 +68,8 @@ def _shape(cells: int) -> tuple[int, int]:
     return fitting[-1], each // fitting[-1]
 
 
-def _question(cell: PlannedCell) -> bytes:
+def question(cell: PlannedCell) -> bytes:
+    """The body that tipbench sends for a cell."""
     messages = [{"role": "user", "content": cell.rendered.user}]
     if cell.rendered.system:
         messages.insert(0, {"role": "system", "content": cell.rendered.system})

@@ -113,7 +113,7 @@ def test_an_ollama_that_is_away_is_waited_for_and_then_exit_1(home: Path) -> Non
     url = f"http://127.0.0.1:{free_port()}"
     done = tipbench("collect", "--ollama-url", url, "--server-wait-s", "1", home=home, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "waiting for the server to come back, at most 1 s" in done.stderr
+    assert "waiting for Ollama to come back, at most 1 s" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert url in done.stderr
     assert "Traceback" not in done.stderr
@@ -170,3 +170,13 @@ def test_the_settings_of_variables_and_file_reach_the_models(
     assert ended.code == 0, ended.stderr
     assert (sent["temperature"], sent["num_ctx"], sent["num_predict"]) == (0.25, 3072, 64)
     assert len(recorded(mlflow_url, "sources", "cell")) == 2
+
+
+def test_a_model_ollama_cannot_name_is_refused_and_can_be_skipped(mlflow_url: str) -> None:
+    with ScriptedOllama() as server:
+        server.add_faults(Fault("status", 500, model="a:b:c", path="/api/show"))
+        given = options(server, mlflow_url, "unnameable", "alpha:135m", "a:b:c")
+        said = refused("collect", *given)
+        assert "a:b:c cannot be used" in said
+        assert "--skip-refused" in said
+        assert invoke("collect", *given, "--skip-refused").code == 0

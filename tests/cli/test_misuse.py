@@ -131,3 +131,31 @@ def test_the_real_command_ends_the_same_way(home: Path) -> None:
 def test_misuse_leaves_no_trace(home: Path) -> None:
     invoke("collect", "--n-tips", "99")
     assert not home.exists()
+
+
+@pytest.mark.parametrize("name", ["locks", "mlflow"])
+def test_a_file_where_a_folder_of_the_home_should_be_is_named(name: str, home: Path) -> None:
+    home.mkdir()
+    (home / name).touch()
+    command = ("mlflow", "up") if name == "mlflow" else ("collect", "--mlflow-url", "http://127.0.0.1:9")
+    said = refused(*command, *(("--models", "baseline:template") if name == "locks" else ()))
+    assert f"{home / name} cannot be made: File exists. Set TIPBENCH_HOME" in said
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "foo://ann:secret@proxy.example"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "--models", "alpha:135m", "--ollama-url", "http://ollama.example:11434"),
+        ("experiments", "--mlflow-url", "http://mlflow.example:5000"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_named(
+    proxy: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    said = refused(*command)
+    assert f"ALL_PROXY={proxy.replace('ann:secret@', '')}" in said
+    assert "secret" not in said

@@ -8,7 +8,7 @@ import pytest
 from invoking import invoke, refused
 
 from support.mlflow_server import free_port
-from support.scripted_ollama import ModelSpec, ScriptedOllama
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 
 KEYS = {"model", "engine", "params_b", "quantization", "file_bytes", "digest", "refusal"}
 
@@ -38,6 +38,14 @@ def test_without_ollama_the_other_engines_are_listed() -> None:
     assert url in ended.stderr
     assert "baseline:template" in ended.stdout
     assert "tipbench models fetch" in ended.stdout
+
+
+def test_a_model_that_ollama_will_not_describe_is_listed_with_its_reason() -> None:
+    with ScriptedOllama(["alpha:135m", "beta:135m"]) as server:
+        server.add_faults(Fault("status", 500, model="alpha:135m", path="/api/show"))
+        rows = {row["model"]: row for row in invoke("models", "list", "--ollama-url", server.url, "--json").json}
+    assert "alpha:135m cannot be used" in rows["alpha:135m"]["refusal"]
+    assert rows["beta:135m"]["refusal"] is None
 
 
 def test_a_bad_limit_is_named_by_its_flag() -> None:

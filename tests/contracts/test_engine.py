@@ -42,6 +42,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     else:
         server: RealOllama = request.getfixturevalue("ollama")
         built = Subject(OllamaEngine(server.url), "alpha:135m", "nosuch:1b")
+    built.engine.start()
     built.engine.prepare(built.engine.facts(built.model))
     yield built
     built.engine.release(built.model)

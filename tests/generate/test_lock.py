@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -10,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.errors import LockHeld
-from tipbench.generate.lock import ResourceLock
+from tipbench.errors import LockHeld, TipbenchError, UsageError
+from tipbench.generate.lock import ResourceLock, try_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from tipbench.generate.lock import ResourceLock
+from tipbench.generate.lock import ResourceLock, try_lock
 lock = ResourceLock(Path(sys.argv[1]), "Ollama at here", "a collect into tip-bench-first")
 lock.acquire(wait=False, report=print)
 lock.note_loaded("qwen2.5:0.5b", "sha-q")
@@ -86,3 +89,50 @@ def test_waiting_takes_over_when_the_holder_leaves(home: Path) -> None:
     assert len(said) == 1
     assert "tip-bench-first" in said[0]
     mine.release()
+
+
+def lock_path(home: Path) -> Path:
+    return home / "locks" / f"{hashlib.sha256(b'Ollama at here').hexdigest()[:16]}.lock"
+
+
+def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(home: Path) -> None:
+    home.mkdir()
+    (home / "locks").touch()
+    with pytest.raises(UsageError, match=r"locks cannot be made: File exists\. Set TIPBENCH_HOME"):
+        lock(home).acquire(wait=False, report=print)
+
+
+def test_a_lock_file_that_may_not_be_opened_is_a_mistake_of_the_user(home: Path) -> None:
+    lock_path(home).mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot be opened: Is a directory"):
+        lock(home).acquire(wait=False, report=print)
+
+
+def test_a_full_disk_is_told_and_the_lock_is_given_up(home: Path) -> None:
+    lock_path(home).parent.mkdir(parents=True)
+    lock_path(home).symlink_to("/dev/full")
+    with pytest.raises(TipbenchError, match=r"No space left on device\. Make room") as caught:
+        lock(home).acquire(wait=False, report=print)
+    assert caught.value.exit_code == 1
+    lock_path(home).unlink()
+    again = lock(home)
+    again.acquire(wait=False, report=print)
+    again.release()
+
+
+def test_a_disk_that_fills_up_later_is_told(home: Path) -> None:
+    mine = lock(home)
+    mine.acquire(wait=False, report=print)
+    with Path("/dev/full").open("r+b") as full:
+        os.dup2(full.fileno(), mine._fd or -1)
+    with pytest.raises(TipbenchError, match="No space left"):
+        mine.note_loaded("m", "sha")
+    mine.release()
+
+
+def test_a_lock_is_shared_by_readers_and_exclusive_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as one, path.open("rb") as two:
+        assert try_lock(one.fileno(), path, fcntl.LOCK_SH)
+        assert try_lock(two.fileno(), path, fcntl.LOCK_SH)
+        assert not try_lock(one.fileno(), path)

@@ -15,7 +15,8 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused, ResidencyError
 from tipbench.generate import ollama
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind
-from tipbench.generate.ollama import MemoryRule, OllamaEngine, find_entry
+from tipbench.generate.ollama import MemoryRule, OllamaEngine
+from tipbench.generate.ollama_facts import find_entry
 from tipbench.generate.sizing import refusal
 
 
@@ -210,7 +211,7 @@ def test_a_call_cut_short_says_length(engine: OllamaEngine, server: ScriptedOlla
 def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
     for _ in range(5):
         completed(engine.complete(ask()))
-    line = engine._rest._line()
+    line = engine._rest._take_line()
     (connection,) = line.client._transport._pool.connections  # type: ignore[attr-defined]
     assert "Request Count: 5" in repr(connection)
 
@@ -269,6 +270,7 @@ def test_nobody_there_and_somebody_else_there_are_said_plainly(mlflow_url: str) 
 
 def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama, engine: OllamaEngine) -> None:
     server.set(unload_s=0.3)
+    engine.start()
     for model in ("alpha:135m", "beta:135m"):
         engine.prepare(engine.facts(model))
         completed(engine.complete(ask(model, last=True)))
@@ -283,14 +285,12 @@ def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama,
 def test_a_model_stuck_in_stopping_ends_the_run_instead_of_loading_a_second(
     server: ScriptedOllama, engine: OllamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tipbench.generate.residency.STUCK_DEADLINE_S", 0.5)
-    impatient = OllamaEngine(server.url, rule=MemoryRule(wait_s=1))
-    impatient.prepare(impatient.facts("alpha:135m"))
-    completed(impatient.complete(ask()))
+    monkeypatch.setattr(ollama, "STUCK_DEADLINE_S", 0.5)
+    engine.prepare(engine.facts("alpha:135m"))
+    completed(engine.complete(ask()))
     server.add_faults(Fault("stuck"))
     with pytest.raises(ResidencyError, match="hangs in unloading"):
-        impatient.release("alpha:135m")
-    impatient.close()
+        engine.release("alpha:135m")
     server.clear_faults()
     assert server.log.max_resident == 1
 
@@ -301,8 +301,8 @@ def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
     engine.prepare(engine.facts("alpha:135m"))
     for _ in range(3):
         completed(engine.complete(ask()))
-        assert not server.resident
     engine.release("alpha:135m")
+    assert not server.resident
     engine.close()
     assert dict(server.log.loads) == {"alpha:135m": 3}
 
@@ -310,6 +310,7 @@ def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
 def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: ScriptedOllama) -> None:
     said: list[str] = []
     engine = OllamaEngine(server.url, rule=MemoryRule(wait_s=5, evict=True), report=said.append)
+    engine.start()
     engine.prepare(engine.facts("alpha:135m"))
     completed(engine.complete(ask()))
     start = time.monotonic()
@@ -317,10 +318,21 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: Scri
     time.sleep(0.6)
     assert engine.foreign_between(start, time.monotonic())
     engine.release("alpha:135m")
+    assert server.resident == ("beta:135m",), "ours is gone; the foreign one need not be waited for yet"
+    engine.prepare(engine.facts("alpha:135m"))
+    assert not server.resident, "before the next model it is evicted, as asked"
     evidence = engine.evidence()
     engine.close()
-    assert evidence.most_resident == 2
+    assert (evidence.most_resident, evidence.handovers) == (2, 1)
     assert evidence.foreign == ("beta:135m",)
     assert len(said) == 1
     assert "beta:135m" in said[0]
-    assert not server.resident
+
+
+def test_a_tag_moved_before_its_block_is_not_asked_under_its_old_digest(
+    server: ScriptedOllama, engine: OllamaEngine
+) -> None:
+    facts = engine.facts("alpha:135m")
+    server.add_model(ModelSpec("alpha:135m", blob="retrained"))
+    with pytest.raises(OllamaRefused, match="its tag was moved"):
+        engine.prepare(facts)

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from tipbench.errors import ResidencyError
-from tipbench.generate.residency import Evidence, Monitor, Resident, require_empty, wait_until_empty
+from tipbench.errors import OllamaAway, ResidencyError
+from tipbench.generate.residency import (
+    Evidence,
+    Monitor,
+    Resident,
+    require_empty,
+    wait_until_empty,
+    wait_until_gone,
+)
 
 OURS = Resident("ours:1b", "sha-ours")
 FOREIGN = Resident("theirs:7b", "sha-theirs")
@@ -31,22 +38,29 @@ class Memory:
 
 
 def test_waiting_ends_when_the_list_is_empty() -> None:
-    assert wait_until_empty(Memory([(OURS,), (OURS,), ()]), ours=OURS.digest, foreign_wait_s=5) < 5
+    wait_until_empty(Memory([(FOREIGN,), None, ()]), wait_s=5)
+
+
+def test_our_model_is_gone_even_if_another_stays() -> None:
+    memory = Memory([(OURS, FOREIGN), None, (OURS,), (FOREIGN,)])
+    assert wait_until_gone(memory, OURS.digest, stuck_s=5) == (FOREIGN,)
 
 
 def test_no_answer_is_not_taken_for_empty() -> None:
-    with pytest.raises(ResidencyError, match="did not say"):
-        wait_until_empty(Memory([None]), ours=OURS.digest, foreign_wait_s=5, stuck_s=0.1)
+    with pytest.raises(OllamaAway, match="did not say what is in memory"):
+        wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
+    with pytest.raises(ResidencyError, match="does not say"):
+        wait_until_empty(Memory([None]), wait_s=0.1)
 
 
 def test_a_model_that_will_not_go_ends_the_wait_at_the_deadline() -> None:
-    with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* hangs in unloading; restart"):
-        wait_until_empty(Memory([(OURS,)]), ours=OURS.digest, foreign_wait_s=5, stuck_s=0.1)
+    with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* hangs in unloading\. Restart"):
+        wait_until_gone(Memory([(OURS,)]), OURS.digest, stuck_s=0.1)
 
 
-def test_a_foreign_model_is_waited_for_longer_and_then_named() -> None:
+def test_a_foreign_model_that_stays_is_named() -> None:
     with pytest.raises(ResidencyError, match=r"theirs:7b is still in memory .* another client"):
-        wait_until_empty(Memory([(FOREIGN,)]), ours=OURS.digest, foreign_wait_s=0.3, stuck_s=0.1)
+        wait_until_empty(Memory([(FOREIGN,)]), wait_s=0.1)
 
 
 def test_an_empty_server_is_fine_at_the_start() -> None:
@@ -80,7 +94,7 @@ def test_leftovers_do_not_excuse_a_foreign_model_beside_them() -> None:
 def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
     seen: list[str] = []
     monitor = Monitor(Memory([(OURS,), (OURS, FOREIGN), (OURS, FOREIGN), (OURS,)]).resident, report_foreign=seen.append)
-    monitor.expect({OURS.digest})
+    monitor.expect(OURS)
     monitor.sample()
     before = time.monotonic()
     assert not monitor.foreign_between(before - 1, before)
@@ -98,13 +112,22 @@ def test_a_model_on_its_way_out_is_not_foreign() -> None:
     seen: list[str] = []
 
     def look() -> Listing:
-        monitor.expect(())  # the handover happens while the answer is under way
+        monitor.expect(None)  # the handover happens while the answer is under way
         return (OURS,)
 
     monitor = Monitor(look, report_foreign=seen.append)
-    monitor.expect({OURS.digest})
+    monitor.expect(OURS)
     monitor.sample()
     assert not seen
+
+
+def test_a_tag_that_was_moved_under_us_is_noticed() -> None:
+    monitor = Monitor(Memory([(OURS,), (Resident("Ours:1b", "sha-other"),)]).resident, report_foreign=print)
+    monitor.expect(OURS)
+    monitor.sample()
+    assert not monitor.moved
+    monitor.sample()
+    assert monitor.moved
 
 
 def test_a_sample_without_an_answer_is_unknown_and_widens_the_gap() -> None:

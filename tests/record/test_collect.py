@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,10 @@ from tipbench.errors import (
     JournalError,
     LockHeld,
     MlflowAway,
+    MlflowRefused,
     ModelRefused,
     OllamaAway,
+    OllamaRefused,
     ResidencyError,
     SuiteError,
     UsageError,
@@ -28,8 +30,10 @@ from tipbench.record import journal, writer
 from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Resumed, Waiting
 from tipbench.record.journal import count_left_behind
+from tipbench.record.memory import MemoryStore
 from tipbench.record.outcome import Setting
 from tipbench.record.planning import plan_json, read_recorded
+from tipbench.record.run import NewRun
 
 CELLS = 2 * 3 * 4
 
@@ -45,6 +49,23 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
 @pytest.fixture
 def bench(home: Path, server: ScriptedOllama) -> Collecting:
     return Collecting(home, server.url)
+
+
+def after_calls(server: ScriptedOllama, count: int) -> None:
+    """Returns when so many questions have been asked."""
+    deadline = time.monotonic() + 30
+    while len(server.log.calls()) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def when_asked(server: ScriptedOllama, count: int, action: Callable[[], None]) -> None:
+    """Do it, on a thread, once so many questions have been asked."""
+
+    def act() -> None:
+        after_calls(server, count)
+        action()
+
+    threading.Thread(target=act).start()
 
 
 def chats(server: ScriptedOllama) -> int:
@@ -89,7 +110,8 @@ def test_progress_is_told_block_by_block(bench: Collecting) -> None:
     ]
 
 
-def test_the_collection_run_holds_the_evidence(bench: Collecting) -> None:
+def test_the_collection_run_holds_the_evidence(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.05)
     summary = bench.run()
     (collection,) = bench.runs("collection")
     assert collection.metrics["most_resident"] == 1
@@ -158,7 +180,7 @@ def test_an_ollama_that_comes_back_costs_no_cell(bench: Collecting, server: Scri
     server.set(call_s=0.1)
 
     def interrupt() -> None:
-        time.sleep(0.8)
+        after_calls(server, 5)
         server.pause_listening(lose_models=True)
         time.sleep(1.0)
         server.resume()
@@ -174,7 +196,7 @@ def test_an_ollama_that_comes_back_costs_no_cell(bench: Collecting, server: Scri
 
 def test_an_ollama_that_stays_away_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)
-    threading.Timer(0.6, server.pause_listening).start()
+    when_asked(server, 4, server.pause_listening)
     with pytest.raises(OllamaAway, match="did not come back within 1 s"):
         bench.run(server_wait_s=1)
     done = len(bench.finished())
@@ -184,11 +206,23 @@ def test_an_ollama_that_stays_away_leaves_the_cells_untouched(bench: Collecting,
     assert bench.run().generated == CELLS - done
 
 
+def go_away(bench: Collecting, server: ScriptedOllama, *, after: int, for_s: float | None) -> None:
+    """MLflow goes away after so many questions, and comes back after a while, or never."""
+
+    def act() -> None:
+        after_calls(server, after)
+        bench.store.away = True
+        if for_s is not None:
+            time.sleep(for_s)
+            bench.store.away = False
+
+    threading.Thread(target=act).start()
+
+
 def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
     server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
-    threading.Timer(0.2, lambda: setattr(bench.store, "away", True)).start()
-    threading.Timer(1.5, lambda: setattr(bench.store, "away", False)).start()
+    go_away(bench, server, after=6, for_s=1.0)
     summary = bench.run()
     assert summary.generated == CELLS - 2
     assert len(bench.finished()) == CELLS
@@ -198,7 +232,7 @@ def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, s
 def test_an_mlflow_that_stays_away_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
     server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
-    threading.Timer(0.2, lambda: setattr(bench.store, "away", True)).start()
+    go_away(bench, server, after=6, for_s=None)
     with pytest.raises(MlflowAway, match=r"\d+ results are safe in the journal"):
         bench.run(server_wait_s=1)
     assert chats(server) == CELLS
@@ -215,6 +249,7 @@ def test_an_mlflow_that_stays_away_loses_nothing(bench: Collecting, server: Scri
 def test_a_journal_that_cannot_be_written_stops_the_run_at_once(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    server.set(call_s=0.05)
     original = journal._write_all
     count = 0
 
@@ -228,7 +263,7 @@ def test_a_journal_that_cannot_be_written_stops_the_run_at_once(
     monkeypatch.setattr(journal, "_write_all", full)
     with pytest.raises(JournalError, match="No space left"):
         bench.run()
-    assert chats(server) <= 6
+    assert chats(server) <= 8
     assert not server.resident
 
 
@@ -284,8 +319,7 @@ def test_a_second_collect_on_the_same_server_leaves_or_waits(bench: Collecting, 
     server.set(call_s=0.1)
     first = threading.Thread(target=bench.run)
     first.start()
-    while not server.log.calls():
-        time.sleep(0.01)
+    after_calls(server, 1)
     other = Collecting(bench.home, server.url, bench.store)
     with pytest.raises(LockHeld, match=r"in use by a collect into tip-bench-auto \(process \d+ .*--wait"):
         other.run(evict=True)
@@ -311,7 +345,7 @@ def test_a_foreign_model_in_mid_run_is_reported_and_the_cells_beside_it_marked(
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
     server.set(call_s=0.15)
-    threading.Timer(0.9, lambda: server.load_foreign("foreign:7b", keep_alive_s=0.8)).start()
+    when_asked(server, 4, lambda: server.load_foreign("foreign:7b", keep_alive_s=0.6))
     summary = bench.run(models="alpha:135m")
     marked = [run for run in bench.finished() if run.tags.get("foreign_resident") == "true"]
     assert 0 < len(marked) < 12
@@ -321,6 +355,156 @@ def test_a_foreign_model_in_mid_run_is_reported_and_the_cells_beside_it_marked(
     assert "another client loaded foreign:7b" in bench.said()
     (collection,) = bench.runs("collection")
     assert collection.tags["foreign_models"] == "foreign:7b"
+
+
+def test_a_foreign_model_that_stays_does_not_spoil_a_complete_collect(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.set(call_s=0.1)
+    when_asked(server, 4, lambda: server.load_foreign("foreign:7b"))
+    summary = bench.run(models="alpha:135m", server_wait_s=2)
+    assert (summary.generated, summary.failed) == (12, 0)
+    assert server.resident == ("foreign:7b",)
+
+
+def test_a_foreign_model_between_two_models_ends_the_run_at_the_deadline(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.set(call_s=0.1)
+    when_asked(server, 4, lambda: server.load_foreign("foreign:7b"))
+    with pytest.raises(ResidencyError, match=r"foreign:7b is still in memory .* --evict"):
+        bench.run(server_wait_s=1)
+    assert len(bench.finished()) == 12
+    assert server.log.calls("beta:135m") == []
+
+
+def test_the_start_rule_holds_before_any_engine_generates(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.load_foreign("foreign:7b")
+    with pytest.raises(ResidencyError, match="must be empty at the start"):
+        bench.run(models="baseline:template,alpha:135m")
+    assert bench.runs() == []
+
+
+def test_unload_call_pauses_for_an_absent_server_and_lives_beside_a_foreign_model(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.add_model(ModelSpec("foreign:7b"))
+    server.set(call_s=0.1)
+
+    def disturb() -> None:
+        after_calls(server, 3)
+        server.pause_listening(lose_models=True)
+        time.sleep(1.0)
+        server.resume()
+        server.load_foreign("foreign:7b")
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    summary = bench.run(models="alpha:135m", unload="call")
+    thread.join()
+    assert (summary.generated, summary.failed) == (12, 0)
+    assert any(isinstance(event, Waiting) for event in bench.events)
+
+
+def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.1)
+    with ScriptedOllama(["alpha:135m"]) as second:
+        first = threading.Thread(target=lambda: bench.run(models="alpha:135m"))
+        first.start()
+        after_calls(server, 1)
+        other = Collecting(bench.home, second.url, bench.store)
+        with pytest.raises(LockHeld, match="alpha:135m for tip-bench-auto"):
+            other.run(models="alpha:135m")
+        assert other.run(models="alpha:135m", wait=True).generated == 0
+        first.join()
+    assert len(bench.runs()) == 12
+
+
+def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.set(call_s=0.1)
+    first = threading.Thread(target=lambda: bench.run(models="alpha:135m"))
+    first.start()
+    after_calls(server, 1)
+    threading.Timer(0.3, lambda: server.add_model(ModelSpec("beta:135m", blob="retrained"))).start()
+    other = Collecting(bench.home, server.url)
+    other.run(models="beta:135m", wait=True)
+    first.join()
+    assert {run.params["model_digest"] for run in other.runs()} == {ModelSpec("beta:135m", blob="retrained").manifest}
+    assert not any(run.tags.get("foreign_resident") for run in other.runs())
+
+
+def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_old_digest(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
+    server.set(call_s=0.15)
+    retrained = ModelSpec("alpha:135m", blob="retrained")
+    when_asked(server, 4, lambda: server.add_model(retrained))
+    with pytest.raises(OllamaRefused, match="its tag was moved"):
+        bench.run(models="alpha:135m")
+    clean = [run for run in bench.finished() if "foreign_resident" not in run.tags]
+    assert 0 < len(clean) < 12
+    server.set(call_s=0.0)
+    assert bench.run(models="alpha:135m", evict=True).generated == 12
+
+
+def test_an_alias_is_counted_once_and_said(bench: Collecting, server: ScriptedOllama) -> None:
+    server.add_model(ModelSpec("alias:135m", digest=ModelSpec("alpha:135m").manifest))
+    assert bench.run(models="alpha:135m,alias:135m").cells == 12
+    assert "alias:135m is the same model as alpha:135m" in bench.said()
+
+
+def test_a_mlflow_away_since_long_is_still_waited_for_at_the_end(bench: Collecting, server: ScriptedOllama) -> None:
+    server.set(call_s=0.3)
+    go_away(bench, server, after=2, for_s=4.0)
+    summary = bench.run(models="alpha:135m", server_wait_s=2)
+    assert summary.generated == 12
+    assert len(bench.finished()) == 12
+
+
+def test_a_result_that_mlflow_will_not_take_does_not_hold_up_the_others(
+    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse = _Refusing(bench.store, status=500, nth=2)
+    monkeypatch.setattr(bench.store, "record", refuse)
+    with pytest.raises(MlflowRefused, match=r"refused 1 of the results.*1 result is safe in the journal"):
+        bench.run(models="alpha:135m")
+    assert len(bench.finished()) == 11
+    refuse.status = 400
+    assert bench.run(models="alpha:135m").generated == 1, "set aside in the drain, and generated anew"
+    assert "now in" in bench.said()
+    assert len(list((bench.home / "journal").rglob("*.refused"))) == 1
+
+
+def test_an_mlflow_that_refuses_everything_stops_the_run_and_says_what_is_safe(
+    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.set(call_s=0.05)
+    monkeypatch.setattr(bench.store, "record", _Refusing(bench.store, status=400, nth=None))
+    with pytest.raises(MlflowRefused, match=r"no such experiment.* safe in the journal"):
+        bench.run()
+    assert chats(server) < CELLS
+
+
+class _Refusing:
+    """The store's `record`, refusing the nth new result (None: every one) for ever."""
+
+    def __init__(self, store: MemoryStore, *, status: int, nth: int | None) -> None:
+        self._record = store.record
+        self.status = status
+        self._nth = nth
+        self._seen: list[str] = []
+
+    def __call__(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        if run.record_id not in self._seen:
+            self._seen.append(run.record_id)
+        if self._nth is None or self._seen.index(run.record_id) + 1 == self._nth:
+            raise MlflowRefused("no such experiment", status=self.status)
+        return self._record(experiment_id, run, maybe_there=maybe_there)
 
 
 def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server: ScriptedOllama) -> None:

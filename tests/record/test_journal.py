@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import itertools
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tipbench.errors import JournalError
 from tipbench.record import journal as journal_module
-from tipbench.record.journal import Journal, count_left_behind, journal_folder, left_behind
+from tipbench.record.journal import Entry, Journal, count_left_behind, journal_folder, journalled_keys, left_behind
 from tipbench.record.run import NewRun, RunKind
 
 
@@ -25,6 +34,12 @@ def run(name: str = "one", **changes: object) -> NewRun:
         "texts": {"artifact:raw.txt": "tip 😀\x00"}, "supersedes": ("old-1",),
     }  # fmt: skip
     return NewRun(**(fields | changes))  # type: ignore[arg-type]
+
+
+def taken(journal: Journal) -> Entry:
+    entry = journal.take(0)
+    assert entry is not None
+    return entry
 
 
 def taken_over(folder: Path) -> list[NewRun]:
@@ -38,8 +53,6 @@ def taken_over(folder: Path) -> list[NewRun]:
 
 @given(st.text(st.characters(), max_size=200))
 def test_any_text_comes_back_as_it_was(text: str) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder))
         original = run(texts={"artifact:raw.txt": text})
@@ -157,3 +170,435 @@ def test_a_long_run_does_not_grow_the_file_for_ever(tmp_path: Path, monkeypatch:
 def test_each_server_and_experiment_has_its_own_folder(tmp_path: Path) -> None:
     folders = {journal_folder(tmp_path, server, experiment) for server in "ab" for experiment in "xy"}
     assert len(folders) == 4
+
+
+def breaks_off(error: BaseException, written: int = 20) -> Callable[[int, bytes], NoReturn]:
+    """A write that gets so far."""
+
+    def write(fd: int, data: bytes) -> NoReturn:
+        os.write(fd, data[:written])
+        raise error
+
+    return write
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("written", [0, 20, 10_000])
+def test_an_interrupted_append_leaves_nothing_and_the_next_one_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(journal_module, "_write_all", breaks_off(KeyboardInterrupt(), written))
+        with pytest.raises(KeyboardInterrupt):
+            journal.append([run("interrupted")])
+    assert journal.outstanding() == 0
+    assert journal.path.stat().st_size == 0
+    journal.append([run("next")])
+    assert journal.read(taken(journal)).name == "next"
+    journal.close()
+
+
+def interrupted_at(line: int, action: Callable[[], object]) -> bool:
+    """Do it, with a KeyboardInterrupt before the n-th line of journal.py; False once there are not so many."""
+    seen, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Callable[..., Any] | None:
+        nonlocal seen
+        if frame.f_code.co_filename != journal_module.__file__:
+            return None
+        seen += event == "line"
+        if seen == line:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("act", ["append", "kept"])
+def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: Path, act: str) -> None:
+    for line in itertools.count(1):
+        journal = Journal(tmp_path / f"{line}")
+        journal.append([run("a"), run("b")])
+        first = taken(journal)
+        doing = partial(journal.append, [run("c")]) if act == "append" else partial(journal.kept, first)
+        interrupted = interrupted_at(line, doing)
+        journal.append([run("d")])
+        queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
+        assert queue in (["b", "d"], ["b", "c", "d"])
+        first_open = act == "append" or journal.outstanding() == 3
+        assert journal.outstanding() == len(queue) + first_open
+        journal.close()
+        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_open + queue
+        if not interrupted:
+            break
+    assert line > 10
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+from tipbench.record.journal import Journal
+from tipbench.record.run import NewRun, RunKind
+
+def run(name):
+    return NewRun(RunKind.CELL, "id-" + name, name, 1, 2, cell_key=name)
+
+real = os.fsync
+def fsync(fd):
+    real(fd)
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+journal = Journal(Path(sys.argv[1]))
+journal.append([run("before")])
+os.fsync = fsync
+try:
+    journal.append([run("interrupted")])
+except KeyboardInterrupt:
+    print("interrupted")
+os.fsync = real
+journal.append([run("after")])
+while (entry := journal.take(0)) is not None:
+    print(journal.read(entry).name)
+journal.close()
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_a_signal_inside_fsync_leaves_a_journal_that_goes_on(tmp_path: Path, signal: str) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path), signal]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["interrupted", "before", "after"]
+    assert [found.name for found in taken_over(tmp_path)] == ["before", "after"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_half_line_that_cannot_be_removed_is_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("before")])
+
+    def stuck(_fd: int, _size: int) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(journal_module, "_write_all", breaks_off(error))
+        broken.setattr(os, "ftruncate", stuck)
+        with pytest.raises(told, match=r"No space left" if told is JournalError else None):
+            journal.append([run("half")])
+    with pytest.raises(JournalError, match=r"half a line.*Run the same command again"):
+        journal.append([run("after")])
+    with pytest.raises(JournalError, match="half a line"):
+        journal.kept(taken(journal))
+    journal.close()
+    assert [found.name for found in taken_over(tmp_path)] == ["before"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_note_that_cannot_be_written_leaves_its_entry_to_the_next_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a")])
+    size = journal.path.stat().st_size
+    entry = taken(journal)
+    with monkeypatch.context() as broken:
+        broken.setattr(journal_module, "_write_all", breaks_off(error, 5))
+        with pytest.raises(told):
+            journal.kept(entry)
+    assert journal.path.stat().st_size == size
+    assert (journal.outstanding(), journal.take(0)) == (1, None)
+    journal.append([run("b")])
+    journal.close()
+    assert [found.name for found in taken_over(tmp_path)] == ["a", "b"]
+
+
+def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.close()
+    with pytest.raises(JournalError, match="is closed"):
+        journal.append([run()])
+
+
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+@pytest.mark.parametrize("drains", ["removes", "holds"])
+def test_a_drainer_that_is_faster_than_the_owners_lock_costs_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: str
+) -> None:
+    real, drained = fcntl.flock, list[Journal]()
+
+    def flock(fd: int, how: int) -> None:
+        if not drained:
+            monkeypatch.setattr(fcntl, "flock", real)
+            drained.extend(left_behind(tmp_path))
+            if drains == "removes":
+                drained[0].close()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    journal = Journal(tmp_path)
+    drained[0].close()
+    assert list(tmp_path.iterdir()) == [journal.path]
+    journal.append([run("safe")])
+    journal.close()
+    assert [found.name for found in taken_over(tmp_path)] == ["safe"]
+
+
+def test_a_journal_that_its_owner_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = [Journal(tmp_path), Journal(tmp_path)]
+    before, real = open_files(), fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        for owner in owners:
+            owner.close()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert list(left_behind(tmp_path)) == []
+    assert open_files() == before - 2
+
+
+def test_a_lock_that_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_files()
+
+    def flock(_fd: int, _how: int) -> NoReturn:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(JournalError, match="No locks available"):
+        Journal(tmp_path)
+    assert open_files() == before
+
+
+def test_a_drainer_leaves_the_file_of_a_living_owner_where_it_is(tmp_path: Path) -> None:
+    owner = Journal(tmp_path)
+    before = open_files()
+    assert list(left_behind(tmp_path)) == []
+    assert (owner.path.exists(), open_files()) == (True, before)
+    owner.close()
+
+
+def test_a_line_begins_with_its_kind_and_ends_with_its_version(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run()])
+    line = journal.path.read_bytes()
+    assert line.startswith(b'{"put":{"kind":"cell"')
+    assert line.endswith(b',"v":1}\n')
+    journal.close()
+
+
+def test_a_line_without_version_is_of_the_first(tmp_path: Path) -> None:
+    left(tmp_path, lambda line: line.pop("v"))
+    assert taken_over(tmp_path) == [run()]
+
+
+def left(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> Path:
+    """A journal of a dead process with one line, changed."""
+    journal = Journal(folder)
+    journal.append([run()])
+    journal.close()
+    line = json.loads(journal.path.read_bytes())
+    change(line)
+    journal.path.write_text(json.dumps(line) + "\n")
+    return journal.path
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        (lambda line: line.update(v=2), "version 2"),
+        (lambda line: line.update(v={"major": 3}), "version .*major"),
+        (lambda line: (line.update(v=2), line.pop("put")), "version 2"),
+        (lambda line: line.pop("put"), "version 1, but neither"),
+        (lambda line: line["put"].update(novel=1), "version 1 with unknown fields: novel"),
+        (lambda line: line["put"].pop("texts"), "version 1 without the fields texts"),
+        (lambda line: line["put"].update(kind="dream"), "version 1 with an unknown kind of run, 'dream'"),
+        (lambda line: line["put"].update(texts="all"), "version 1 with other values in texts"),
+    ],
+)
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, change: Callable[[dict[str, dict[str, object]]], object], seen: str
+) -> None:
+    path = left(tmp_path, change)
+    content, before = path.read_bytes(), open_files()
+    with pytest.raises(JournalError, match=rf"{path.name}.*{seen}.*reads version 1.*move the file away"):
+        list(left_behind(tmp_path))
+    assert (path.read_bytes(), open_files()) == (content, before)
+    assert journalled_keys(tmp_path) == set()
+
+
+def test_an_entry_put_back_last_comes_after_all_others(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a"), run("b")])
+    journal.put_back(taken(journal), last=True)
+    assert [journal.read(taken(journal)).name for _ in range(2)] == ["b", "a"]
+    journal.close()
+
+
+def test_a_result_set_aside_is_kept_beside_the_journal_and_not_drained_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a"), run("b")])
+    lines = journal.path.read_bytes()
+    paths = {journal.set_aside(taken(journal)) for _ in range(2)}
+    assert journal.outstanding() == 0
+    journal.close()
+    assert paths == set(tmp_path.iterdir()) == {journal.path.with_name(f"{journal.path.name}.refused")}
+    assert paths.pop().read_bytes() == lines
+    assert taken_over(tmp_path) == []
+
+
+@pytest.mark.parametrize(("error", "told"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_result_that_cannot_be_set_aside_stays_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a"), run("b")])
+    beside = journal.set_aside(taken(journal))
+    line = beside.read_bytes()
+    entry = taken(journal)
+    with monkeypatch.context() as broken:
+        broken.setattr(journal_module, "_write_all", breaks_off(error))
+        with pytest.raises(told):
+            journal.set_aside(entry)
+    assert (journal.outstanding(), beside.read_bytes()) == (1, line)
+    journal.close()
+
+
+def test_a_torn_line_does_not_swallow_the_next_one_set_aside(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run()])
+    journal.path.with_name(f"{journal.path.name}.refused").write_bytes(b'{"put":{"ki')
+    lines = journal.path.read_bytes()
+    assert journal.set_aside(taken(journal)).read_bytes().splitlines(keepends=True)[-1] == lines
+    journal.close()
+
+
+def test_the_keys_of_finished_cells_are_found_in_living_and_dead_journals(tmp_path: Path) -> None:
+    dead, alive = Journal(tmp_path), Journal(tmp_path)
+    dead.append([run("a"), run("kept"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
+    alive.append([run("b")])
+    dead.put_back(taken(dead), last=True)
+    dead.kept(taken(dead))
+    dead.close()
+    with dead.path.open("ab") as file:
+        file.write(b'not json\n{"put":{"kind":"cell","record_id":"torn')
+    assert journalled_keys(tmp_path) == {"a", "b"}
+    alive.close()
+
+
+def test_keys_of_a_folder_or_file_that_is_not_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert journalled_keys(tmp_path / "never made") == set()
+    journal = Journal(tmp_path)
+    journal.append([run()])
+    journal.close()
+    vanished = [tmp_path / "0-vanished.jsonl", journal.path]
+    monkeypatch.setattr(Path, "glob", lambda _folder, _pattern: iter(vanished))
+    assert journalled_keys(tmp_path) == {"one"}
+    assert count_left_behind([tmp_path]) == 1
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order, the journal holds what was appended and not kept: no more, no less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = tempfile.TemporaryDirectory()
+        self.folder = Path(self.home.name)
+        self.journal = Journal(self.folder)
+        self.there: set[str] = set()
+        self.entries: list[Entry] = []  # taken, neither kept nor put back
+        self.count = 0
+
+    def fresh(self, n: int) -> list[NewRun]:
+        self.count += n
+        return [run(f"{k}", texts={"artifact:raw.txt": "x" * k}) for k in range(self.count - n, self.count)]
+
+    @rule(n=st.integers(0, 3))
+    def append(self, n: int) -> None:
+        runs = self.fresh(n)
+        self.journal.append(runs)
+        self.there |= {each.record_id for each in runs}
+
+    @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 900), n=st.integers(1, 3))
+    def broken_append(self, error: BaseException, written: int, n: int) -> None:
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(journal_module, "_write_all", breaks_off(error, written))
+            with pytest.raises((JournalError, KeyboardInterrupt)):
+                self.journal.append(self.fresh(n))
+
+    @rule()
+    def interrupted_sync(self) -> None:
+        def fsync(_fd: int) -> NoReturn:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(os, "fsync", fsync)
+            with pytest.raises(KeyboardInterrupt):
+                self.journal.append(self.fresh(1))
+
+    @rule()
+    def take(self) -> None:
+        if (entry := self.journal.take(0)) is not None:
+            assert self.journal.read(entry).record_id == entry.record_id
+            self.entries.append(entry)
+
+    @precondition(lambda self: self.entries)
+    @rule(last=st.booleans())
+    def put_back(self, last: bool) -> None:
+        self.journal.put_back(self.entries.pop(), last=last)
+
+    @precondition(lambda self: self.entries)
+    @rule(compact=st.sampled_from([0, journal_module._COMPACT_BYTES]))
+    def kept(self, compact: int) -> None:
+        entry = self.entries.pop()
+        with pytest.MonkeyPatch.context() as small:
+            small.setattr(journal_module, "_COMPACT_BYTES", compact)
+            self.journal.kept(entry)
+        self.there.discard(entry.record_id)
+
+    @precondition(lambda self: self.entries)
+    @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 40))
+    def broken_kept(self, error: BaseException, written: int) -> None:
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(journal_module, "_write_all", breaks_off(error, written))
+            with pytest.raises((JournalError, KeyboardInterrupt)):
+                self.journal.kept(self.entries[-1])
+
+    @rule(torn=st.sampled_from([b"", b"{", b'{"put":{"kind":"cell"']))
+    def reopen(self, torn: bytes) -> None:
+        self.journal.close()
+        if self.journal.path.exists():
+            with self.journal.path.open("ab") as file:
+                file.write(torn)
+        self.journal = next(left_behind(self.folder), None) or Journal(self.folder)
+        self.entries = []
+
+    @invariant()
+    def holds_what_it_should(self) -> None:
+        assert self.journal.outstanding() == len(self.there) == count_left_behind([self.folder])
+        assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.there
+
+    def teardown(self) -> None:
+        self.journal.close()
+        assert {found.record_id for found in taken_over(self.folder)} == self.there
+        self.home.cleanup()
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40)

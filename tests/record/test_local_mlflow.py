@@ -14,7 +14,7 @@ import pytest
 
 from support.mlflow_server import free_port, mlflow_url, require_mlflow
 from tipbench.addresses import identity_of
-from tipbench.errors import LocalServerError, MlflowAway, UsageError
+from tipbench.errors import LocalServerError, MlflowAway, TipbenchError, UsageError
 from tipbench.record import local_mlflow
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow import MlflowStore
@@ -305,3 +305,44 @@ def test_the_local_server_is_started_when_asked(
     found = find(None, home, start=True)
     assert found.how == f"local MLflow at {found.url} (started by tipbench)"
     assert local.status().healthy
+
+
+# A home that cannot be used
+
+
+def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(local: LocalMlflow, home: Path) -> None:
+    home.mkdir()
+    (home / "mlflow").touch()
+    assert not local.status().running
+    assert not local.has_data()
+    with pytest.raises(UsageError, match=r"mlflow cannot be made: File exists\. Set TIPBENCH_HOME"):
+        local.up(report=quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("starting.lock", "cannot be opened"),
+        ("server.new", "cannot be written"),
+        ("server.log", "cannot be (read|written)"),
+    ],
+)
+def test_a_file_that_may_not_be_written_is_named(home: Path, name: str, what: str) -> None:
+    (home / "mlflow" / name).mkdir(parents=True)
+    with pytest.raises(UsageError, match=rf"{what}: Is a directory\. Set TIPBENCH_HOME"):
+        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
+
+
+def test_a_full_disk_is_told(home: Path) -> None:
+    (home / "mlflow").mkdir(parents=True)
+    (home / "mlflow" / "server.new").symlink_to("/dev/full")
+    with pytest.raises(TipbenchError, match=r"No space left on device\. Make room"):
+        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
+
+
+def test_with_local_only_an_mlflow_on_the_usual_port_is_left_alone(
+    local: LocalMlflow, home: Path, mlflow_url: str
+) -> None:
+    url = local.up(report=quiet)
+    found = find_tracking(None, home, start=False, report=quiet, usual=(mlflow_url,), local_only=True)
+    assert found.url == url

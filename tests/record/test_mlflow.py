@@ -259,6 +259,24 @@ def test_a_proxy_of_the_environment_is_used_for_other_machines(
     assert scripted.seen[0][0].startswith("http://mlflow.example:5000/api/2.0/mlflow/")
 
 
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "foo://proxy.example", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_is_a_mistake_of_the_user(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(UsageError, match="HTTP_PROXY="):
+        MlflowStore("http://mlflow.example:5000")
+
+
+def test_certificates_that_cannot_be_read_are_a_mistake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.pem").touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "empty.pem"))
+    with pytest.raises(UsageError, match="SSL_CERT_FILE"):
+        MlflowStore("https://mlflow.example:5000")
+
+
 # Faults
 
 

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 _PIPE_WIDTH = 10_000  # a pipe has no width; do not fold tables for it
+
+
+class _Outlet(io.FileIO):
+    """A standard stream whose reader may leave, as in `tipbench collect 2>&1 | head`: the rest goes nowhere."""
+
+    def __init__(self, number: int, forgiven: type[OSError]) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._forgiven = forgiven
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except self._forgiven:
+            return len(data)
+
+
+def settle_streams() -> None:
+    """Once, at the start of the process: what cannot be printed ends no run and changes no exit code.
+
+    On stderr whatever happens is forgiven; on stdout, where results go, only that the reader has left.
+    """
+    sys.stdout = _settled(sys.stdout, 1, BrokenPipeError)
+    sys.stderr = _settled(sys.stderr, 2, OSError)
+
+
+def _settled(stream: TextIO | None, number: int, forgiven: type[OSError]) -> TextIO:
+    if stream is not None and not isinstance(stream, io.TextIOWrapper):
+        return stream
+    if stream is None:  # closed by the caller; a file opened later must not get its number
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Outlet(number, forgiven)),
+        encoding=stream.encoding if stream else "utf-8",
+        errors="backslashreplace",  # a model may write what this terminal cannot show
+        line_buffering=stream.line_buffering if stream else True,
+        write_through=stream.write_through if stream else False,
+    )
 
 
 def out() -> Console:
@@ -33,7 +76,8 @@ def _console(*, stderr: bool) -> Console:
 
 def say(text: str) -> None:
     """A message for people, on stderr. It may quote a model or a server, so nothing in it is obeyed."""
-    print(safe_text(text), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: no reason to stop working
+        print(safe_text(text), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

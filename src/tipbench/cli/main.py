@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import signal
 import sys
 from types import FrameType
@@ -14,7 +12,7 @@ from typer.core import TyperGroup
 
 import tipbench
 from tipbench.cli import collect, demo, experiments, mlflow, models, plan, runs
-from tipbench.cli.console import say
+from tipbench.cli.console import say, settle_streams
 from tipbench.errors import TipbenchError
 
 INTERRUPTED = 130
@@ -41,9 +39,6 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             say("interrupted; the same command continues where this one stopped")
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            _leave_the_pipe()
-            raise typer.Exit(0) from None
         return result
 
 
@@ -86,9 +81,7 @@ def _root(
 def main() -> NoReturn:
     """The entry point."""
     signal.signal(signal.SIGTERM, _as_interrupt)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a model may write what this terminal cannot show
+    settle_streams()
     app()
     sys.exit(0)
 
@@ -96,10 +89,3 @@ def main() -> NoReturn:
 def _as_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """A polite kill (a job's cancel, a shutdown) ends a run like Ctrl-C: weights unloaded, nothing lost."""
     raise KeyboardInterrupt
-
-
-def _leave_the_pipe() -> None:
-    """The reader has left, as in `tipbench runs list | head`: what is still buffered goes nowhere, in silence."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -135,17 +135,22 @@ def _unknown(model: str, engine: str, reason: str) -> dict[str, Any]:
 
 
 def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
-    from tipbench.errors import OllamaAway, OllamaRefused
+    from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused
     from tipbench.generate.ollama import OllamaEngine
 
     engine = OllamaEngine(url)
+    rows = []
     try:
-        return [_row(engine.facts(model), limit) for model in engine.list_models()]
+        for model in engine.list_models():
+            try:
+                rows.append(_row(engine.facts(model), limit))
+            except ModelRefused as exc:
+                rows.append(_unknown(model, engine.name, str(exc)))
     except (OllamaAway, OllamaRefused) as exc:
         say(f"warning: {exc}")
-        return []
     finally:
         engine.close()
+    return rows
 
 
 def _row(facts: ModelFacts, limit: float) -> dict[str, Any]:

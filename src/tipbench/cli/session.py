@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tipbench.cli.console import say
-from tipbench.errors import LocalServerError, NotEnoughData, UsageError
+from tipbench.errors import LocalServerError, NotEnoughData, TipbenchError
+from tipbench.generate.home import in_home
 from tipbench.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +31,24 @@ def open_keeper(settings: Settings, url: str | None) -> Keeper:
     tracking = find_tracking(url, writable_home(settings), start=True, report=say)
     store = _store(settings, tracking.url)
     return Keeper(store, tracking.identity, tracking.how.removeprefix("MLflow at "), store.close)
+
+
+def local_mlflow(settings: Settings) -> str:
+    """The address of the local MLflow, started when it does not run; no other server is considered."""
+    from tipbench.record.tracking import find_tracking
+
+    return find_tracking(None, writable_home(settings), start=True, report=say, local_only=True).url
+
+
+def leads_to(settings: Settings, url: str) -> bool:
+    """Whether a command without --mlflow-url reads from the server at `url`."""
+    from tipbench.record.tracking import find_tracking
+
+    try:
+        usual = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=say)
+        return usual.identity == find_tracking(url, settings.home, start=False, report=say).identity
+    except TipbenchError:
+        return False
 
 
 @contextmanager
@@ -83,19 +103,12 @@ def surroundings(settings: Settings, config: CollectConfig, observer: Observer) 
 def writable_home(settings: Settings) -> Path:
     """The home folder, made when missing; UsageError where nothing can be written."""
     home = settings.home
-    try:
+    with in_home(home, "cannot be made"):
         home.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(_HOME_RULE.format(home=home, reason=f"cannot be made: {exc.strerror}")) from exc
-    if not os.access(home, os.W_OK | os.X_OK):
-        raise UsageError(_HOME_RULE.format(home=home, reason="is not writable"))
+    with in_home(home, "is not writable"):
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return home
-
-
-_HOME_RULE = (
-    "tipbench keeps journals, locks and weights in its home folder, but {home} {reason}. "
-    "Set TIPBENCH_HOME to a folder that you may write to."
-)
 
 
 def free_memory_for(model: str, config: CollectConfig) -> Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tipbench.errors import LockHeld
+from tipbench.generate.home import in_home
 
 _POLL_S = 0.5
 
@@ -52,22 +54,23 @@ class ResourceLock:
         )
         self.left_behind: Holder | None = None  # a dead holder's last note, when it had a model loaded
 
-    def acquire(self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S) -> None:
-        """Take the lock; when another has it, queue behind it (`wait`) or raise LockHeld."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def acquire(self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S) -> bool:
+        """Take the lock, and whether it had to be waited for; LockHeld when another has it and not to `wait`."""
+        with in_home(self._path.parent, "cannot be made"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        with in_home(self._path, "cannot be opened"):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._queue(fd, wait, report, poll_s)
+            waited = self._queue(fd, wait, report, poll_s)
+            with in_home(self._path, "cannot be read"):
+                previous = _read(fd)
+            self._fd = fd
+            self._introduce(previous)
         except BaseException:
+            self._fd = None
             os.close(fd)
             raise
-        previous = _read(fd)
-        self._fd = fd
-        if previous is not None and previous.digest:
-            self.left_behind = previous
-            self.note_loaded(previous.model, previous.digest)  # until it has been seen gone, it is ours to remember
-        else:
-            self._write(self._me)
+        return waited
 
     def note_loaded(self, model: str, digest: str) -> None:
         """Remember what is about to be in memory, for whoever comes after a crash."""
@@ -81,14 +84,25 @@ class ResourceLock:
     def release(self) -> None:
         """Let go. A note of something loaded stays: its server may have been out of reach when we left."""
         if self._fd is not None:
-            if not self._loaded:
-                os.ftruncate(self._fd, 0)
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            try:
+                if not self._loaded:
+                    os.ftruncate(fd, 0)
+            except OSError:
+                pass  # the note of somebody who has left says nothing that misleads
+            finally:
+                os.close(fd)
 
-    def _queue(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float) -> None:
+    def _introduce(self, previous: Holder | None) -> None:
+        if previous is not None and previous.digest:
+            self.left_behind = previous
+            self.note_loaded(previous.model, previous.digest)  # until it has been seen gone, it is ours to remember
+        else:
+            self._write(self._me)
+
+    def _queue(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float) -> bool:
         told: str | None = None
-        while not _try_lock(fd):
+        while not try_lock(fd, self._path):
             who = str(_read(fd) or "another tipbench")
             if not wait:
                 raise LockHeld(
@@ -98,21 +112,26 @@ class ResourceLock:
                 report(f"waiting for {self._me.resource}: in use by {who}")
                 told = who
             time.sleep(poll_s)
+        return told is not None
 
     def _write(self, holder: Holder) -> None:
         if self._fd is None:
             return
         data = json.dumps(asdict(holder)).encode()
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
-        os.fsync(self._fd)
+        with in_home(self._path, "cannot be written"):
+            if os.pwrite(self._fd, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self._fd, len(data))
+            os.fsync(self._fd)
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+def try_lock(fd: int, path: Path, how: int = fcntl.LOCK_EX) -> bool:
+    """Take the kernel's lock on an open file, exclusive or shared (LOCK_SH); False when another process has it."""
+    with in_home(path, "cannot be locked"):
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 

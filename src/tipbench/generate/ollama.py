@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import platform
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-from tipbench.addresses import is_loopback
-from tipbench.errors import ModelRefused, ResidencyError
+from tipbench.errors import ModelRefused, OllamaRefused
 from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.generate.lock import ResourceLock
+from tipbench.generate.ollama_facts import compute_host, find_entry, full_name, read_facts
 from tipbench.generate.ollama_rest import Chat, Ending, OllamaRest
-from tipbench.generate.residency import Evidence, Monitor, require_empty, wait_until_empty
+from tipbench.generate.residency import (
+    STUCK_DEADLINE_S,
+    Evidence,
+    Monitor,
+    Resident,
+    require_empty,
+    wait_until_empty,
+    wait_until_gone,
+)
 
 KEEP_WARM_S = 60  # between two calls of a block; short, so that a killed collect does not hold memory for long
 _BUSY_TRIES = 6
@@ -56,22 +63,19 @@ class OllamaEngine:
         self._monitor = Monitor(self._rest.resident, report_foreign=self._report_foreign)
         self._cancelled = threading.Event()
         self._current: ModelFacts | None = None
-        self._started = False
-        self._catalogue: list[dict[str, Any]] | None = None
+        self._handover_began: float | None = None
         self._version: str | None = None
 
     # What is known of a model
 
     def facts(self, model: str) -> ModelFacts:
-        if self._version is None or self._catalogue is None:
+        if self._version is None:
             self._version = self._rest.version()
-            self._catalogue = self._rest.tags()
         shown = self._rest.show(model)
         if shown is None:
             raise ModelRefused(f"{model} is not on the Ollama server at {self._rest.url}. Get it: ollama pull {model}")
-        return read_facts(
-            model, shown, find_entry(self._catalogue, model), version=self._version, host=compute_host(self._rest.url)
-        )
+        entry = find_entry(self._rest.tags(), model)
+        return read_facts(model, shown, entry, version=self._version, host=compute_host(self._rest.url))
 
     def list_models(self) -> list[str]:
         """Names of the models the server has, as it lists them."""
@@ -79,33 +83,48 @@ class OllamaEngine:
 
     # Memory
 
-    def prepare(self, facts: ModelFacts) -> None:
+    def start(self) -> None:
         left = self._lock.left_behind if self._lock is not None else None
-        if not self._started:
-            leftovers = frozenset({left.digest}) if left is not None else frozenset[str]()
-            require_empty(self._rest, leftovers=leftovers, evict=self._rule.evict, wait_s=self._rule.wait_s)
-            self._started = True
-        else:
-            self._wait_empty(facts.digest)
+        leftovers = frozenset({left.digest}) if left is not None else frozenset[str]()
+        require_empty(self._rest, leftovers=leftovers, evict=self._rule.evict, wait_s=self._rule.wait_s)
+        if self._lock is not None:
+            self._lock.note_empty()
+        self._monitor.start()
+
+    def prepare(self, facts: ModelFacts) -> None:
+        listed = find_entry(self._rest.tags(), facts.model).get("digest")
+        if listed != facts.digest:
+            raise OllamaRefused(_moved(facts.model))
+        self._evict_foreign()
+        wait_until_empty(self._rest, wait_s=self._rule.wait_s)
+        self._close_handover()
         if self._lock is not None:
             self._lock.note_loaded(facts.model, facts.digest)
         self._current = facts
-        self._monitor.expect({facts.digest})
-        self._monitor.start()
+        self._monitor.expect(Resident(full_name(facts.model), facts.digest))
 
     def release(self, model: str) -> None:
         if self._current is None:
             return
-        digest = self._current.digest
-        listed = self._rest.resident()
-        if listed != ():
+        began = time.monotonic()
+        if self._rest.resident() != ():
             self._rest.unload(model)
-        self._evict_foreign(digest)
-        self._monitor.handed_over(self._wait_empty(digest))
-        self._monitor.expect(())
+        stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
+        listed = wait_until_gone(self._rest, self._current.digest, stuck_s=stuck_s)
+        self._handover_began = began
+        if listed == ():
+            self._close_handover()
+        self._monitor.expect(None)
         if self._lock is not None:
             self._lock.note_empty()
         self._current = None
+        self._rest.drop_idle_lines()
+
+    def _close_handover(self) -> None:
+        """The list was seen empty after a model: the next one may come."""
+        if self._handover_began is not None:
+            self._monitor.handed_over(time.monotonic() - self._handover_began)
+            self._handover_began = None
 
     def evidence(self) -> Evidence:
         return self._monitor.evidence()
@@ -114,15 +133,10 @@ class OllamaEngine:
         """Whether another client's model was in memory between two monotonic times."""
         return self._monitor.foreign_between(start, end)
 
-    def _wait_empty(self, ours: str) -> float:
-        wait_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else self._rule.wait_s
-        return wait_until_empty(self._rest, ours=ours, foreign_wait_s=wait_s)
-
-    def _evict_foreign(self, ours: str) -> None:
+    def _evict_foreign(self) -> None:
         if self._rule.evict:
             for model in self._rest.resident() or ():
-                if model.digest != ours:
-                    self._rest.unload(model.name)
+                self._rest.unload(model.name)
 
     def _report_foreign(self, name: str) -> None:
         self._report(f"another client loaded {name} on {self._rest.url}: cells generated beside it are marked")
@@ -141,17 +155,12 @@ class OllamaEngine:
         self._rest.close()
 
     def complete(self, ask: Ask) -> Completion | EngineFailure:
+        if self._rule.unload == "call" and self._current is not None and self.alive():
+            wait_until_gone(self._rest, self._current.digest)  # the call before this one must have freed its memory
         result = self._ask_with_retries(ask)
-        if self._rule.unload == "call" and self._current is not None:
-            self._free_after_call(self._current)
+        if self._monitor.moved:
+            raise OllamaRefused(_moved(ask.model))
         return result
-
-    def _free_after_call(self, facts: ModelFacts) -> None:
-        try:
-            self._wait_empty(facts.digest)
-        except ResidencyError:
-            self._rest.unload(facts.model)
-            self._wait_empty(facts.digest)
 
     def _ask_with_retries(self, ask: Ask) -> Completion | EngineFailure:
         body = self._body(ask)
@@ -278,64 +287,11 @@ def was_cut(ask: Ask, prompt_tokens: int | None) -> bool:
     return prompt_tokens >= ask.options["num_ctx"] or prompt_tokens < words
 
 
-def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """The server's list entry of a model; a name without a tag means :latest."""
-    wanted = model if ":" in model.rpartition("/")[2] else f"{model}:latest"
-    for entry in catalogue:
-        if str(entry.get("name") or entry.get("model")).casefold() == wanted.casefold():
-            return entry
-    return {}
-
-
-def read_facts(
-    model: str, shown: Mapping[str, Any], entry: Mapping[str, Any], *, version: str, host: str
-) -> ModelFacts:
-    """Facts out of `/api/show` and `/api/tags`. The true parameter count decides, never the name."""
-    details = shown.get("details") or {}
-    info = shown.get("model_info") or {}
-    projector = shown.get("projector_info") or {}
-    capabilities = shown.get("capabilities")
-    count = _positive(info.get("general.parameter_count"))
-    extra = _positive(projector.get("general.parameter_count")) or 0
-    remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
-    digest = str(entry.get("digest") or "")
-    if not digest and not remote:
-        raise ModelRefused(f"{model} is not in the Ollama server's list of models, so it cannot be pinned by digest.")
-    return ModelFacts(
-        model=model,
-        engine="ollama",
-        engine_version=version,
-        host=host,
-        digest=digest,
-        params_b=(count + extra) / 1e9 if count else None,
-        quantization=details.get("quantization_level") or None,
-        file_bytes=_positive(entry.get("size")),
-        kv_bytes_per_token=_kv_bytes_per_token(info),
-        thinking="thinking" in (capabilities or ()),
-        remote=remote,
-        completes=capabilities is None or "completion" in capabilities,
+def _moved(model: str) -> str:
+    return (
+        f"{model} is not what it was when the run was planned: its tag was moved on the server. What was finished is "
+        "kept; run the same command again to collect the model as it is now."
     )
-
-
-def compute_host(url: str) -> str:
-    """The machine that computes: this one for a loopback address."""
-    return platform.node() if is_loopback(url) else (urlsplit(url).hostname or url)
-
-
-def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
-    """Keys and values of one token in 16-bit floats, summed over the layers."""
-    architecture = info.get("general.architecture")
-
-    def number(name: str) -> int | None:
-        return _positive(info.get(f"{architecture}.{name}"))
-
-    layers, heads = number("block_count"), number("attention.head_count")
-    kv_heads = number("attention.head_count_kv") or heads
-    width = number("attention.key_length")
-    embedding = number("embedding_length")
-    if width is None and embedding and heads:
-        width = embedding // heads
-    return 2 * 2 * layers * kv_heads * width if layers and kv_heads and width else None
 
 
 def _refusal_kind(chat: Chat) -> FailureKind:
@@ -356,10 +312,6 @@ def _not_local(chat: Chat) -> EngineFailure | None:
 
 def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
     return EngineFailure(kind, reason, chat.text, chat.wall_s)
-
-
-def _positive(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
 
 
 def _seconds(last: Mapping[str, Any], key: str) -> float | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from tipbench.addresses import is_loopback
-from tipbench.errors import OllamaAway, OllamaRefused
+from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused, TipbenchError
+from tipbench.generate.http import TOO_MANY_FILES, http_client, nobody_there, tls_for, too_many_files
 from tipbench.generate.residency import Resident
 
 _QUICK = httpx.Timeout(10.0, connect=5.0)
@@ -22,6 +22,8 @@ _PS_TIMEOUT = httpx.Timeout(2.0)
 _PLAIN = {"Accept-Encoding": "identity"}  # the stream is read as it comes, not through a decoder
 _MOST_CHARS = 8_000_000  # of one answer: far beyond any num_predict, so only a broken server gets there
 _MOST_BODY = 64_000_000
+_MOST_ERROR = 65_536
+_MOST_WORDS = 2000  # of an error, as shown to people
 
 
 class Ending(Enum):
@@ -32,8 +34,8 @@ class Ending(Enum):
     ERROR_LINE = auto()  # {"error": …} after status 200
     GARBAGE = auto()  # not NDJSON, or without end
     STATUS = auto()  # a status other than 200
-    REFUSED = auto()  # no connection
-    RESET = auto()  # the connection broke
+    REFUSED = auto()  # nobody there to connect to
+    RESET = auto()  # the connection broke, or could not be made for another reason
     TIMEOUT = auto()
     CANCELLED = auto()
 
@@ -60,8 +62,7 @@ class OllamaRest:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._trust_env = not is_loopback(url)
-        self._verify = httpx.create_ssl_context() if url.startswith("https:") else False
+        self._tls = tls_for(url)
         self._quick = self._client()
         self._local = threading.local()
         self._lines: set[_Line] = set()
@@ -75,14 +76,23 @@ class OllamaRest:
         return [model for model in models if isinstance(model, dict)]
 
     def show(self, model: str) -> dict[str, Any] | None:
-        """What the server knows of a model; None when it does not have it."""
+        """What the server knows of a model; None when it does not have it, ModelRefused when it will not say."""
         response = self._send("POST", "/api/show", {"model": model})
-        return None if response.status_code == 404 else _object(response)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200 and (words := _words(response)):
+            raise ModelRefused(
+                f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {words!r}. "
+                "Check the name; `ollama list` shows those there are."
+            )
+        return _object(response)
 
     def alive(self) -> bool:
+        """Whether the server answers. TipbenchError when it cannot even be asked."""
         try:
             return self._quick.get("/api/version", timeout=_PS_TIMEOUT).status_code == 200
-        except httpx.HTTPError:
+        except httpx.HTTPError as exc:
+            self._check_files(exc)
             return False
 
     def resident(self) -> tuple[Resident, ...] | None:
@@ -100,13 +110,12 @@ class OllamaRest:
         """Ask the server to free a model; it only marks it. A server that is gone has nothing loaded."""
         try:
             self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_QUICK)
-        except httpx.HTTPError:
-            return
+        except httpx.HTTPError as exc:
+            self._check_files(exc)
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
-        """Stream one answer. Never raises for what a server or a network may do."""
-        line = self._line()
-        line.busy = True
+        """Stream one answer. Never raises for what a server or a network may do; TipbenchError without a free file."""
+        line = self._take_line()
         started = time.monotonic()
         chat = Chat()
         try:
@@ -114,7 +123,8 @@ class OllamaRest:
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:
-            chat.ending, chat.error = Ending.REFUSED, str(exc)
+            self._check_files(exc)
+            chat.ending, chat.error = Ending.REFUSED if nobody_there(exc) else Ending.RESET, str(exc)
         except httpx.HTTPError as exc:
             chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
         finally:
@@ -131,6 +141,14 @@ class OllamaRest:
                 if line.busy:
                     line.cut()
 
+    def drop_idle_lines(self) -> None:
+        """Close the connections nobody uses: threads that have ended would keep theirs open to the end of the run."""
+        with self._lock:
+            idle = {line for line in self._lines if not line.busy}
+            self._lines -= idle
+        for line in idle:
+            line.client.close()
+
     def close(self) -> None:
         self._quick.close()
         with self._lock:
@@ -139,15 +157,21 @@ class OllamaRest:
             self._lines.clear()
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=_QUICK, trust_env=self._trust_env, verify=self._verify)
+        return http_client(self.url, self._tls, base_url=self.url, timeout=_QUICK)
 
-    def _line(self) -> _Line:
-        line: _Line | None = getattr(self._local, "line", None)
-        if line is None:
-            line = self._local.line = _Line(self._client())
-            with self._lock:
+    def _take_line(self) -> _Line:
+        """This thread's connection, busy from now on; a new one when it has none or it was dropped."""
+        with self._lock:
+            line: _Line | None = getattr(self._local, "line", None)
+            if line is None or line not in self._lines:
+                line = self._local.line = _Line(self._client())
                 self._lines.add(line)
+            line.busy = True
         return line
+
+    def _check_files(self, exc: httpx.HTTPError) -> None:
+        if too_many_files(exc):
+            raise TipbenchError(f"Ollama at {self.url} could not be asked: {TOO_MANY_FILES}.") from exc
 
     def _stream(
         self,
@@ -186,6 +210,7 @@ class OllamaRest:
         try:
             return self._quick.request(method, path, json=body)
         except httpx.HTTPError as exc:
+            self._check_files(exc)
             raise OllamaAway(
                 f"Ollama at {self.url} does not answer ({type(exc).__name__}). Start it with `ollama serve`, "
                 "or name the right address with --ollama-url or OLLAMA_HOST."
@@ -252,7 +277,7 @@ class _Reader:
             self._end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
         if part.get("error"):
-            self._end(Ending.ERROR_LINE, str(part["error"])[:2000])
+            self._end(Ending.ERROR_LINE, str(part["error"])[:_MOST_WORDS])
             return
         message = part.get("message")
         content = message.get("content") if isinstance(message, dict) else None
@@ -280,6 +305,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         value = response.json() if len(response.content) <= _MOST_BODY else None
     except ValueError:
         value = None
+    if response.status_code != 200 and (words := _words(response)):
+        raise OllamaRefused(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
     if response.status_code != 200 or not isinstance(value, dict):
         raise OllamaRefused(
             f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not Ollama's "
@@ -288,13 +315,22 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     return value
 
 
+def _words(response: httpx.Response) -> str:
+    """What Ollama says is wrong; empty when this is not how Ollama says it."""
+    try:
+        words = response.json()["error"] if len(response.content) <= _MOST_ERROR else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return words[:_MOST_WORDS].strip() if isinstance(words, str) else ""
+
+
 def _error_text(response: httpx.Response) -> str:
     body = b""
     for chunk in response.iter_raw():
         body += chunk
-        if len(body) > 65536:
+        if len(body) > _MOST_ERROR:
             break
     try:
-        return str(json.loads(body)["error"])[:2000]
+        return str(json.loads(body)["error"])[:_MOST_WORDS]
     except (ValueError, KeyError, TypeError):
         return body[:200].decode(errors="replace") or f"status {response.status_code}"

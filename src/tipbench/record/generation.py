@@ -15,6 +15,7 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
+_GATHER_S = 0.01  # asking comes first: what finishes meanwhile is journalled together, with one sync
 _MOST_GONE = 10  # a cell that takes the server down every time would otherwise never end
 _LOADS_BEFORE_GIVING_UP = 3
 
@@ -91,9 +92,10 @@ class Block:
             thread.start()
         left = len(self._cells)
         while left:
-            batch = [self._take(block=True)]
+            batch = [self._take()]
+            time.sleep(_GATHER_S)
             while not self._results.empty():
-                batch.append(self._take(block=True))
+                batch.append(self._take())
             left -= len(batch)
             yield batch
 
@@ -112,8 +114,8 @@ class Block:
                 finished.append(item)
         return finished
 
-    def _take(self, *, block: bool) -> Generated:
-        item = self._results.get(block)
+    def _take(self) -> Generated:
+        item = self._results.get()
         if isinstance(item, BaseException):
             raise item
         return item

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from tipbench.errors import LocalServerError
+from tipbench.generate.home import in_home
+from tipbench.generate.lock import try_lock
 
 HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
@@ -81,7 +83,8 @@ class LocalMlflow:
     def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
         """The URL of the server, started if need be and ready to answer."""
         version = self._installed_version()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with in_home(self.folder, "cannot be made"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + wait_s
         with self._alone(deadline, report):
             if self._running():
@@ -136,18 +139,23 @@ class LocalMlflow:
             raise _not_installed() from None
 
     def _running(self) -> bool:
-        try:
-            with self._log.open("rb") as log:
-                return not _try_lock(log, fcntl.LOCK_SH)
-        except FileNotFoundError:
-            return False
+        with in_home(self._log, "cannot be read"):
+            try:
+                log = self._log.open("rb")
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        with log:
+            return not try_lock(log.fileno(), self._log, fcntl.LOCK_SH)
 
     @contextmanager
     def _alone(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
         """Two commands that start or stop the server take turns."""
-        with (self.folder / "starting.lock").open("wb") as lock:
+        path = self.folder / "starting.lock"
+        with in_home(path, "cannot be opened"):
+            lock = path.open("wb")
+        with lock:
             told = False
-            while not _try_lock(lock, fcntl.LOCK_EX):
+            while not try_lock(lock.fileno(), path):
                 if not told:
                     report("Waiting for another tipbench that is starting or stopping the local MLflow …")
                     told = True
@@ -158,32 +166,40 @@ class LocalMlflow:
 
     def _launch(self, port: int, version: str) -> int:
         """Start the server detached from us, and return where its log begins."""
-        if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
-            self._log.unlink()
         facts = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
-        _write_facts(self._facts, facts)
-        with self._log.open("ab") as log:
+        with in_home(self._facts, "cannot be written"):
+            _write_facts(self._facts, facts)
+        with in_home(self._log, "cannot be written"):
+            if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+                self._log.unlink()
+            log = self._log.open("ab")
+        with log:
             since = log.tell()
             self._take(log)
-            inside = [sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)]
-            environment = _environment()
-            result = subprocess.run(
+            status = self._start(port, log)
+        if status != 0:
+            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
+        return since
+
+    def _start(self, port: int, log: IO[bytes]) -> int:
+        inside = [sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)]
+        try:
+            return subprocess.run(
                 [*inside, *self._server_command(port)],
                 cwd=self.folder,
-                env=environment,
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 check=False,
-            )
-        if result.returncode != 0:
-            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
-        return since
+            ).returncode
+        except OSError as exc:
+            raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
 
     def _take(self, log: IO[bytes]) -> None:
         # A status check of somebody else may hold the lock for an instant.
         deadline = time.monotonic() + 5.0
-        while not _try_lock(log, fcntl.LOCK_EX):
+        while not try_lock(log.fileno(), self._log):
             if time.monotonic() > deadline:
                 raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
             time.sleep(POLL_S)
@@ -232,7 +248,7 @@ class LocalMlflow:
         return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
     def _tail(self, since: int) -> str:
-        with self._log.open("rb") as log:
+        with in_home(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(since, size - 20_000))
             lines = log.read().decode("utf-8", "replace").splitlines()
@@ -248,14 +264,6 @@ def _not_installed() -> LocalServerError:
         "There is no MLflow to start: the package mlflow is not installed. Run pip install 'tipbench[local]', "
         "or give the address of a running server with --mlflow-url."
     )
-
-
-def _try_lock(file: IO[bytes], how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _environment() -> dict[str, str]:

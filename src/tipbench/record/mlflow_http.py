@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 import time
 
 import httpx
 
-from tipbench.addresses import is_loopback
 from tipbench.errors import MlflowAway, MlflowRefused, UsageError
+from tipbench.generate.http import TOO_MANY_FILES, http_client, tls_for, too_many_files
 from tipbench.record.mlflow_wire import Json, drop_text
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -42,11 +41,10 @@ class MlflowHttp:
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
         self._timeout_s = timeout_s
         self._urls: dict[str, httpx.URL] = {}  # parsing one costs as much as building the rest of the request
-        self._client = client or httpx.Client(
+        self._client = client or http_client(
+            self.url,
+            tls_for(self.url),
             timeout=timeout_s,
-            trust_env=not is_loopback(str(parsed)),
-            # Reading the certificates takes 20 ms and some MB, for nothing where there is no TLS.
-            verify=True if parsed.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
         )
         self.host = self._client.headers.get("host", parsed.netloc.decode("ascii"))
@@ -95,6 +93,8 @@ class MlflowHttp:
         except httpx.DecodingError as exc:
             raise MlflowRefused(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
         except httpx.RequestError as exc:
+            if too_many_files(exc):
+                raise MlflowAway(f"MLflow at {self._where()} was not asked: {TOO_MANY_FILES}.") from exc
             reason = str(exc) or type(exc).__name__
             raise MlflowAway(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
 

@@ -21,10 +21,14 @@ _ROUGH_TOKENS_PER_TIP = 70
 
 @dataclass(frozen=True)
 class Recorded:
-    """What an experiment holds of a grid: finished runs by key, and the failed ones still to be replaced."""
+    """What an experiment holds of a grid: finished runs by key, and the failed ones still to be replaced.
+
+    `journalled` are keys that are finished and on their way: the next collect records them before it plans.
+    """
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
+    journalled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,18 @@ class Plan:
 
     @property
     def missing(self) -> list[PlannedCell]:
-        return [cell for cell in self.cells if cell.key not in self.recorded.finished]
+        done = self.recorded.finished.keys() | self.recorded.journalled
+        return [cell for cell in self.cells if cell.key not in done]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Second names of a model that is in the plan already → the name it goes by."""
+        first: dict[str, str] = {}
+        return {
+            fact.model: name
+            for fact in self.facts.values()
+            if (name := first.setdefault(fact.digest, fact.model)) != fact.model
+        }
 
     @property
     def stale(self) -> int:
@@ -101,9 +116,7 @@ def make_plan(
     """Put the plan together; `free` tells the memory of the machine that computes for a model."""
     identities = [ModelIdentity(fact.model, fact.digest, fact.thinking) for fact in facts.values()]
     cells = plan_grid(suite, config, identities)
-    models = [
-        _model_plan(config, facts[model], group, recorded.finished, free(model)) for model, group in blocks(cells)
-    ]
+    models = [_model_plan(config, facts[model], group, recorded, free(model)) for model, group in blocks(cells)]
     return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
 
 
@@ -111,22 +124,22 @@ def _model_plan(
     config: CollectConfig,
     facts: ModelFacts,
     cells: Iterable[PlannedCell],
-    finished: Mapping[str, StoredRun],
+    recorded: Recorded,
     free: Memory,
 ) -> ModelPlan:
     keys = [cell.key for cell in cells]
-    done = [finished[key] for key in keys if key in finished]
-    left = len(keys) - len(done)
+    done = [recorded.finished[key] for key in keys if key in recorded.finished]
+    finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
     needed = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
     latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
     each = statistics.fmean(latencies) if latencies else _rough_seconds(config, facts)
     return ModelPlan(
         model=facts.model,
         cells=len(keys),
-        recorded=len(done),
+        recorded=finished,
         params_b=facts.params_b,
         memory_bytes=needed,
-        seconds=each * left / config.workers if each is not None else None,
+        seconds=each * (len(keys) - finished) / config.workers if each is not None else None,
         measured=bool(latencies),
         warning=memory_warning(facts, needed, free),
     )

@@ -58,7 +58,6 @@ class Summary:
 
     experiment: str
     experiment_url: str | None
-    tracking: str  # which MLflow was used
     cells: int
     recorded_before: int
     generated: int

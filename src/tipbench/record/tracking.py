@@ -32,12 +32,16 @@ def find_tracking(
     start: bool,
     report: Callable[[str], None],
     usual: tuple[str, ...] = USUAL,
+    local_only: bool = False,
 ) -> Tracking:
-    """The server to use; our own is started when `start` and there is no other. Raises LocalServerError without one."""
+    """The server to use; our own is started when `start` and there is no other. Raises LocalServerError without one.
+
+    With `local_only` an MLflow on the usual port is left alone.
+    """
     local = LocalMlflow(home)
     if url:
         return _named(url, local, home)
-    if found := _answering(usual):
+    if not local_only and (found := _answering(usual)):
         return Tracking(found, identity_of(found), f"MLflow at {found} (found there)")
     status = local.status()
     if status.running and status.healthy and status.url:

@@ -9,33 +9,39 @@ from typing import Self
 from tipbench.errors import MlflowAway, MlflowRefused
 from tipbench.record.events import Message, Observer, Recording, Resumed, Waiting
 from tipbench.record.journal import Entry, Journal
-from tipbench.record.run import RunKind
+from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 
-WRITERS = 2  # MLflow on SQLite takes 80 ms a run however many ask; two keep it busy, more only queue
+WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms a run however many ask; two keep it busy, more only queue
 _REVISION_EVERY_S = 2.0
 _AWAY_RETRY_S = 1.0
+_JOIN_S = 2.0  # a writer may hang in a request; it is a daemon, and its result is in the journal
+_REFUSALS_IN_A_ROW = 3
+_KEPT_MEANWHILE = 3  # a result that fails again and again while so many others pass is itself the trouble
 
 
 class Writers:
     """Drains one journal into one experiment. A context manager: leaving it stops the threads, keeps the journal."""
 
     def __init__(
-        self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, maybe_there: bool = False
+        self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
     ) -> None:
         self._store = store
         self._experiment_id = experiment_id
         self._journal = journal
         self._observer = observer
-        self._maybe_there = maybe_there  # everything in this journal may have been kept by a process that died
-        self._uncertain: set[str] = set()  # asked for, but never heard whether it was kept
+        self._draining = draining  # a dead process's journal: MLflow may have any of it already
+        self._uncertain: dict[str, int] = {}  # asked for, never heard whether kept → how many were kept by then
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._away_since: float | None = None
+        self._away_why = ""
         self._touched = 0.0
-        self._dirty = False
+        self._dirty = True  # whoever wrote last may have died before it could tell
+        self._kept = 0
+        self._refused: list[str] = []  # results MLflow will not take
+        self._refused_in_a_row = 0
         self._error: Exception | None = None
-        self.refused: list[str] = []  # results MLflow will not take; they stay in the journal
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
 
     def __enter__(self) -> Self:
@@ -47,86 +53,110 @@ class Writers:
         self._stop.set()
         self._journal.wake()
         for thread in self._threads:
-            thread.join(timeout=60)
-        self._touch(force=True)
+            thread.join(_JOIN_S)
 
     def check(self) -> None:
         """Raise what stopped a writer, if anything did."""
+        if isinstance(self._error, MlflowRefused):
+            raise MlflowRefused(f"{self._error} {self._safe()}", status=self._error.status) from self._error
         if self._error is not None:
             raise self._error
 
-    def finish(self, wait_s: float, *, mention_limit: bool = True) -> None:
-        """Wait until everything is kept. MlflowAway when the server stays away for `wait_s`."""
-        told = -1
-        while (left := self._left()) > 0:
+    def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
+        """Wait until everything is kept. MlflowAway when the server stays away for `wait_s`, or after `at_most_s`."""
+        began, told = time.monotonic(), -1
+        while (left := self._journal.outstanding() - len(self._refused)) > 0:
             self.check()
             if left != told:
                 self._observer(Recording(left))
                 told = left
-            away = self._away_since
-            if away is not None and time.monotonic() - away > wait_s:
-                limit = f" for {wait_s:g} s" if mention_limit else ""
-                raise MlflowAway(
-                    f"MLflow did not answer{limit}. {left} result{'s are' if left > 1 else ' is'} safe in the journal "
-                    f"at {self._journal.path.parent}; run the same command again when MLflow is back."
-                )
+            now, away = time.monotonic(), self._away_since
+            if away is not None and now - max(away, began) > wait_s:
+                raise MlflowAway(f"{self._away_why} {self._safe()}")
+            if at_most_s is not None and now - began > at_most_s:
+                raise MlflowAway(f"MLflow needs longer than {at_most_s:g} s. {self._safe()}")
             self._journal.wait_for_change(0.2)
         self.check()
         self._touch(force=True)
-        if self.refused:
+        if self._refused and not self._draining:
             raise MlflowRefused(
-                f"MLflow refused {len(self.refused)} results, which stay in the journal at {self._journal.path}: "
-                f"{self.refused[0]}"
+                f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._safe()}"
             )
 
-    def _left(self) -> int:
-        return self._journal.outstanding() - len(self.refused)
+    def _safe(self) -> str:
+        left = self._journal.outstanding()
+        count = f"{left} results are" if left != 1 else "1 result is"
+        return (
+            f"{count} safe in the journal at {self._journal.path.parent}; "
+            "when MLflow is well again, run the same command again."
+        )
 
     def _run(self) -> None:
         while not self._stop.is_set():
             entry = self._journal.take(0.2)
             if entry is None:
-                self._touch()
                 continue
             try:
                 self._keep(entry)
             except Exception as exc:  # noqa: BLE001 - a thread has no caller: `check` raises it in the main thread
                 self._error = exc
-                self._journal.put_back(entry)
+                self._journal.wake()
                 return
 
     def _keep(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        maybe_there = self._maybe_there or entry.record_id in self._uncertain or run.kind is RunKind.REFUSED
+        known = entry.record_id in self._uncertain
+        maybe_there = self._draining or known or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, maybe_there=maybe_there)
         except MlflowAway as exc:
             self._try_later(entry, str(exc))
-            return
         except MlflowRefused as exc:
-            if exc.status >= 500:  # as when its database is locked or its disk full: it may pass
-                self._try_later(entry, str(exc))
-                return
-            if exc.status != 400:
-                raise
-            self.refused.append(f"{run.name}: {exc}")  # this one only: the others may be fine
-            return
-        self._journal.kept(entry)
-        self._note_back()
-        self._dirty = True
-        self._touch()
+            self._refuse(entry, run, exc)
+        else:
+            self._journal.kept(entry)
+            with self._lock:
+                self._kept += 1
+                self._refused_in_a_row = 0
+            self._note_back()
+            self._dirty = True
+            self._touch()
 
     def _try_later(self, entry: Entry, why: str) -> None:
-        self._uncertain.add(entry.record_id)
-        self._journal.put_back(entry)
         with self._lock:
+            self._uncertain.setdefault(entry.record_id, self._kept)
+            self._away_why = why
             first = self._away_since is None
             if first:
                 self._away_since = time.monotonic()
+        self._journal.put_back(entry, last=True)
         if first:
             self._observer(Message(f"{why} Results go into the journal meanwhile.", warning=True))
             self._observer(Waiting("MLflow", 0))
         self._stop.wait(_AWAY_RETRY_S)
+
+    def _refuse(self, entry: Entry, run: NewRun, exc: MlflowRefused) -> None:
+        """One result may be at fault, or the server, or our right to write; each has its own way on."""
+        if exc.status >= 500 and not self._fails_alone(entry):
+            self._try_later(entry, str(exc))  # as when its database is locked or its disk full: it may pass
+            return
+        if exc.status != 400 and exc.status < 500:
+            raise exc
+        with self._lock:
+            self._refused_in_a_row += 1
+            if self._refused_in_a_row >= _REFUSALS_IN_A_ROW:
+                raise exc
+        if self._draining:
+            where = f", now in {self._journal.set_aside(entry)}"
+        else:
+            where = ""
+            self._refused.append(f"{run.name}: {exc}")
+        self._observer(Message(f"MLflow refused {run.name}{where}: {exc}", warning=True))
+
+    def _fails_alone(self, entry: Entry) -> bool:
+        with self._lock:
+            since = self._uncertain.get(entry.record_id)
+            return since is not None and self._kept - since >= _KEPT_MEANWHILE
 
     def _note_back(self) -> None:
         with self._lock:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
 from invoking import invoke
 
+from support.asks import planned
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.addresses import identity_of
+from tipbench.generate.template import TemplateEngine
+from tipbench.record.journal import Journal, journal_folder
+from tipbench.record.run import NewRun, RunKind
 from tipbench.record.tracking import find_tracking
 
 SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
@@ -41,6 +47,21 @@ def test_a_plan_needs_no_ollama_for_models_without_it() -> None:
     ended = invoke("plan", "--models", "baseline:template", "--ollama-url", nowhere, "--json")
     assert ended.code == 0
     assert ended.json["to_generate"] == 24
+
+
+def test_a_plan_counts_what_waits_in_the_journal_as_done(home: Path, mlflow_url: str) -> None:
+    cells = planned("baseline:template", TemplateEngine().facts("baseline:template").digest)
+    journal = Journal(journal_folder(home, identity_of(mlflow_url), "tip-bench-waiting"))
+    journal.append([finished(cell.key) for cell in cells[:3]])
+    journal.close()
+    options = ("--models", "baseline:template", "--mlflow-url", mlflow_url, "--experiment", "tip-bench-waiting")
+    assert "24 cells, 3 recorded, 21 to generate" in invoke("plan", *options).stdout
+    assert "3 finished cells in the journal" in invoke("plan", *options).stdout
+    assert invoke("plan", *options, "--json").json["journalled"] == 3
+
+
+def finished(key: str) -> NewRun:
+    return NewRun(RunKind.CELL, uuid.uuid4().hex, "a cell", 1, 2, cell_key=key)
 
 
 def test_a_plan_counts_what_is_recorded_and_what_failed(mlflow_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -51,17 +52,20 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
 
 def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Recorded:
     """What the experiment holds already. Where no MLflow was ever used, none is started to learn that it is empty."""
-    from tipbench.cli.session import open_store
+    from tipbench.cli.session import journal_of, open_store
     from tipbench.errors import LocalServerError, MlflowAway, NotEnoughData
+    from tipbench.record.journal import journalled_keys
     from tipbench.record.outcome import Setting
     from tipbench.record.planning import Recorded, read_recorded
 
     try:
         with open_store(settings, config.mlflow_url) as store:
+            journalled = frozenset(journalled_keys(journal_of(settings, config.mlflow_url, config.experiment)))
             experiment = store.experiment(config.experiment)
             if experiment is None:
-                return Recorded()
-            return read_recorded(store, experiment.experiment_id, Setting(config, suite, "").conditions)
+                return Recorded(journalled=journalled)
+            found = read_recorded(store, experiment.experiment_id, Setting(config, suite, "").conditions)
+            return replace(found, journalled=journalled)
     except NotEnoughData:
         return Recorded()
     except (LocalServerError, MlflowAway) as exc:
@@ -96,6 +100,9 @@ def _show(made: Plan) -> None:
         text=["model"],
     )
     print(f"\n{_total(made)}")
+    waiting = sum(cell.key in made.recorded.journalled for cell in made.cells)
+    if waiting:
+        print(f"{_counted(waiting, 'finished cell')} in the journal: the next collect records them first")
     if made.stale:
         print(
             f"{_counted(made.stale, 'recorded answer')} stale: an earlier build of the model, or an older prompt text"

@@ -51,6 +51,15 @@ def leads_to(settings: Settings, url: str) -> bool:
         return False
 
 
+def journal_of(settings: Settings, url: str | None, experiment: str) -> Path:
+    """The folder where results for an experiment wait until MLflow has them."""
+    from tipbench.record.journal import journal_folder
+    from tipbench.record.tracking import find_tracking
+
+    tracking = find_tracking(url or settings.get("mlflow_url"), settings.home, start=False, report=say)
+    return journal_folder(settings.home, tracking.identity, experiment)
+
+
 @contextmanager
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
     """The MLflow to read from; the local one is started when it has data. NotEnoughData when there never was any."""

@@ -167,6 +167,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "cells": len(plan.cells),
         "recorded": len(plan.cells) - len(plan.missing),
         "to_generate": len(plan.missing),
+        "journalled": sum(cell.key in plan.recorded.journalled for cell in plan.cells),
         "stale": plan.stale,
         "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
         "seconds": plan.seconds,

@@ -324,8 +324,10 @@ def test_an_experiment_is_found_by_name_and_made_once(bench: Bench) -> None:
     name = f"tip-bench-{uuid.uuid4().hex} 'quoted'"
     assert bench.store.experiment(name) is None
     made = bench.store.ensure_experiment(name)
-    assert bench.store.ensure_experiment(name) == made
-    assert bench.store.experiment(name) == made
+    found = replace(made, created=False)
+    assert made.created
+    assert bench.store.ensure_experiment(name) == found
+    assert bench.store.experiment(name) == found
     assert made.name == name
     assert made.experiment_id in {each.experiment_id for each in bench.store.experiments()}
 

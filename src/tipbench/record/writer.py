@@ -13,7 +13,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 
 WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms a run however many ask; two keep it busy, more only queue
-_REVISION_EVERY_S = 2.0
+_REVISION_EVERY_S = 5.0
 _AWAY_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon, and its result is in the journal
 _REFUSALS_IN_A_ROW = 3
@@ -36,7 +36,7 @@ class Writers:
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._away_why = ""
-        self._touched = 0.0
+        self._touched = time.monotonic()
         self._dirty = True  # whoever wrote last may have died before it could tell
         self._kept = 0
         self._refused: list[str] = []  # results MLflow will not take
@@ -165,7 +165,7 @@ class Writers:
             self._observer(Resumed("MLflow"))
 
     def _touch(self, *, force: bool = False) -> None:
-        """Tell readers that their cache is old: at most every two seconds while writing, and at the end."""
+        """Tell readers that their cache is old: at most every few seconds while writing, and at the end."""
         with self._lock:
             due = self._dirty and (force or time.monotonic() - self._touched > _REVISION_EVERY_S)
             if due:

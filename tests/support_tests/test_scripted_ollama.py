@@ -132,7 +132,7 @@ class TestMemory:
         for thread in threads:
             thread.join()
         assert server.log.loads == {A: 1}
-        assert len(server.log.calls(A, outcome="finished")) == 8
+        assert eventually(lambda: len(server.log.calls(A, outcome="finished")) == 8)
 
     def test_unload_waits_for_running_calls(self, server: ScriptedOllama) -> None:
         server.set(call_s=0.6)

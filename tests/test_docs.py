@@ -7,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 
-from tipbench.cli.main import EXIT_CODES, app
+from support.commands import COMMANDS
+from tipbench.cli.main import EXIT_CODES
 from tipbench.errors import TipbenchError
 from tipbench.settings import SETTINGS
 
@@ -30,18 +29,6 @@ LATER = {
     "simulate",
     "promote",
 }  # PRODUCT's other phases
-
-
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    command = command or typer.main.get_command(app)
-    for name, sub in command.commands.items():
-        if hasattr(sub, "commands"):
-            yield from commands(sub, (*path, name))
-        else:
-            yield (*path, name), sub
-
-
-COMMANDS = dict(commands())
 
 
 def test_the_command_line_page_is_up_to_date() -> None:

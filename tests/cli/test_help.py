@@ -6,30 +6,14 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer.main
 from invoking import invoke
 
 import tipbench
-from tipbench.cli.main import app
+from support.commands import COMMANDS
 
 HEAVY = ("httpx", "numpy", "mlflow", "rich", "xllamacpp", "scipy")
-
-
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with the words that call it."""
-    command = command or typer.main.get_command(app)
-    for name, sub in command.commands.items():
-        if hasattr(sub, "commands"):
-            yield from commands(sub, (*path, name))
-        else:
-            yield (*path, name), sub
-
-
-COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

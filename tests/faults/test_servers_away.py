@@ -57,15 +57,13 @@ def test_a_real_mlflow_stopped_in_mid_run_costs_nothing(home: Path, tmp_path: Pa
     experiment = "tip-bench-mlflow-stopped"
     folder = tmp_path / "mlflow"
     folder.mkdir()
-    with RealMlflow(folder) as mlflow, ScriptedProcess(["alpha:135m", "beta:135m"], call_s=0.5) as server:
+    with RealMlflow(folder) as mlflow, ScriptedProcess(["alpha:135m", "beta:135m"], call_s=1.0) as server:
         options = ("collect", "--models", "alpha:135m,beta:135m", "--ollama-url", server.url, "--n-tips", "2")
         where = ("--mlflow-url", mlflow.url, "--experiment", experiment)
         process = start_tipbench(*options, *where, home=home, log=tmp_path / "log")
         wait_for_cells(mlflow.url, experiment, 3, process)
         mlflow.stop()
-        deadline = time.monotonic() + 60
-        while len(chats(server)) < 40 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        time.sleep(60)
         assert process.poll() is None
         assert count_left_behind((home / "journal").iterdir()) > 10, "generation should go on into the journal"
         mlflow.start()

@@ -207,21 +207,28 @@ def test_a_file_that_is_no_model_fails_to_load(tmp_path: Path, monkeypatch: pyte
 # --- time and cancelling
 
 
-def long_ask(**changes: object) -> Ask:
-    ask = replace(ASK, user="Write a very long story.", options=options(num_predict=900, repeat_penalty=1.3, seed=3))
-    return replace(ask, **changes)  # type: ignore[arg-type]
+LONG = replace(ASK, user="Write a very long story.", options=options(num_predict=900, repeat_penalty=1.3, seed=3))
+
+
+def midway(engine: LlamaCppEngine) -> float:
+    """A moment at which this machine is in the middle of LONG: the same text every time, at its own speed."""
+    whole = answered(engine.complete(LONG))
+    assert whole.ttft_s is not None
+    assert whole.output_tokens is not None
+    assert whole.output_tokens >= 16
+    return (whole.ttft_s + whole.wall_s) / 2
 
 
 def test_an_answer_over_time_is_stopped_and_keeps_its_text(engine: LlamaCppEngine) -> None:
-    engine.complete(replace(ASK, options=options(num_predict=1)))
-    failure = failed(engine.complete(long_ask(timeout_s=1.0)))
+    limit = midway(engine)
+    failure = failed(engine.complete(replace(LONG, timeout_s=limit)))
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.partial
-    assert 1.0 <= failure.wall_s < 3.0
+    assert limit <= failure.wall_s < limit + 5.0
 
 
 def test_a_long_prompt_over_time_is_stopped_before_its_end(engine: LlamaCppEngine) -> None:
-    ask = replace(ASK, user="word " * 3900, options=options(num_ctx=4096, num_predict=1), timeout_s=0.5)
+    ask = replace(ASK, user="word " * 3900, options=options(num_ctx=4096, num_predict=1), timeout_s=0.2)
     failure = failed(engine.complete(ask))
     assert (failure.kind, failure.partial) == (FailureKind.TIMEOUT, "")
     assert failure.wall_s < 8.0
@@ -229,24 +236,25 @@ def test_a_long_prompt_over_time_is_stopped_before_its_end(engine: LlamaCppEngin
 
 def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
-    timer = threading.Timer(0.5, cancel.set)
+    limit = midway(engine)
+    timer = threading.Timer(limit, cancel.set)
     timer.start()
-    failure = failed(engine.complete(long_ask(cancel=cancel)))
+    failure = failed(engine.complete(replace(LONG, cancel=cancel)))
     timer.join()
     assert failure.kind is FailureKind.CANCELLED
-    assert failure.wall_s < 4.0
+    assert failure.wall_s < limit + 5.0
 
 
 def test_an_ask_cancelled_while_it_waits_does_not_start(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
     cancel.set()
     with llamacpp._RESIDENT.turn:
-        assert failed(engine.complete(long_ask(cancel=cancel))).kind is FailureKind.CANCELLED
+        assert failed(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
 
 
 def test_the_engine_answers_rightly_after_being_stopped(engine: LlamaCppEngine) -> None:
     before = answered(engine.complete(ASK)).text
-    engine.complete(long_ask(timeout_s=0.1))
+    engine.complete(replace(LONG, timeout_s=0.1))
     assert answered(engine.complete(ASK)).text == before
 
 
@@ -264,7 +272,7 @@ def test_other_threads_go_on_while_it_generates(engine: LlamaCppEngine) -> None:
     while not done.wait(0.01):
         ticks += 1
     thread.join()
-    assert ticks > 10
+    assert ticks > 3
 
 
 def test_asks_from_several_threads_all_get_their_own_answers(engine: LlamaCppEngine) -> None:
@@ -288,12 +296,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from generate.test_llamacpp import ASK, LlamaCppEngine, long_ask, options
+from generate.test_llamacpp import ASK, LONG, LlamaCppEngine, options
 engine = LlamaCppEngine(Path(sys.argv[1]), num_ctx=4096, threads=1)
 engine.complete(replace(ASK, options=options(num_predict=1)))
 print("loaded", flush=True)
-if sys.argv[3] == "wait":
-    engine.complete(long_ask())
+while sys.argv[3] == "wait":
+    engine.complete(LONG)
 """
 
 

@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.mlflow_server import mlflow_url
-from tipbench.errors import MlflowRefused
+from tipbench.errors import CorruptText, MlflowRefused
+from tipbench.record import mlflow
 from tipbench.record.memory import MemoryStore
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.run import NewRun, RunKind, StoredRun
+from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.record.store import RunStore
+from tipbench.record.texts import to_tags
 
 __all__ = ["mlflow_url"]
 
@@ -43,6 +45,23 @@ class Bench:
         }
         answer = httpx.post(f"{self.store.url}/api/2.0/mlflow/runs/create", json=body, trust_env=False, timeout=60)
         return str(answer.json()["run"]["info"]["run_id"])
+
+    def lose_tag(self, run_id: str, key: str) -> None:
+        """Damage a text from outside."""
+        if isinstance(self.store, MemoryStore):
+            del self.store._runs[run_id].texts[key]
+            return
+        body = {"run_id": run_id, "key": key}
+        url = f"{self.store.url}/api/2.0/mlflow/runs/delete-tag"
+        httpx.post(url, json=body, trust_env=False, timeout=60).raise_for_status()
+
+    def text_tags(self, run_id: str) -> set[str]:
+        """The keys of all tags that hold texts, needed or left over."""
+        if isinstance(self.store, MemoryStore):
+            return set(self.store._runs[run_id].texts)
+        url = f"{self.store.url}/api/2.0/mlflow/runs/get?run_id={run_id}"
+        tags = httpx.get(url, trust_env=False, timeout=60).json()["run"]["data"]["tags"]
+        return {tag["key"] for tag in tags if tag["key"].startswith("artifact:")}
 
     def all(self) -> list[StoredRun]:
         return list(self.store.search(self.experiment, where={}, half_written=True))
@@ -369,3 +388,196 @@ def test_two_writers_at_once_lose_nothing(bench: Bench) -> None:
     runs = list(bench.store.search(bench.experiment, where={"kind": "cell"}))
     assert len({run.tags["cell_key"] for run in runs}) == 12
     assert all(bench.store.get(run.run_id)[1]["artifact:raw.txt"] == run.tags["cell_key"] for run in runs)
+
+
+# Reading texts in bulk
+
+
+def test_read_gives_the_wanted_texts_and_no_others(bench: Bench) -> None:
+    texts = {"artifact:raw.txt": TEXT, "artifact:prompt.txt": "p", "artifact:candidates.json": "[1]"}
+    run_id = bench.store.record(bench.experiment, a_run(texts=texts))
+    wanted = ["artifact:raw.txt", "artifact:candidates.json", "artifact:scores.json"]
+    ((found, got),) = bench.store.read(bench.experiment, where={"kind": "cell"}, texts=wanted)
+    assert found == bench.store.get(run_id)[0]
+    assert got == {"artifact:raw.txt": TEXT, "artifact:candidates.json": "[1]"}
+
+
+def test_read_finds_what_search_finds_in_the_same_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow, "PAGE", 2)
+    bench.half_write(a_run(start_ms=9000))
+    for number in range(5):
+        run = a_run(cell_key=str(number), start_ms=1000 + number, texts={"artifact:raw.txt": f"text {number}"})
+        bench.store.record(bench.experiment, run)
+    found = list(bench.store.read(bench.experiment, where={}, texts={"artifact:raw.txt"}))
+    assert [run for run, _ in found] == list(bench.store.search(bench.experiment, where={}))
+    assert [texts["artifact:raw.txt"] for _, texts in found] == [f"text {number}" for number in (4, 3, 2, 1, 0)]
+    assert len(list(bench.store.read(bench.experiment, where={}, texts=(), limit=3))) == 3
+    assert list(bench.store.read(bench.experiment, where={"state": "judged"}, texts=())) == []
+
+
+def test_read_sees_damage_only_in_the_wanted_texts(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(texts={"artifact:raw.txt": TEXT, "artifact:prompt.txt": "p"}))
+    bench.lose_tag(run_id, "artifact:raw.txt.002")
+    ((_, got),) = bench.store.read(bench.experiment, where={}, texts=["artifact:prompt.txt"])
+    assert got == {"artifact:prompt.txt": "p"}
+    with pytest.raises(CorruptText, match=r"artifact:raw\.txt"):
+        list(bench.store.read(bench.experiment, where={}, texts=["artifact:raw.txt"]))
+
+
+@pytest.mark.parametrize("key", ["candidates.json", "artifact:raw.txt.meta", "artifact:raw.txt.001"])
+def test_reading_what_is_no_key_of_a_text_is_a_bug(bench: Bench, key: str) -> None:
+    with pytest.raises(ValueError, match="key"):
+        bench.store.read(bench.experiment, where={}, texts=[key])
+
+
+# Changing a run
+
+AT = 1_700_000_100_000
+KEY = "artifact:scores.json"
+SIZES = {
+    "none": None,
+    "empty": "",
+    "short": "s" * 8000,
+    "two parts": "t" * 8001,
+    "nul": TEXT,
+    "five parts": "f" * 40_000,
+}
+
+
+def test_an_update_changes_what_it_names_and_nothing_else(bench: Bench) -> None:
+    run = a_run()
+    run_id = bench.store.record(bench.experiment, run)
+    change = RunChange(
+        metrics={"composite": 12.5, "latency_s": 2.0},
+        tags={"state": "judged", "judge_pending": "false", "odd": "a\x00b \ud800 ␛0000 '\" 😀"},
+        texts={KEY: "[1]", "artifact:raw.txt": "changed"},
+        at_ms=AT,
+    )
+    bench.store.update(run_id, change)
+    stored, texts = bench.store.get(run_id)
+    assert stored.metrics == {**run.metrics, **change.metrics}
+    assert change.tags.items() <= stored.tags.items()
+    assert texts == {**run.texts, **change.texts}
+    assert (stored.status, stored.params, stored.end_ms) == ("FINISHED", run.params, run.end_ms)
+    assert stored.tags["cell_key"] == "key-1"
+    assert bench.done(state="judged") == [run_id]
+
+
+def test_an_update_of_nothing_changes_nothing(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    before = bench.store.get(run_id)
+    bench.store.update(run_id, RunChange(at_ms=AT))
+    assert bench.store.get(run_id) == before
+
+
+@pytest.mark.parametrize("old", SIZES)
+@pytest.mark.parametrize("new", [name for name in SIZES if name != "none"])
+def test_a_text_grows_and_shrinks_and_leaves_nothing_behind(bench: Bench, old: str, new: str) -> None:
+    before, after = SIZES[old], SIZES[new]
+    assert after is not None
+    run_id = bench.store.record(bench.experiment, a_run(texts={} if before is None else {KEY: before}))
+    bench.store.update(run_id, RunChange(texts={KEY: after}, at_ms=AT))
+    assert bench.store.get(run_id)[1] == {KEY: after}
+    assert bench.text_tags(run_id) == set(to_tags(KEY, after))
+
+
+def test_texts_of_more_tags_than_a_batch_takes_are_replaced_and_shrink(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(texts={KEY: "a" * 700_000}))
+    for text in ("b" * 900_000, "c" * 850_000, "d"):
+        change = RunChange(texts={KEY: text}, tags={"step": text[0]}, metrics={"m": float(len(text))}, at_ms=AT)
+        bench.store.update(run_id, change)
+        stored, texts = bench.store.get(run_id)
+        assert texts == {KEY: text}
+        assert (stored.tags["step"], stored.metrics["m"]) == (text[0], len(text))
+    assert bench.text_tags(run_id) == {KEY}
+
+
+def test_a_short_text_grows_beyond_one_batch_and_a_new_one_begins_there(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(texts={KEY: "short"}))
+    texts = {KEY: "x" * 900_000, "artifact:new.txt": "y" * 900_000}
+    bench.store.update(run_id, RunChange(texts=texts, at_ms=AT))
+    assert bench.store.get(run_id)[1] == texts
+
+
+def test_more_metrics_and_tags_than_a_batch_takes_are_all_changed(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    metrics = {f"m{number}": float(number) for number in range(1700)}
+    tags = {f"t{number}": str(number) for number in range(230)} | {"state": "judged"}
+    bench.store.update(run_id, RunChange(metrics=metrics, tags=tags, at_ms=AT))
+    stored, _ = bench.store.get(run_id)
+    assert metrics.items() <= stored.metrics.items()
+    assert tags.items() <= stored.tags.items()
+
+
+@pytest.mark.parametrize("at_ms", [AT + 1, AT, 1, 0])
+@pytest.mark.parametrize("value", [1.0, 3.0])
+def test_a_corrected_metric_counts_whatever_the_clocks_say(bench: Bench, at_ms: int, value: float) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    bench.store.update(run_id, RunChange(metrics={"tone": 2.0}, at_ms=AT))
+    bench.store.update(run_id, RunChange(metrics={"tone": value}, at_ms=at_ms))
+    bench.store.update(run_id, RunChange(metrics={"tone": value}, at_ms=at_ms))
+    assert bench.store.get(run_id)[0].metrics["tone"] == value
+
+
+def test_the_same_update_twice_is_the_same_as_once(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    change = RunChange(metrics={"tone": 2.0}, tags={"state": "judged"}, texts={KEY: TEXT}, at_ms=AT)
+    bench.store.update(run_id, change)
+    once = bench.store.get(run_id)
+    bench.store.update(run_id, change)
+    assert bench.store.get(run_id) == once
+
+
+def test_a_run_is_judged_reopened_and_judged_again(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    for state in ("pending", "judged", "judged", "pending", "judged"):
+        bench.store.update(run_id, RunChange(tags={"state": state}, at_ms=AT))
+        assert bench.store.get(run_id)[0].state == state
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("failed", "judged"), ("failed", "pending"), ("pending", "failed"), ("judged", "held"), (None, "judged")],
+)
+def test_an_illegal_move_is_refused_and_nothing_written(bench: Bench, old: str | None, new: str) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(tags={"state": old} if old else {}))
+    before = bench.store.get(run_id)
+    with pytest.raises(MlflowRefused, match=rf"{old or 'without a state'} .* not {new}") as caught:
+        bench.store.update(run_id, RunChange(tags={"state": new}, metrics={"m": 1.0}, texts={KEY: "x"}, at_ms=AT))
+    assert caught.value.code == "ILLEGAL_MOVE"
+    assert bench.store.get(run_id) == before
+
+
+@pytest.mark.parametrize("what", [name for name in REFUSED if "params" not in REFUSED[name]])
+def test_an_update_that_would_be_cut_or_lost_is_refused_and_nothing_written(bench: Bench, what: str) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    before = bench.store.get(run_id)
+    given = {"tags": {"state": "judged"}, "metrics": {"ok": 1.0}, "texts": {KEY: TEXT}}
+    (field, wrong), *_ = REFUSED[what].items()
+    change = RunChange(**{**given, field: {**given[field], **wrong}}, at_ms=AT)  # type: ignore[arg-type, dict-item]
+    with pytest.raises(MlflowRefused):
+        bench.store.update(run_id, change)
+    assert bench.store.get(run_id) == before
+
+
+@pytest.mark.parametrize("key", ["artifact:raw.txt", "kind", "cell_key", "tipbench.record", "mlflow.runName"])
+def test_a_text_or_the_identity_among_the_changed_tags_is_a_bug(bench: Bench, key: str) -> None:
+    run_id = bench.store.record(bench.experiment, a_run())
+    with pytest.raises(ValueError, match=key):
+        bench.store.update(run_id, RunChange(tags={key: "x"}, at_ms=AT))
+
+
+def test_an_update_of_an_unknown_run_is_refused_by_name(bench: Bench) -> None:
+    with pytest.raises(MlflowRefused, match="0" * 32) as caught:
+        bench.store.update("0" * 32, RunChange(tags={"a": "b"}, at_ms=AT))
+    assert caught.value.code == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_a_damaged_text_is_cured_by_writing_it_again(bench: Bench) -> None:
+    run_id = bench.store.record(bench.experiment, a_run(texts={KEY: TEXT}))
+    for lost in (".002", ".meta"):
+        bench.lose_tag(run_id, KEY + lost)
+        with pytest.raises(CorruptText):
+            bench.store.get(run_id)
+        bench.store.update(run_id, RunChange(texts={KEY: TEXT}, at_ms=AT))
+        assert bench.store.get(run_id)[1] == {KEY: TEXT}

@@ -16,10 +16,10 @@ import pytest
 
 from support.mlflow_server import RealMlflow, free_port, mlflow_url
 from tipbench.errors import MlflowAway, MlflowRefused, UsageError
-from tipbench.record import mlflow, mlflow_http
+from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.mlflow_wire import batches, checked_tags, filter_of
-from tipbench.record.run import NewRun, RunKind
+from tipbench.record.mlflow_wire import Present, batches, changes, checked_tags, filter_of, without_texts
+from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 
 __all__ = ["mlflow_url"]
 
@@ -203,6 +203,66 @@ def test_a_text_of_more_than_999_parts_is_kept(store: MlflowStore) -> None:
     text = "".join(f"{number:08d}" for number in range(1_000_500))
     run_id = store.record(an_experiment(store), a_run(texts={"artifact:raw.txt": text}))
     assert store.get(run_id)[1] == {"artifact:raw.txt": text}
+
+
+class DyingTransport(httpx.HTTPTransport):
+    """A client that is gone after so many requests."""
+
+    def __init__(self, lives: int) -> None:
+        super().__init__()
+        self.lives = lives
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.lives == 0:
+            raise httpx.ConnectError("the client died")
+        self.lives -= 1
+        return super().handle_request(request)
+
+
+def update_and_die(url: str, run_id: str, change: RunChange, *, after: int) -> bool:
+    """Does the update get to its end within so many requests?"""
+    with httpx.Client(transport=DyingTransport(after), trust_env=False) as client:
+        try:
+            MlflowStore(url, client=client).update(run_id, change)
+        except MlflowAway:
+            return False
+        return True
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(3, 90), (90, 3), (90, 120), (120, 90), (16, 30), (30, 16)], ids=lambda size: f"{size}"
+)
+def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
+    store: MlflowStore, monkeypatch: pytest.MonkeyPatch, old: int, new: int
+) -> None:
+    monkeypatch.setattr(texts, "TAG_CHARS", 10)
+    monkeypatch.setattr(mlflow_wire, "BATCH_TAGS", 5)
+    before, after = {"artifact:a": "a" * old}, {"artifact:a": "b" * new}
+    run_id = store.record(an_experiment(store), a_run(texts=before, tags={"state": "pending"}))
+    change = RunChange(texts=after, tags={"state": "judged"}, at_ms=1)
+    for lives in range(30):
+        done = update_and_die(store.url, run_id, change, after=lives)
+        run, now = store.get(run_id)
+        assert now == (after if run.state == "judged" else before)
+        if done:
+            break
+        store.update(run_id, RunChange(texts=before, tags={"state": "pending"}, at_ms=1))
+    assert done
+    assert run.state == "judged"
+
+
+def test_a_tidying_that_fails_does_not_fail_the_update(store: MlflowStore) -> None:
+    run_id = store.record(an_experiment(store), a_run(texts={"artifact:a": "x" * 30_000}))
+    assert update_and_die(store.url, run_id, RunChange(texts={"artifact:a": "y"}, at_ms=1), after=2)
+    assert store.get(run_id)[1] == {"artifact:a": "y"}
+
+
+def test_an_update_of_a_deleted_run_is_refused(store: MlflowStore) -> None:
+    run_id = store.record(an_experiment(store), a_run())
+    url = f"{store.url}/api/2.0/mlflow/runs/delete"
+    httpx.post(url, json={"run_id": run_id}, trust_env=False).raise_for_status()
+    with pytest.raises(MlflowRefused, match="deleted"):
+        store.update(run_id, RunChange(tags={"a": "b"}, at_ms=1))
 
 
 # Addresses and logins
@@ -395,6 +455,64 @@ def test_an_ordinary_run_takes_three_requests(scripted: Scripted) -> None:
         store.record("1", a_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
     paths = [path.rpartition("/")[2] for path, _, _ in scripted.seen]
     assert paths == ["create", "log-batch", "update", "set-tag"]
+
+
+def stored_answer(**tags: str) -> bytes:
+    pairs = [{"key": key.replace("__", ":"), "value": value} for key, value in tags.items()]
+    return json.dumps({"run": {"info": {"run_id": "r", "status": "FINISHED"}, "data": {"tags": pairs}}}).encode()
+
+
+def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
+    scripted.says(200, stored_answer(state="pending", artifact__a="short"))
+    change = RunChange(
+        metrics={"tone": 1.0}, tags={"state": "judged"}, texts={"artifact:a": "s", "artifact:b": "x" * 20_000}, at_ms=5
+    )
+    with MlflowStore(scripted.url) as store:
+        store.update("r", change)
+    (get, _, _), (path, _, sent) = scripted.seen
+    assert get.endswith("/runs/get?run_id=r")
+    assert path.endswith("/runs/log-batch")
+    assert json.loads(sent)["metrics"] == [{"key": "tone", "value": 1.0, "timestamp": 5, "step": 0}]
+    assert [tag["key"] for tag in json.loads(sent)["tags"]][-1] == "state"
+
+
+def test_an_update_of_nothing_sends_nothing(scripted: Scripted) -> None:
+    scripted.says(200, stored_answer())
+    with MlflowStore(scripted.url) as store:
+        store.update("r", RunChange(at_ms=5))
+    assert len(scripted.seen) == 1
+
+
+def test_tags_that_another_writer_has_changed_are_not_tidied_away(scripted: Scripted) -> None:
+    scripted.says(200, stored_answer(artifact__a="short"))
+    with MlflowStore(scripted.url) as store:
+        store.update("r", RunChange(texts={"artifact:a": "x" * 20_000}, at_ms=5))
+    assert [path.rpartition("/")[2] for path, _, _ in scripted.seen] == ["get?run_id=r", "log-batch", "get?run_id=r"]
+
+
+def test_every_request_of_an_update_stays_within_the_limits() -> None:
+    change = RunChange(
+        metrics={f"m{number}": 1.0 for number in range(1700)},
+        tags={f"t{number}": "\x01" * 7000 for number in range(120)} | {"state": "judged", "last": "x"},
+        texts={"artifact:a": "😀\x00" * 300_000, "artifact:b": "b"},
+        at_ms=1,
+    )
+    run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {"state": "pending"})
+    sent = changes(change, Present(run, texts.to_tags("artifact:a", "a" * 100_000)))
+    for batch in sent:
+        assert len(batch.tags) <= 100
+        assert len(batch.tags) + len(batch.metrics) <= 1000
+        assert len(json.dumps(batch.body("r" * 32), ensure_ascii=False).encode()) < 1_000_000
+    assert sum(len(batch.metrics) for batch in sent) == 1700
+    assert sent[-1].tags[-1]["key"] == "state"
+
+
+def test_only_the_kept_texts_survive_the_reading_of_an_answer() -> None:
+    keys = ["kind", "artifact:a", "artifact:a.meta", "artifact:a.001", "artifact:a.b", "artifact:ab", "artifact:b.001"]
+    answer = json.dumps([{"key": key, "value": "v"} for key in keys])
+    kept = json.loads(answer, object_hook=without_texts(["artifact:a"]))
+    assert [node["key"] for node in kept if node] == keys[:4]
+    assert [node["key"] for node in json.loads(answer, object_hook=without_texts()) if node] == keys[:1]
 
 
 def test_every_request_stays_within_the_limits() -> None:

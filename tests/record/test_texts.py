@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tipbench.errors import CorruptText
-from tipbench.record.texts import TAG_CHARS, escape, from_tags, to_tags, unescape
+from tipbench.record import mlflow_wire, texts
+from tipbench.record.mlflow_wire import Present, changes, texts_after
+from tipbench.record.run import RunChange, StoredRun
+from tipbench.record.texts import TAG_CHARS, escape, from_tags, in_steps, leftovers, to_tags, unescape
 
 ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("\x00\ud83d\ude00␛0241bd8")
 KEY = "artifact:raw.txt"
@@ -100,14 +103,6 @@ def damage_missing_last(tags: dict[str, str]) -> None:
     del tags[KEY + ".004"]
 
 
-def damage_extra(tags: dict[str, str]) -> None:
-    tags[KEY + ".005"] = "x"
-
-
-def damage_doubled(tags: dict[str, str]) -> None:
-    tags[KEY + ".0004"] = tags[KEY + ".004"]
-
-
 def damage_renumbered(tags: dict[str, str]) -> None:
     tags[KEY + ".0004"] = tags.pop(KEY + ".004")
 
@@ -141,8 +136,16 @@ def damage_meta_hash(tags: dict[str, str]) -> None:
     tags[KEY + ".meta"] = tags[KEY + ".meta"].replace('"sha256":"', '"sha256":"0')
 
 
-def damage_both(tags: dict[str, str]) -> None:
-    tags[KEY] = "whole"
+def damage_meta_first(tags: dict[str, str]) -> None:
+    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":3,')
+
+
+def damage_meta_nonsense(tags: dict[str, str]) -> None:
+    tags[KEY + ".meta"] = tags[KEY + ".meta"].replace("{", '{"first":0,')
+
+
+def damage_meta_list(tags: dict[str, str]) -> None:
+    tags[KEY + ".meta"] = "[4]"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +153,6 @@ def damage_both(tags: dict[str, str]) -> None:
     [
         (damage_missing, "part 002 of 4 is missing"),
         (damage_missing_last, "part 004 of 4 is missing"),
-        (damage_extra, "5 parts where .meta says 4"),
-        (damage_doubled, "5 parts where .meta says 4"),
         (damage_renumbered, "part 004 of 4 is missing"),
         (damage_order, "changed places"),
         (damage_cut, "24999 characters where .meta says 25000"),
@@ -160,7 +161,9 @@ def damage_both(tags: dict[str, str]) -> None:
         (damage_meta_garbage, "cannot be read"),
         (damage_meta_huge, "part 005 of"),
         (damage_meta_hash, "SHA-256"),
-        (damage_both, "whole and in parts"),
+        (damage_meta_first, "part 005 of 4 is missing"),
+        (damage_meta_nonsense, "makes no sense"),
+        (damage_meta_list, "cannot be read"),
     ],
 )
 def test_damage_is_named_with_its_key(damage: Callable[[dict[str, str]], None], reason: str) -> None:
@@ -185,3 +188,123 @@ def test_no_single_altered_character_goes_unnoticed(part: int, data: st.DataObje
     tags[key] = tags[key][:at] + "#" + tags[key][at + 1 :]
     with pytest.raises(CorruptText):
         from_tags(tags)
+
+
+# What an interrupted update may leave
+
+
+@pytest.mark.parametrize(
+    ("tags", "text"),
+    [
+        (to_tags(KEY, LONG) | {KEY: "an older, short text"}, LONG),
+        (to_tags(KEY, LONG) | {KEY + ".005": "an older part", KEY + ".0004": "x"}, LONG),
+        ({KEY: "short", KEY + ".meta": ""}, "short"),
+        (to_tags(KEY, LONG) | {KEY: "short", KEY + ".meta": ""}, "short"),
+        ({KEY: "short", KEY + ".001": "a part that came ahead"}, "short"),
+        ({KEY + ".meta": "", KEY + ".001": "a part that came ahead"}, None),
+    ],
+)
+def test_leftovers_and_parts_ahead_are_not_read(tags: dict[str, str], text: str | None) -> None:
+    assert from_tags(tags)[0].get(KEY) == text
+    for tag in leftovers(KEY, tags):
+        del tags[tag]
+        assert from_tags(tags)[0].get(KEY) == text
+    assert tags == ({} if text is None else to_tags(KEY, text))
+
+
+def test_damage_of_a_text_that_is_not_wanted_is_not_seen() -> None:
+    tags = to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
+    damage_missing(tags)
+    assert from_tags(tags, {"artifact:prompt.txt"})[0] == {"artifact:prompt.txt": "hello"}
+    with pytest.raises(CorruptText):
+        from_tags(tags, {KEY})
+
+
+def test_leftovers_of_a_text_with_a_nonsensical_meta_are_left_alone() -> None:
+    assert leftovers(KEY, {KEY: "x", KEY + ".meta": "nonsense", KEY + ".001": "y"}) == []
+    huge = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
+    assert leftovers(KEY, {KEY + ".meta": huge, KEY + ".001": "y"}) == []
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight characters a tag and five tags a request: many requests for little text."""
+    monkeypatch.setattr(texts, "TAG_CHARS", 8)
+    monkeypatch.setattr(mlflow_wire, "BATCH_TAGS", 5)
+
+
+OTHER = "artifact:scores.json"
+Change = tuple[dict[str, str], int]  # the new texts, and after how many steps the writer dies
+CHANGES = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from([KEY, OTHER]), st.text("ab\x00", max_size=100), min_size=1),
+        st.integers(0, 40) | st.just(10_000),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def steps(new: Mapping[str, str], version: str, tags: dict[str, str]) -> Iterator[None]:
+    """What `update` does to the tags, one request after the other."""
+    run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {})
+    for batch in changes(RunChange(texts=new, tags={"version": version}, at_ms=0), Present(run, dict(tags))):
+        tags.update({tag["key"]: tag["value"] for tag in batch.tags})
+        yield
+    for key in new:
+        for tag in leftovers(key, tags):
+            del tags[tag]
+            yield
+
+
+@pytest.mark.usefixtures("small_limits")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(CHANGES)
+def test_wherever_writers_die_each_text_reads_as_the_old_or_the_new_one(planned: list[Change]) -> None:
+    tags: dict[str, str] = {}
+    for number, (new, dies_after) in enumerate(planned):
+        before = from_tags(tags)[0]
+        died = False
+        for at, _ in enumerate(steps(new, str(number), tags)):
+            now, plain = from_tags(tags)
+            assert all(now.get(key) in {before.get(key), text} for key, text in new.items())
+            assert now.keys() - new.keys() == before.keys() - new.keys()
+            if plain.get("version") == str(number):
+                assert now == before | new
+            if died := at == dies_after:
+                break
+        if not died:
+            assert from_tags(tags) == (before | new, {"version": str(number)})
+            assert not [tag for key in new for tag in leftovers(key, tags)]
+
+
+@pytest.mark.usefixtures("small_limits")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.none() | st.text("ab", max_size=100), st.text("ab", max_size=100))
+def test_a_text_written_tag_by_tag_is_the_old_or_the_new_one_throughout(old: str | None, new: str) -> None:
+    tags = {} if old is None else to_tags(KEY, old)
+    ahead, switch = in_steps(KEY, new, dict(tags))
+    for key, value in ahead.items():
+        tags[key] = value
+        assert from_tags(tags)[0].get(KEY) == old
+    for key, value in switch.items():
+        tags[key] = value
+        assert from_tags(tags)[0].get(KEY) in {old, new}
+    assert from_tags(tags)[0] == {KEY: new}
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_text_replaced_in_several_requests_begins_behind_the_old_one_and_then_at_one_again() -> None:
+    tags = to_tags(KEY, "a" * 80)
+    for text, first in [("b" * 88, 11), ("c" * 64, None), ("d" * 96, 9)]:
+        for _ in steps({KEY: text}, "1", tags):
+            pass
+        assert json.loads(tags[KEY + ".meta"]).get("first") == first
+        assert from_tags(tags)[0] == {KEY: text}
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_what_fits_into_one_request_is_one_request() -> None:
+    run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {})
+    (sent,) = changes(RunChange(texts={KEY: "b" * 24}, tags={"x": "y"}, at_ms=0), Present(run, to_tags(KEY, "a" * 24)))
+    assert texts_after({}, [sent]) == to_tags(KEY, "b" * 24)

@@ -63,8 +63,11 @@ class _ControlsSchema(Schema):
 
 def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
     """Reads and checks a rubric file; its anchors may only speak of the given scenarios."""
-    content = read_bounded(path)
-    text = content.decode()
+    return parse_rubric(read_bounded(path).decode(), path, scenario_ids)
+
+
+def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
+    """A rubric from its text; `path` names it in errors. Without `scenario_ids` anchors may speak of any scenario."""
     source = _head(path, text)
     head = source.validated(_HeadSchema)
     scales = tuple(_scale(source, index, scale) for index, scale in enumerate(head.scales))
@@ -72,10 +75,11 @@ def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
     for table, values in (("weights", head.weights), ("floor", head.floor)):
         _check_complete(source, (table,), values, [scale.name for scale in scales] + list(FLAGS))
     _check_floor(source, head.floor, scales)
-    _check_examples(source, "anchors", head.anchors, scales, set(scenario_ids))
+    allowed = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
+    _check_examples(source, "anchors", head.anchors, scales, allowed)
     return Rubric(
         id=head.id,
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
         text=text,
         word_limit=head.word_limit,
         scales=scales,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tipbench.errors import MlflowAway, MlflowRefused
 from tipbench.record import mlflow_wire as wire
-from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
-from tipbench.record.texts import PREFIX, from_tags, unescape
+from tipbench.record.texts import PREFIX, check_key, from_tags, leftovers, unescape
 
 
 @dataclass
@@ -80,19 +80,46 @@ class MemoryStore:
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
         """Runs with these tags or params, newest first, without texts; half-written ones only when asked for."""
+        return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
+
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Like `search`, with the named texts of each run."""
+        for key in texts:
+            check_key(key)
+        return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
+
+    def _found(
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+    ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._reached():
-            runs = [kept.run for kept in self._runs.values() if kept.experiment_id == experiment_id]
-        runs.sort(key=lambda run: (-run.start_ms, run.run_id))
-        hits = [run for run in runs if (half_written or run.status in wire.DONE) and wire.matches(run, where)]
-        return iter(hits if limit is None else hits[: max(0, limit)])
+            runs = [(kept.run, kept.texts) for kept in self._runs.values() if kept.experiment_id == experiment_id]
+        runs.sort(key=lambda found: (-found[0].start_ms, found[0].run_id))
+        hits = [
+            (run, texts)
+            for run, texts in runs
+            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+        ]
+        return hits if limit is None else hits[: max(0, limit)]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         """One run with all its texts."""
         with self._reached():
-            kept = self._runs.get(run_id)
-            if kept is None:
-                raise MlflowRefused(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
+            kept = self._kept(run_id)
             return kept.run, from_tags(kept.texts)[0]
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """Change a recorded run."""
+        with self._reached():
+            kept = self._kept(run_id)
+            texts = wire.texts_after(kept.texts, wire.changes(change, wire.Present(kept.run, kept.texts)))
+            for key in change.texts:
+                for tag in leftovers(key, texts):
+                    del texts[tag]
+            kept.texts = texts
+            metrics = {key: float(number) for key, number in change.metrics.items()}
+            kept.run = replace(kept.run, metrics={**kept.run.metrics, **metrics}, tags={**kept.run.tags, **change.tags})
 
     def touch(self, experiment_id: str) -> None:
         """Give the experiment a fresh `tipbench.revision`."""
@@ -112,6 +139,12 @@ class MemoryStore:
             metrics={key: float(number) for key, number in run.metrics.items()},
         )
         return run_id
+
+    def _kept(self, run_id: str) -> _Kept:
+        kept = self._runs.get(run_id)
+        if kept is None:
+            raise MlflowRefused(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
+        return kept
 
     def _tag(self, run_id: str, key: str, value: str) -> None:
         kept = self._runs[run_id]

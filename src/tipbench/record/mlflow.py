@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from tipbench.errors import MlflowRefused
+from tipbench.errors import MlflowAway, MlflowRefused
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
-from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
-from tipbench.record.texts import from_tags
+from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
 
 PAGE = 250  # runs a page; 2400 runs of 18 kB: 100 a page 7.4 s, 250 to 5000 5.6 s, but 49, 67, 104, 158 MB
 EXPERIMENTS_PAGE = 1000
@@ -108,6 +109,26 @@ class MlflowStore:
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
         """Runs with these tags or params, newest first, without texts; half-written ones only when asked for."""
+        return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
+
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Like `search`, with the named texts of each run."""
+        for key in texts:
+            check_key(key)
+        found = self._found(experiment_id, where, limit, texts=texts)
+        return ((run, from_tags(wire.stored_texts(raw), texts)[0]) for run, raw in found)
+
+    def _found(
+        self,
+        experiment_id: str,
+        where: Mapping[str, str],
+        limit: int | None,
+        *,
+        half_written: bool = False,
+        texts: Collection[str] = (),
+    ) -> Iterator[tuple[StoredRun, wire.Json]]:
         left = PAGE if limit is None else limit
         if left <= 0:
             return
@@ -117,10 +138,10 @@ class MlflowStore:
             "order_by": ["attributes.start_time DESC"],
             "max_results": min(left, PAGE),
         }
-        for raw in self._listed("runs/search", body, "runs"):
+        for raw in self._listed("runs/search", body, "runs", texts):
             run = self._understood(raw, wire.stored_run)
             if (half_written or run.status in wire.DONE) and wire.matches(run, where):
-                yield run
+                yield run, raw
                 left -= 1
                 if limit is not None and left == 0:
                     return
@@ -130,6 +151,29 @@ class MlflowStore:
         answer = self._http.get("runs/get", {"run_id": run_id})
         run = self._understood(answer, lambda answer: wire.stored_run(answer["run"]))
         return run, from_tags(self._understood(answer, lambda answer: wire.stored_texts(answer["run"])))[0]
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """Change a recorded run, in one request if it fits."""
+        before = self._present(run_id)
+        requests = wire.changes(change, before)
+        for batch in requests:
+            self._http.post("runs/log-batch", batch.body(run_id))
+        self._tidy(run_id, change.texts, wire.texts_after(before.texts, requests))
+
+    def _present(self, run_id: str) -> wire.Present:
+        answer = self._http.get("runs/get", {"run_id": run_id})
+        return self._understood(answer, lambda answer: wire.present_of(answer["run"]))
+
+    def _tidy(self, run_id: str, keys: Collection[str], expected: Mapping[str, str]) -> None:
+        """Delete what no reader needs any more, if it can be done and nobody else is writing there."""
+        if not any(leftovers(key, expected) for key in keys):
+            return
+        with suppress(MlflowAway, MlflowRefused):
+            now = self._present(run_id).texts
+            for key in keys:
+                if own_tags(key, now) == own_tags(key, expected):
+                    for tag in leftovers(key, now):
+                        self._unless_gone("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def touch(self, experiment_id: str) -> None:
         """Give the experiment a fresh `tipbench.revision`."""
@@ -170,12 +214,12 @@ class MlflowStore:
         there = list(self.search(experiment_id, where=where, half_written=True))
         return wire.found_of(run, there)
 
-    def _listed(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
-        """What stands under `name` on all pages; texts are dropped on the way."""
+    def _listed(self, path: str, body: wire.Json, name: str, texts: Collection[str] = ()) -> Iterator[wire.Json]:
+        """What stands under `name` on all pages; all texts but these are dropped on the way."""
         token: str | None = None
         while True:
             try:
-                page = self._http.post(path, {**body, "page_token": token} if token else body, drop_texts=True)
+                page = self._http.post(path, {**body, "page_token": token} if token else body, texts=texts)
             except TooLarge:
                 # A page token is a position, so the page size may change on the way.
                 if body["max_results"] == 1:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tipbench.errors import MlflowRefused
-from tipbench.record.run import NewRun, StoredRun
-from tipbench.record.texts import PREFIX, TAG_CHARS, escape, to_tags, unescape
+from tipbench.record.run import NewRun, RunChange, StoredRun, check_move
+from tipbench.record.texts import PREFIX, TAG_CHARS, escape, in_one_step, in_steps, owner, to_tags, unescape
 
 KEY_CHARS = 250
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100
 BATCH_METRICS = 800  # with 100 params and 100 tags 1000 in all
-BATCH_BYTES = 900_000  # older servers refuse a batch of more than 1 MB
+BATCH_BYTES = 900_000  # older servers refuse a batch of more than 1 MB; params and tags get half each
+CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest is for its metrics
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
 SUPERSEDED_TAG = "superseded"
 REVISION_TAG = "tipbench.revision"
+STATE_TAG = "state"
+IDENTITY_TAGS = frozenset({"kind", RECORD_TAG, CELL_TAG, "mlflow.runName"})
 DONE = frozenset({"FINISHED", "FAILED"})
 
 Json = dict[str, Any]
@@ -47,20 +50,28 @@ def checked_tags(run: NewRun) -> dict[str, str]:
     """All tags of the run. Refuses what MLflow would cut without a word, or refuse when half of it is there."""
     for key, value in run.params.items():
         _check_length("param", key, escape(value), PARAM_CHARS)
-    for key in run.tags:
-        if key.startswith(PREFIX):
-            raise ValueError(f"{key} is a text: it belongs in NewRun.texts, not in its tags")
+    _check_no_texts(run.tags)
     tags = _tags(run)
     for key, value in tags.items():
         _check_length("tag", key, value, TAG_CHARS)
-    for key, number in run.metrics.items():
+    _check_metrics(run.metrics, f"run {run.name!r}")
+    return tags
+
+
+def _check_no_texts(tags: Mapping[str, str]) -> None:
+    for key in tags:
+        if key.startswith(PREFIX):
+            raise ValueError(f"{key} is a text: it belongs among the texts, not the tags")
+
+
+def _check_metrics(metrics: Mapping[str, float], whose: str) -> None:
+    for key, number in metrics.items():
         _check_length("metric", key, "", 0)
         if not math.isfinite(number):
             raise MlflowRefused(
-                f"A metric is a finite number; {key} of run {run.name!r} is {number}. Leave out what is unknown.",
+                f"A metric is a finite number; {key} of {whose} is {number}. Leave out what is unknown.",
                 code="NOT_A_NUMBER",
             )
-    return tags
 
 
 def _tags(run: NewRun) -> dict[str, str]:
@@ -76,9 +87,9 @@ def _tags(run: NewRun) -> dict[str, str]:
 
 def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     """The run in as few requests as the limits allow; the first one's tags go with its creation."""
-    parts = _chunks(tags, BATCH_TAGS)
-    params = _chunks({key: escape(value) for key, value in run.params.items()}, BATCH_PARAMS)
-    metrics = _chunks({key: float(number) for key, number in run.metrics.items()}, BATCH_METRICS)
+    parts = _chunks(tags.items(), BATCH_TAGS)
+    params = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
+    metrics = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
     result = [Batch() for _ in range(max(len(parts), 1 + len(params), 1 + len(metrics)))]
     for at, chunk in enumerate(parts):
         result[at].tags = chunk
@@ -90,17 +101,85 @@ def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     return result
 
 
-def _chunks(items: Mapping[str, str] | Mapping[str, float], limit: int) -> list[list[Json]]:
-    chunks: list[list[Json]] = []
+@dataclass(frozen=True)
+class Present:
+    """What a change finds: the run, its texts' tags, and value, timestamp and step of its metrics."""
+
+    run: StoredRun
+    texts: Mapping[str, str]
+    latest: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
+
+
+def changes(change: RunChange, present: Present) -> list[Batch]:
+    """The change as requests; with the last one it counts. Refuses what `checked_tags` would, and illegal moves."""
+    _check_no_texts(change.tags)
+    if fixed := IDENTITY_TAGS & change.tags.keys():
+        raise ValueError(f"{min(fixed)} says which run it is: it cannot be changed")
+    _check_metrics(change.metrics, f"run {present.run.run_id}")
+    if STATE_TAG in change.tags:
+        check_move(present.run.state, change.tags[STATE_TAG])
+    result = [Batch(tags=chunk) for chunk in _changed_tags(change, present.texts)]
+    for tag in (tag for batch in result for tag in batch.tags):
+        _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
+    metrics = _changed_metrics(change, present.latest)
+    *early, last = [metrics[at : at + BATCH_METRICS] for at in range(0, len(metrics), BATCH_METRICS)] or [[]]
+    if not result and last:
+        result.append(Batch())
+    if result:
+        result[-1].metrics = last
+    return [Batch(metrics=chunk) for chunk in early] + result
+
+
+def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Json]]:
+    plain = [(key, escape(value)) for key, value in change.tags.items()]
+    plain.sort(key=lambda tag: tag[0] == STATE_TAG)
+    at_once = [tag for key, text in change.texts.items() for tag in in_one_step(key, text, present).items()]
+    together = _chunks([*at_once, *plain], BATCH_TAGS, CHANGE_BYTES)
+    if len(together) <= 1:
+        return together
+    ahead: list[tuple[str, str]] = []
+    switch: list[tuple[str, str]] = []
+    for key, text in change.texts.items():
+        first, last = in_steps(key, text, present)
+        ahead += first.items()
+        switch += last.items()
+    final = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
+    if len(final) > 1:
+        final = [*_chunks(switch, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain, BATCH_TAGS, CHANGE_BYTES)]
+    return [*_chunks(ahead, BATCH_TAGS, CHANGE_BYTES), *final]
+
+
+def _changed_metrics(change: RunChange, latest: Mapping[str, tuple[float, int, int]]) -> list[Json]:
+    # MLflow shows the metric with the greatest (step, timestamp, value), not the one that was written last: a
+    # correction from a box whose clock is behind, or within the same millisecond, would be lost.
+    changed: list[Json] = []
+    for key, number in change.metrics.items():
+        value, timestamp, step = latest.get(key, (None, -1, 0))
+        if float(number) != value:
+            at = max(change.at_ms, timestamp + 1)
+            changed.append({"key": key, "value": float(number), "timestamp": at, "step": step})
+    return changed
+
+
+def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
+    """The texts' tags once these requests have been answered."""
+    pairs = _pairs(tag for batch in sent for tag in batch.tags)
+    return {**present, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
+
+
+def _chunks(
+    items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]], limit: int, max_bytes: int = BATCH_BYTES // 2
+) -> list[list[Json]]:
+    chunks: list[dict[str, str | float]] = []
     room = 0
-    for key, value in items.items():
+    for key, value in items:
         size = 0 if isinstance(value, float) else _json_bytes(value)
         if not chunks or len(chunks[-1]) >= limit or size > room:
-            chunks.append([])
-            room = BATCH_BYTES // 2  # params and tags share a request
-        chunks[-1].append({"key": key, "value": value})
+            chunks.append({})
+            room = max_bytes
+        chunks[-1][key] = value  # within one request only the last value of a key counts
         room -= size
-    return chunks
+    return [[{"key": key, "value": value} for key, value in chunk.items()] for chunk in chunks]
 
 
 def _json_bytes(value: str) -> int:
@@ -178,10 +257,27 @@ def found_of(run: NewRun, there: Iterable[StoredRun]) -> Found:
     return Found(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
 
 
-def drop_text(node: Json) -> Json | None:
-    """For `json.loads(object_hook=…)`: a text's tag becomes None as soon as it is read."""
-    key = node.get("key")
-    return None if isinstance(key, str) and key.startswith(PREFIX) else node
+def without_texts(kept: Collection[str] = ()) -> Callable[[Json], Json | None]:
+    """For `json.loads(object_hook=…)`: a text's tag becomes None as soon as it is read, but for texts to be kept."""
+    wanted = frozenset(kept)
+
+    def hook(node: Json) -> Json | None:
+        key = node.get("key")
+        if not isinstance(key, str) or not key.startswith(PREFIX):
+            return node
+        return node if owner(key) in wanted else None
+
+    return hook
+
+
+def present_of(raw: Json) -> Present:
+    """A run of an answer as a change finds it."""
+    latest = {
+        item["key"]: (float(item["value"]), int(item.get("timestamp", 0)), int(item.get("step", 0)))
+        for item in raw.get("data", {}).get("metrics", ())
+        if item
+    }
+    return Present(stored_run(raw), stored_texts(raw), latest)
 
 
 def stored_run(raw: Json) -> StoredRun:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tipbench.errors import MlflowRefused
+
 
 class RunState(StrEnum):
     """Where a cell's run stands; `MOVES` has the legal changes."""
@@ -22,6 +24,20 @@ MOVES: Mapping[RunState, frozenset[RunState]] = {
 }
 
 
+def check_move(old: str | None, new: str) -> None:
+    """Refuses a change of state that `MOVES` does not have; staying is always legal."""
+    if old == new:
+        return
+    targets = MOVES[RunState(old)] if old in set(RunState) else frozenset()
+    if new not in targets:
+        legal = " or ".join(sorted(targets)) or "nothing else"
+        raise MlflowRefused(
+            f"A run that is {old or 'without a state'} may become {legal}, not {new}. Nothing was changed: "
+            "read the run again; something else may have moved it.",
+            code="ILLEGAL_MOVE",
+        )
+
+
 class RunKind(StrEnum):
     """What a run in MLflow stands for (tag `kind`)."""
 
@@ -35,7 +51,7 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True)
 class NewRun:
-    """A finished run on its way into the store: everything at once, nothing added later.
+    """A finished run on its way into the store: everything at once; `RunChange` is for later.
 
     `texts` are stored under their keys without loss, whatever their length. `record_id` is made once, with
     the result: recording it again keeps one run. A cell also has a `cell_key`: the store keeps at most one
@@ -54,6 +70,16 @@ class NewRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this one is kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChange:
+    """What changes in a recorded run. What it does not name stays; a text is replaced whole."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    at_ms: int  # when the metrics were measured
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""The RunStore port: experiments, and runs that are written whole and read back in bulk."""
+"""The RunStore port: experiments, and runs that are written whole, read back in bulk and changed in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.run import NewRun, RunChange, StoredRun
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,22 @@ class RunStore(Protocol):
         """Runs with these tags (keys as they are) or params (`params.NAME`), newest first, without texts."""
         ...
 
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Like `search`, with those of the named texts that a run has, each checked; others are not looked at."""
+        ...
+
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         """One run with all its texts, each checked against its hash."""
+        ...
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """Change a recorded run; it counts as changed once its plain tags are, which come last.
+
+        Whenever the writer dies, every text reads whole, the old or the new one. Refuses an illegal move of
+        `state`. It is for one writer of a run at a time: of two, the later one's texts and tags stand.
+        """
         ...
 
     def touch(self, experiment_id: str) -> None:

@@ -4,6 +4,15 @@ MLflow cuts a tag at 8000 characters and says nothing, so a longer text goes int
 KEY.meta, which has its length and hash. Databases refuse NUL and JSON refuses lone surrogates, so both are
 escaped as U+241B and four hex digits; so is U+241B itself. Any other text is stored as it is, readable in
 MLflow's own pages.
+
+A text can be replaced, and its writer may die at any moment, so a reader goes by these rules:
+
+- KEY.meta with content: the text is the parts it names. KEY and other parts are leftovers.
+- KEY.meta empty or missing: the text is KEY. Parts are leftovers, or come ahead of their .meta.
+- KEY.meta empty and no KEY: a first text is being written; there is none yet.
+
+A text that takes more than one request must not overwrite parts that are being read. Where it would, its parts
+stand behind the old ones, and .meta has `first`, the number of the first one.
 """
 
 from __future__ import annotations
@@ -11,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from tipbench.errors import CorruptText
 
@@ -37,39 +47,125 @@ def unescape(stored: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), stored)
 
 
+def check_key(key: str) -> None:
+    """Raises ValueError for a key that cannot be a text's, or could be mistaken for a part of another."""
+    if not key.startswith(PREFIX) or owner(key) != key:
+        raise ValueError(f"a text's key begins with {PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
+
+
+def owner(key: str) -> str:
+    """The text a tag belongs to: KEY of KEY, KEY.meta and KEY.001."""
+    if key.endswith(_META):
+        return key.removesuffix(_META)
+    match = _PART_KEY.match(key)
+    return match[1] if match else key
+
+
 def to_tags(key: str, text: str) -> dict[str, str]:
     """The tags that hold this text: one if it fits, else numbered parts and their `.meta`."""
-    if not key.startswith(PREFIX) or key.endswith(_META) or _PART_KEY.match(key):
-        raise ValueError(f"a text's key begins with {PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
+    check_key(key)
     stored = escape(text)
-    if len(stored) <= TAG_CHARS:
-        return {key: stored}
+    return {key: stored} if len(stored) <= TAG_CHARS else _in_parts(key, text, stored, 1)
+
+
+def _in_parts(key: str, text: str, stored: str, first: int) -> dict[str, str]:
     parts = [stored[at : at + TAG_CHARS] for at in range(0, len(stored), TAG_CHARS)]
-    tags = {f"{key}.{number:03d}": part for number, part in enumerate(parts, start=1)}
+    tags = {f"{key}.{number:03d}": part for number, part in enumerate(parts, start=first)}
     meta = {"parts": len(parts), "chars": len(text), "sha256": _sha256(text)}
+    if first > 1:
+        meta["first"] = first
     return tags | {key + _META: json.dumps(meta, separators=(",", ":"))}
 
 
-def from_tags(tags: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts, each checked, and the tags that are none. Raises CorruptText."""
+def in_one_step(key: str, text: str, present: Mapping[str, str]) -> dict[str, str]:
+    """The tags that put this text in place of the present one, if they are all written at once."""
+    tags = to_tags(key, text)
+    if key in tags and key + _META in present:
+        tags[key + _META] = ""
+    return tags
+
+
+def in_steps(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The same in two lots that may be cut anywhere: up to the last tag of the second the present text is read."""
+    tags = in_one_step(key, text, present)
+    if key in tags:
+        return {}, tags
+    live = _live(key, present)
+    if live and live.start < len(tags):  # tags: parts and .meta
+        tags = _in_parts(key, text, escape(text), live.stop)
+    switch = {key + _META: tags.pop(key + _META)}
+    if present.keys().isdisjoint((key, key + _META)):
+        tags = {key + _META: ""} | tags
+    return tags, switch
+
+
+def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
+    """Tags of this text that no reader needs any more, in the order in which they may be deleted."""
+    own = own_tags(key, tags)
+    parts = sorted(own.keys() - {key, key + _META})
+    if not own.get(key + _META):
+        return [*parts, key + _META] if key + _META in own else parts if key in own else []
+    live = _live(key, tags)
+    if live is None:
+        return []
+    whole = [key] if key in own else []
+    return whole + [tag for tag in parts if not _is_in(live, tag.removeprefix(key + "."))]
+
+
+def own_tags(key: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """All tags of one text."""
+    return {tag: value for tag, value in tags.items() if owner(tag) == key}
+
+
+def _is_in(live: range, number: str) -> bool:
+    return int(number) in live and number == f"{int(number):03d}"
+
+
+def _live(key: str, tags: Mapping[str, str]) -> range | None:
+    meta = tags.get(key + _META)
+    if not meta:
+        return None
+    try:
+        found = _meta(key, meta)
+    except CorruptText:
+        return None
+    return range(found.first, found.first + found.parts)
+
+
+@dataclass
+class _Pieces:
+    whole: str | None = None
+    meta: str | None = None
+    parts: dict[str, str] = field(default_factory=dict)
+
+
+def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts, or the wanted ones, each checked, and the tags that are none. Raises CorruptText."""
     rest = {key: value for key, value in tags.items() if not key.startswith(PREFIX)}
-    whole: dict[str, str] = {}
-    metas: dict[str, str] = {}
-    parts: dict[str, dict[str, str]] = {}
-    for key in tags.keys() - rest.keys():
-        if key.endswith(_META):
-            metas[key.removesuffix(_META)] = tags[key]
-        elif match := _PART_KEY.match(key):
-            parts.setdefault(match[1], {})[match[2]] = tags[key]
+    found: dict[str, _Pieces] = {}
+    for tag in tags.keys() - rest.keys():
+        key = owner(tag)
+        if wanted is not None and key not in wanted:
+            continue
+        pieces = found.setdefault(key, _Pieces())
+        if tag == key:
+            pieces.whole = tags[tag]
+        elif tag == key + _META:
+            pieces.meta = tags[tag]
         else:
-            whole[key] = tags[key]
-    if orphans := parts.keys() - metas.keys():
-        raise _corrupt(min(orphans), "it has parts but no .meta")
-    if double := whole.keys() & metas.keys():
-        raise _corrupt(min(double), "it is there both whole and in parts")
-    texts = {key: _whole(key, stored) for key, stored in whole.items()}
-    texts |= {key: _joined(key, meta, parts.get(key, {})) for key, meta in metas.items()}
-    return dict(sorted(texts.items())), rest
+            pieces.parts[tag.removeprefix(key + ".")] = tags[tag]
+    texts = {key: _read(key, pieces) for key, pieces in sorted(found.items())}
+    return {key: text for key, text in texts.items() if text is not None}, rest
+
+
+def _read(key: str, pieces: _Pieces) -> str | None:
+    if pieces.meta:
+        return _joined(key, _meta(key, pieces.meta), pieces.parts)
+    if pieces.whole is not None:
+        return _whole(key, pieces.whole)
+    if pieces.meta is None:
+        raise _corrupt(key, "it has parts but no .meta")
+    return None
 
 
 def _whole(key: str, stored: str) -> str:
@@ -79,30 +175,37 @@ def _whole(key: str, stored: str) -> str:
     return text
 
 
-def _joined(key: str, meta: str, parts: Mapping[str, str]) -> str:
-    count, chars, sha256 = _meta(key, meta)
-    if len(parts) > count:
-        raise _corrupt(key, f"it has {len(parts)} parts where .meta says {count}")
-    missing = next((number for number in range(1, count + 1) if f"{number:03d}" not in parts), None)
+@dataclass(frozen=True)
+class _Meta:
+    parts: int
+    chars: int
+    sha256: str
+    first: int
+
+
+def _joined(key: str, meta: _Meta, parts: Mapping[str, str]) -> str:
+    numbers = range(meta.first, meta.first + meta.parts)
+    missing = next((number for number in numbers if f"{number:03d}" not in parts), None)
     if missing is not None:
-        raise _corrupt(key, f"part {missing:03d} of {count} is missing")
-    text = unescape("".join(parts[f"{number:03d}"] for number in range(1, count + 1)))
-    if len(text) != chars:
-        raise _corrupt(key, f"it has {len(text)} characters where .meta says {chars}")
-    if _sha256(text) != sha256:
+        raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
+    text = unescape("".join(parts[f"{number:03d}"] for number in numbers))
+    if len(text) != meta.chars:
+        raise _corrupt(key, f"it has {len(text)} characters where .meta says {meta.chars}")
+    if _sha256(text) != meta.sha256:
         raise _corrupt(key, "its SHA-256 does not match: a part was altered, or parts changed places")
     return text
 
 
-def _meta(key: str, meta: str) -> tuple[int, int, str]:
+def _meta(key: str, meta: str) -> _Meta:
     try:
         loaded = json.loads(meta)
-        count, chars, sha256 = loaded["parts"], loaded["chars"], loaded["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        found = _Meta(loaded["parts"], loaded["chars"], str(loaded["sha256"]), loaded.get("first", 1))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise _corrupt(key, f"its .meta cannot be read: {meta[:80]!r}") from exc
-    if type(count) is not int or type(chars) is not int or not 1 <= count <= chars:
+    numbers = (found.parts, found.chars, found.first)
+    if any(type(number) is not int for number in numbers) or not 1 <= found.parts <= found.chars or found.first < 1:
         raise _corrupt(key, f"its .meta makes no sense: {meta[:80]!r}")
-    return count, chars, str(sha256)
+    return found
 
 
 def _sha256(text: str) -> str:

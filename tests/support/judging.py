@@ -1,0 +1,176 @@
+"""Recorded cells to be judged, and judges who fill sheets by a rule."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from tipbench.generate.engine import Completion, ModelFacts
+from tipbench.judge.applying import Application, Applied
+from tipbench.judge.exporting import Exported, Request, export_sheet
+from tipbench.judge.judging import ANSWERS, DRIFT, KEY, SHEET, Judging
+from tipbench.judge.key import Behind
+from tipbench.judge.receiving import receive
+from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
+from tipbench.judge.sheet import sheet_json
+from tipbench.judge.sheet_csv import unguarded
+from tipbench.plan.config import make_config
+from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
+from tipbench.plan.suite import Suite, load_suite
+from tipbench.record.outcome import Circumstances, Setting, cell_run
+from tipbench.record.run import StoredRun
+from tipbench.record.store import Experiment, RunStore
+
+EXPERIMENT = "tip-bench-judging"
+MODELS = ("alpha:135m", "beta:1b")
+
+Write = Callable[[PlannedCell, random.Random], str]
+
+
+def three_tips(cell: PlannedCell, rng: random.Random) -> str:
+    """An answer as asked for, different for every cell."""
+    n_tips = 3
+    things = ["open the window", "write one line", "call the shop", "sort three papers", "put the kettle on"]
+    tips = [
+        {"tip": f"Tip {rng.randrange(10**9)}: {rng.choice(things)} for {n + 2} minutes.", "rationale": "It is short."}
+        for n in range(n_tips)
+    ]
+    return json.dumps(tips)
+
+
+def record_cells(
+    store: RunStore,
+    *,
+    models: Sequence[str] = MODELS,
+    experiment: str = EXPERIMENT,
+    suite: Suite | None = None,
+    write: Write = three_tips,
+    start_ms: int = 1_000,
+    build: str = "1",
+    **options: object,
+) -> Experiment:
+    """A grid of answered cells, recorded as a collect records them."""
+    found = store.ensure_experiment(experiment)
+    suite = suite or load_suite("tips")
+    values = {"models": ",".join(models), "n_tips": 3, "experiment": experiment, "prompts": ",".join(suite.prompts)}
+    config = make_config({**values, **options})
+    setting = Setting(config, suite, "c" * 32)
+    for model in models:
+        facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
+        for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
+            answer = Completion(write(cell, random.Random(cell.key)), "stop", wall_s=1.0, latency_s=1.0)
+            run = cell_run(setting, cell, facts, answer, Circumstances(start_ms, start_ms + 1))
+            store.record(found.experiment_id, run)
+    return found
+
+
+Rule = Callable[[random.Random, int], int]
+
+
+def at_random(rng: random.Random, _reference: int) -> int:
+    return rng.randint(1, 5)
+
+
+def agreed(_rng: random.Random, reference: int) -> int:
+    """A judge who cannot be told from the references, so that no test depends on chance."""
+    return reference
+
+
+def honest(rng: random.Random, reference: int) -> int:
+    """A person: near the reference where there is one."""
+    return min(5, max(1, round(reference + rng.gauss(0, 0.6))))
+
+
+def always(score: int) -> Rule:
+    """Somebody who does not look."""
+    return lambda _rng, _reference: score
+
+
+def fill(judging: Judging, rule: Rule = agreed, *, judge: str | None = None, seed: int = 1) -> dict[str, Any]:
+    """The sheet's JSON with every score filled in; the rule sees the reference of a control, else any score."""
+    rng = random.Random(seed)
+    raw: dict[str, Any] = json.loads(json.dumps(sheet_json(judging.sheet)))
+    if judge is not None:
+        raw["judge"] = judge
+    for entry, item in zip(judging.entries, raw["items"], strict=True):
+        for at, tip in enumerate(item["tips"]):
+            reference = entry.references[at] if entry.behind is Behind.CONTROL else {}
+            tip["scores"] = {name: rule(rng, reference.get(name) or rng.randint(1, 5)) for name in tip["scores"]}
+    return raw
+
+
+def fill_csv(text: str, filled: Mapping[str, Any], *, delimiter: str = ",") -> str:
+    """A sheet as CSV with the scores of a filled JSON sheet written in, saved by some spreadsheet."""
+    rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"))))
+    tips = {(item["item"], str(at)): tip for item in filled["items"] for at, tip in enumerate(item["tips"], start=1)}
+    for row in rows:
+        if row["row"] == "tip":
+            scores = tips[unguarded(row["item"]), unguarded(row["number"])]["scores"]
+            row.update({f"score:{name}": str(score) for name, score in scores.items()})
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that a filled item must give under the built-in rubric: scales, flags and composite."""
+    tips = item["tips"]
+    means = {name: fmean(tip["scores"][name] for tip in tips) for name in tips[0]["scores"]}
+    return {
+        **means,
+        "format_ok": float(item["format_ok"]),
+        "overlong": fmean(tip["overlong"] for tip in tips),
+        "composite": fmean(
+            tip["scores"]["relevance"] + tip["scores"]["actionability"] + tip["scores"]["tone"]
+            + 2 * item["format_ok"] - tip["overlong"]
+            for tip in tips
+        ),
+    }  # fmt: skip
+
+
+def items_of(raw: Mapping[str, Any], judging: Judging, behind: Behind = Behind.CELL) -> dict[str, Any]:
+    """A filled sheet's items of one kind, by the run behind them (by their id where there is none)."""
+    items = {item["item"]: item for item in raw["items"]}
+    return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.behind is behind}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """An experiment with answers, and the way of a sheet from export to apply, without the command line."""
+
+    store: RunStore
+    experiment: Experiment
+
+    def export(self, judge: str | None = "anna", **wish: Any) -> Exported:
+        return export_sheet(self.store, self.experiment, Request(judge=judge, **wish))
+
+    def apply(
+        self, raw: Mapping[str, Any], *, judge: str | None = None, accept: str | None = None, dry_run: bool = False
+    ) -> Applied:
+        got = receive(self.store, raw, judge=judge)
+        return Application(self.store, got.experiment, got.judging, got.filled).run(accept=accept, dry_run=dry_run)
+
+    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> Applied:
+        """Export, fill and apply in one go."""
+        return self.apply(fill(self.export(judge, **wish).judging, rule, seed=seed))
+
+    def cells(self) -> dict[str, StoredRun]:
+        return {run.run_id: run for run in self.store.search(self.experiment.experiment_id, where={"kind": "cell"})}
+
+    def scores(self) -> dict[str, CellScores]:
+        found = self.store.read(self.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
+        return {run.run_id: read_scores(texts.get(SCORES)) for run, texts in found}
+
+    def everything(self) -> dict[str, tuple[StoredRun, dict[str, str]]]:
+        """All that judging could have written, to be compared before and after."""
+        texts = [SCORES, RUBRIC, SHEET, KEY, ANSWERS, DRIFT]
+        found = self.store.read(self.experiment.experiment_id, where={}, texts=texts)
+        return {run.run_id: (run, kept) for run, kept in found}

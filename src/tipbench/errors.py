@@ -14,6 +14,8 @@
     ├── LockHeld                  another collect uses the server or the experiment
     ├── JournalError              a result could not be written down; the run stops at once
     ├── CorruptText               a text read back does not match its hash
+    ├── MixedRubrics              scores of different rubrics do not compare
+    ├── SheetRefused              a filled sheet has mistakes; each names item, tip and field
     ├── WeightsError              the embedded model's file is missing or wrong
     └── LocalServerError          the local MLflow could not be started or stopped
 
@@ -24,6 +26,7 @@ not an exception but a value: `tipbench.generate.engine.EngineFailure`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -95,6 +98,18 @@ class JournalError(TipbenchError):
 
 class CorruptText(TipbenchError):
     pass
+
+
+class MixedRubrics(TipbenchError):
+    pass
+
+
+class SheetRefused(TipbenchError):
+    """A sheet that may not be applied. `problems` has every mistake found, as `tipbench.judge.checking.Problem`."""
+
+    def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class WeightsError(TipbenchError):

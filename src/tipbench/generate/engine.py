@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tipbench.generate.residency import Evidence
 from tipbench.plan.scenarios import Scenario
@@ -43,6 +43,7 @@ class Ask:
     timeout_s: float = 300.0
     last: bool = False  # the model's last call: its weights may go when it ends
     thinking: bool = False  # the model would think; tell it not to
+    answer_schema: Mapping[str, Any] | None = None  # JSON Schema for the answer; an engine without grammars ignores it
     cancel: threading.Event = field(default_factory=threading.Event, compare=False)
 
 

@@ -191,6 +191,8 @@ class OllamaEngine:
         }
         if ask.thinking:
             body["think"] = False
+        if ask.answer_schema is not None:
+            body["format"] = dict(ask.answer_schema)
         return body
 
     def _judge(self, chat: Chat, ask: Ask, tried: _Tries) -> Completion | EngineFailure | _Again:

@@ -1,0 +1,116 @@
+"""Charts: an Altair chart, drawn once, becomes SVG or PNG, in light or dark; no browser and no script is needed.
+
+Altair and vl-convert come with the extra `charts`. What a chart shows stays with the step that has the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tipbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import altair as alt
+
+FONT = "Helvetica, Arial, sans-serif"
+PNG_SCALE = 2.0
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of a chart; two of them, so that a page in the dark is not lit up by its figures."""
+
+    name: str
+    background: str
+    ink: str
+    muted: str
+    grid: str
+    accent: str
+    warning: str
+    palette: tuple[str, ...]
+
+
+# Both palettes keep their order of brightness without colour; see docs/judging.md for what marks what.
+LIGHT = Theme(
+    "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4", "#0a5dc2", "#b3261e",
+    ("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
+)  # fmt: skip
+DARK = Theme(
+    "dark", "#14171c", "#e6edf3", "#9aa4af", "#30363d", "#6cb0ff", "#ff8a80",
+    ("#6cb0ff", "#f0a44b", "#63d17e", "#c09bff", "#ff8fc4", "#aab4bf"),
+)  # fmt: skip
+THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
+
+
+def import_altair() -> Any:
+    """Altair, or a sentence on how to get it."""
+    try:
+        import altair as alt
+        import vl_convert  # noqa: F401 - told here, not at the end of the work
+    except ImportError as exc:
+        raise UsageError(
+            f"Charts need the extra 'charts', which is not installed ({exc.name} is missing). "
+            'Install it with: pip install "tipbench[charts]"'
+        ) from exc
+    return alt
+
+
+def themed(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> Any:
+    """The chart in our type and colours."""
+    axis = {
+        "labelColor": theme.ink, "titleColor": theme.muted, "gridColor": theme.grid, "domainColor": theme.grid,
+        "tickColor": theme.grid, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+        "labelLimit": 260,
+    }  # fmt: skip
+    config = {
+        "background": theme.background,
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": axis,
+        "header": {"labelColor": theme.ink, "titleColor": theme.muted, "labelFontSize": 12},
+        "legend": {
+            "labelColor": theme.ink,
+            "titleColor": theme.muted,
+            "labelFontSize": 12,
+            "titleFontWeight": "normal",
+        },
+        "title": {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "fontSize": 15},
+        "range": {"category": list(theme.palette)},
+    }
+    spec = chart.to_dict()
+    spec["config"] = {**spec.get("config", {}), **config}
+    return spec
+
+
+def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
+    """The chart as SVG text."""
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(themed(chart, theme)))
+
+
+def to_png(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> bytes:
+    """The chart as a PNG image."""
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_png(themed(chart, theme), scale=PNG_SCALE))
+
+
+def check_chart_file(path: Path, option: str = "--plot") -> None:
+    """Refuse a file that cannot hold a chart, before any work is done."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"{option} takes a file that ends in .png or .svg (got {path.name!r}).")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no such folder.")
+    import_altair()
+
+
+def save_chart(chart: alt.TopLevelMixin, path: Path, theme: Theme = LIGHT) -> None:
+    """Write the chart as the file's ending says."""
+    content = to_svg(chart, theme).encode() if path.suffix.lower() == ".svg" else to_png(chart, theme)
+    try:
+        path.write_bytes(content)
+    except OSError as exc:
+        raise UsageError(f"{path} could not be written: {exc.strerror}. Choose another file.") from exc

@@ -1,0 +1,309 @@
+"""A judge behind a command line: the sheet goes to a program, and what comes back is kept item by item."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.judge.filler import Unscored
+from tipbench.judge.salvage import safe_line, salvage, settle
+from tipbench.judge.sheet import Item, ItemScore, Sheet, sheet_json, sheet_text
+
+MOST_OUTPUT = 64_000_000  # bytes, of stdout or of a file
+_MOST_ERRORS = 65_536  # bytes of stderr kept, the last ones
+_TERM_S = 3.0  # between asking a program to end and making it
+_LINGER_S = 2.0  # for output that a child of an ended program still holds open
+_POLL_S = 0.05
+_CHUNK = 65_536
+_MOST_NAME = 60
+
+
+def default_name(command: str) -> str:
+    """The judge's name where none was given: the program's base name."""
+    return safe_line(os.path.basename(_words(command)[0]), _MOST_NAME) or "command"  # noqa: PTH119 - of any text
+
+
+class CommandJudge:
+    """Runs `command` for each batch of items, and once more for those that did not come back valid.
+
+    No shell; in the current folder and environment, which agents need. The sheet is on stdin; `{sheet}` in the command
+    stands for a file with it instead, which the program may fill in place, and `{out}` for a file to write. The answer
+    is taken from `{out}`, stdout or the file at `{sheet}`: for each item the first of these with a valid answer counts.
+    """
+
+    provisional = False
+
+    def __init__(self, command: str, name: str, *, timeout_s: float = 900.0, batch: int | None = None) -> None:
+        self.name = name
+        self._command = _words(command)
+        self._timeout_s = timeout_s
+        self._batch = batch
+        _require_program(self._command[0])
+        if timeout_s <= 0 or (batch is not None and batch < 1):
+            raise UsageError(f"A judge's time limit and batch are above 0 (got {timeout_s:g} s and {batch}).")
+
+    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        size = self._batch or max(1, len(sheet.items))
+        for first in range(0, len(sheet.items), size):
+            items = sheet.items[first : first + size]
+            missing: dict[str, str] = {}
+            for outcome in self._ask(replace(sheet, items=items), report):
+                if isinstance(outcome, Unscored):
+                    missing[outcome.item] = outcome.reason
+                else:
+                    yield outcome
+            if missing:
+                report(_again(self.name, missing, len(items)))
+                again = tuple(item for item in items if item.id in missing)
+                yield from self._ask(replace(sheet, items=again), report)
+
+    def _ask(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """One run of the program; an outcome for every item."""
+        report(f"{self.name}: {_count(sheet.items)} to judge, at most {self._timeout_s:g} s")
+        sheet = replace(sheet, judge=sheet.judge or self.name)
+        with tempfile.TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
+            files = {"{sheet}": Path(folder, "sheet.json"), "{out}": Path(folder, "out.json")}
+            used = {mark: path for mark, path in files.items() if any(mark in word for word in self._command[1:])}
+            content = _bytes(sheet)
+            if "{sheet}" in used:
+                _write(used["{sheet}"], content)
+            ended = _run(_filled_in(self._command, used), b"" if "{sheet}" in used else content, self._timeout_s)
+            out, filled = (_read(used[mark]) if mark in used else b"" for mark in ("{out}", "{sheet}"))
+        places = (out, ended.output, filled if filled != content else b"")
+        found = [salvage(place, sheet) for place in places if place]
+        for item in sheet.items:
+            yield settle(item, sheet.rubric, found, ended.trouble)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a run of the program ended, and what it wrote."""
+
+    output: bytes
+    trouble: str  # empty: it ended by itself, with exit code 0
+
+
+def _again(name: str, missing: Mapping[str, str], asked: int) -> str:
+    reason = next(iter(missing.values()))
+    return f"{name}: {asked - len(missing)} of {asked} came back; asking once more for the others ({reason})"
+
+
+def _count(items: Sequence[Item]) -> str:
+    return f"{len(items)} item{'' if len(items) == 1 else 's'}"
+
+
+# The command
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as exc:
+        raise UsageError(f"The judge's command cannot be read: {exc} in {command[:80]!r}. Check its quotes.") from exc
+    if not words or not words[0] or "\0" in command:
+        raise UsageError(f'The judge\'s command names no program (got {command[:80]!r}). Write command:"program …".')
+    return words
+
+
+def _require_program(program: str) -> None:
+    if shutil.which(program) is None:
+        seen = "may not be run" if Path(program).exists() and os.sep in program else "was not found"
+        raise UsageError(f"The judge's program {program[:200]!r} {seen}. Check its name, its rights and PATH.")
+
+
+def _filled_in(command: Sequence[str], files: Mapping[str, Path]) -> list[str]:
+    words = list(command)
+    for mark, path in files.items():
+        words = [words[0], *(word.replace(mark, str(path)) for word in words[1:])]
+    return words
+
+
+def _bytes(sheet: Sheet) -> bytes:
+    try:
+        return sheet_text(sheet).encode()
+    except UnicodeEncodeError:  # half a character in a tip has no bytes of its own
+        return json.dumps(sheet_json(sheet)).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as exc:
+        raise TipbenchError(f"The sheet for the judge's program cannot be written to {path}: {exc.strerror}.") from exc
+
+
+def _read(path: Path) -> bytes:
+    """A file the program had to write, bounded; what is no plain file (a pipe would never end) counts as nothing."""
+    with suppress(OSError):
+        if stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as file:
+                return file.read(MOST_OUTPUT)
+    return b""
+
+
+# The process
+
+
+def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
+    """Run to the end, to the time limit or to the size limit; whatever happens, nothing of its group stays behind."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
+    talk = _Talk(process, content, timeout_s)
+    try:
+        return talk.run()
+    finally:
+        talk.end()
+
+
+class _Talk:
+    """Writes stdin and reads stdout and stderr at the same time, without a thread, so that nobody waits for anybody."""
+
+    def __init__(self, process: subprocess.Popen[bytes], content: bytes, timeout_s: float) -> None:
+        self._process = process
+        self._left = memoryview(content)
+        self._timeout_s = timeout_s
+        self._output = bytearray()
+        self._errors = bytearray()
+        self._stopped = ""  # why we ended it
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> _Ended:
+        self._watch(self._process.stdin, selectors.EVENT_WRITE, self._write)
+        self._watch(self._process.stdout, selectors.EVENT_READ, self._read_output)
+        self._watch(self._process.stderr, selectors.EVENT_READ, self._read_errors)
+        self._pump(time.monotonic() + self._timeout_s)
+        return _Ended(bytes(self._output), self._trouble())
+
+    def end(self) -> None:
+        """Nothing of the program runs on, also after Ctrl-C: asked first if it still runs, then made."""
+        try:
+            self._stop()
+        finally:
+            self._selector.close()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def _stop(self) -> None:
+        ended_well = self._process.poll() is not None and not self._stopped and not self._reading
+        if ended_well:
+            return
+        try:
+            if self._process.poll() is None:
+                _signal(self._process, signal.SIGTERM)
+                self._process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _signal(self._process, signal.SIGKILL)
+            self._process.wait()
+
+    def _watch(self, pipe: IO[bytes] | None, event: int, act: Callable[[IO[bytes]], None]) -> None:
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, event, act)
+
+    def _pump(self, deadline: float) -> None:
+        """Until the program has ended and its output too; a limit first asks it to end, then makes it."""
+        ended_at: float | None = None
+        while True:
+            for key, _ in self._selector.select(_POLL_S):
+                key.data(key.fileobj)
+            now = time.monotonic()
+            if ended_at is None and self._process.poll() is not None:
+                ended_at = now
+            if ended_at is not None and (not self._reading or now > ended_at + _LINGER_S):
+                return
+            if self._stopped and now > deadline:
+                _signal(self._process, signal.SIGKILL)
+            elif not self._stopped and (limit := self._limit(now > deadline)):
+                self._stopped, deadline = f"the program {limit} and was stopped", now + _TERM_S
+                _signal(self._process, signal.SIGTERM)
+
+    def _limit(self, late: bool) -> str:
+        if len(self._output) > MOST_OUTPUT:
+            return f"wrote more than {MOST_OUTPUT // 10**6} MB"
+        return f"had not ended after {self._timeout_s:g} s" if late else ""
+
+    @property
+    def _reading(self) -> bool:
+        return any(key.events & selectors.EVENT_READ for key in self._selector.get_map().values())
+
+    def _write(self, pipe: IO[bytes]) -> None:
+        try:
+            self._left = self._left[os.write(pipe.fileno(), self._left[:_CHUNK]) :] if self._left else self._left
+        except BlockingIOError:
+            return
+        except OSError:  # it does not read its input, or no longer
+            self._left = self._left[:0]
+        if not self._left:
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _read_output(self, pipe: IO[bytes]) -> None:
+        piece = self._piece(pipe)
+        if len(self._output) <= MOST_OUTPUT:
+            self._output += piece
+
+    def _read_errors(self, pipe: IO[bytes]) -> None:
+        self._errors += self._piece(pipe)
+        del self._errors[:-_MOST_ERRORS]
+
+    def _piece(self, pipe: IO[bytes]) -> bytes:
+        try:
+            piece = os.read(pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return b""
+        if not piece:
+            self._selector.unregister(pipe)
+        return piece
+
+    def _trouble(self) -> str:
+        code = self._process.returncode
+        if self._stopped:
+            ended = self._stopped
+        elif code < 0:
+            ended = f"the program was ended by {_signal_name(-code)}"
+        elif code > 0:
+            ended = f"the program ended with exit code {code}"
+        else:
+            return ""
+        lines = [line for line in self._errors.decode("utf-8", "replace").splitlines() if line.strip()]
+        return f"{ended}: {safe_line(lines[-1], 160)}" if lines else ended
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the whole group: the program leads a session of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

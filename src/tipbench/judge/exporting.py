@@ -1,0 +1,160 @@
+"""Export: choose what a judge gets, hide the controls in it, keep the key in MLflow, hand out the sheet."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tipbench.errors import NotEnoughData
+from tipbench.judge.hiding import compose
+from tipbench.judge.judging import Judging, judgings, now_iso, record_judging, shown_controls
+from tipbench.judge.material import JudgedCell, Material, material_of, read_cells, suites_of
+from tipbench.judge.selection import Candidate, Wish, choose_cells
+from tipbench.judge.sheet import Sheet
+from tipbench.record.store import Experiment, RunStore
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an export."""
+
+    judge: str | None = None
+    limit: int | None = None
+    overlap: float = 0.2
+    everything: bool = False
+    rejudge: bool = False
+    seed: int | None = None
+    suite: str | None = None
+    provisional: bool = False
+    first: tuple[str, ...] = ()  # scenarios that should come first, most wanted first
+    only: frozenset[str] | None = None  # runs that may be on it; None for all
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A sheet that is in MLflow and may be handed out, and what was left out of it."""
+
+    judging: Judging
+    cells: int  # real ones on the sheet
+    unknown_scenarios: int = 0  # cells whose scenario the suite does not have (any more)
+    older_rubric: int = 0  # cells judged under another rubric, left alone without --rejudge
+
+
+def export_sheet(store: RunStore, experiment: Experiment, request: Request) -> Exported:
+    """Make a sheet and keep it. NotEnoughData when nothing waits for this judge."""
+    cells = read_cells(store, experiment.experiment_id)
+    if not cells:
+        raise NotEnoughData(f"{experiment.name} has no answered cells yet. `tipbench collect` makes some.")
+    material = material_of(suites_of(cells, request.suite))
+    known = [cell for cell in cells if cell.scenario in material.cards]
+    unknown = len(cells) - len(known)
+    rng, seed = _rng(request.seed)
+    candidates = [
+        cell.candidate(_scored_by(cell, material, request))
+        for cell in known
+        if not cell.floored and (request.only is None or cell.run.run_id in request.only)
+    ]
+    chosen = choose_cells(
+        candidates, _wish(request), {control.scenario for control in material.controls}, rng, request.first
+    )
+    refloor = _refloor(known, material, request)
+    if not chosen and not refloor:
+        raise NotEnoughData(_nothing(experiment.name, request, known, unknown))
+    judging = _judging(store, experiment, material, request, known, chosen, rng)
+    judging = replace(judging, refloor=refloor, seed=seed)
+    run_id = record_judging(store, experiment.experiment_id, judging)
+    store.touch(experiment.experiment_id)
+    older = 0 if request.rejudge else sum(_under_another(cell, material) for cell in known)
+    return Exported(replace(judging, run_id=run_id), len(chosen), unknown, older)
+
+
+def _rng(seed: int | None) -> tuple[random.Random, int]:
+    seed = random.SystemRandom().randrange(2**63) if seed is None else seed
+    return random.Random(seed), seed  # noqa: S311 - an order to shuffle by, not a secret
+
+
+def _wish(request: Request) -> Wish:
+    return Wish(request.judge, request.limit, request.overlap, request.everything or request.provisional)
+
+
+def _scored_by(cell: JudgedCell, material: Material, request: Request) -> frozenset[str]:
+    """Who has scored it, for this export. Held scores do not count, so others may have the cell meanwhile."""
+    given = cell.scores.provisional if request.provisional else cell.scores.judges
+    present = material.rubric.tag
+    return frozenset(
+        name
+        for name, judgement in given.items()
+        if (judgement.rubric == present or not (request.rejudge or request.provisional))
+        and (name == request.judge or not judgement.held)
+    )
+
+
+def _refloor(cells: Sequence[JudgedCell], material: Material, request: Request) -> tuple[str, ...]:
+    if not request.rejudge:
+        return ()
+    return tuple(cell.run.run_id for cell in cells if cell.floored and _under_another(cell, material))
+
+
+def _under_another(cell: JudgedCell, material: Material) -> bool:
+    return cell.run.tags.get("scores_rubric", material.rubric.tag) != material.rubric.tag
+
+
+def _judging(
+    store: RunStore,
+    experiment: Experiment,
+    material: Material,
+    request: Request,
+    known: Sequence[JudgedCell],
+    chosen: Sequence[Candidate],
+    rng: random.Random,
+) -> Judging:
+    by_run = {cell.run.run_id: cell for cell in known}
+    cards: Mapping[str, Mapping[str, object]] = {
+        candidate.scenario: material.cards[by_run[candidate.run_id].scenario] for candidate in chosen
+    }
+    sheet_id = uuid.uuid4().hex[:12]
+    taken = {candidate.run_id for candidate in chosen}
+    earlier = [
+        cell.candidate(frozenset())
+        for cell in known
+        if not request.provisional and cell.run.run_id not in taken and _scored_before(cell, material, request.judge)
+    ]
+    seen = judgings(store, experiment.experiment_id, experiment.name, request.judge) if request.judge else ()
+    entries = compose(
+        chosen,
+        cards,
+        material.controls,
+        material.rubric,
+        shown=shown_controls(seen),
+        earlier=earlier,
+        sheet_id=sheet_id,
+        rng=rng,
+    )
+    sheet = Sheet(sheet_id, experiment.name, request.judge, material.rubric, tuple(entry.item for entry in entries))
+    return Judging(sheet, entries, now_iso(), provisional=request.provisional, owner=request.judge)
+
+
+def _scored_before(cell: JudgedCell, material: Material, judge: str | None) -> bool:
+    given = cell.scores.judges.get(judge) if judge else None
+    return given is not None and not given.held and given.rubric == material.rubric.tag
+
+
+def _nothing(name: str, request: Request, known: Sequence[JudgedCell], unknown: int) -> str:
+    who = f"for {request.judge}" if request.judge else "for a judge"
+    if not known and unknown:
+        return (
+            f"None of the {unknown} cells of {name} belongs to a scenario of the suite as it is now. "
+            "Pass the suite they were collected with (--suite)."
+        )
+    own = [given for cell in known for name, given in cell.scores.judges.items() if name == request.judge]
+    if held := sum(given.held for given in own):
+        return (
+            f"Nothing in {name} waits {who} but {held} answers whose scores are held: revise their sheet and apply it "
+            "again, or accept the drift. `tipbench judge status` names the sheet."
+        )
+    nothing = f"Nothing in {name} waits {who}: all {len(known)} answers are scored, or floored for want of a tip."
+    if request.provisional:
+        return nothing
+    return f"{nothing} `--all` takes what others have scored, `--rejudge` what was scored under another rubric."

@@ -1,0 +1,331 @@
+"""How the rules judge reads: a tip as words and clauses, a card as the hooks it offers. English only."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from tipbench.judge import rules_words as words
+
+LONGEST = 4000  # characters of a tip that are read: a hundred times the usual
+NAMED = 1.5  # weight of words that is enough to name a task; a name that stands nowhere else is enough
+_CARD_LONGEST = 2000  # characters of one text of a card
+
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+_CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
+_CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
+_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # zero-width marks join, emoji and strays part
+_HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
+_NUMBERS = {word: number for number, word in enumerate(words.HOUR_NAMES, start=1)}
+_HOUR_WORDS = "|".join(_NUMBERS)
+_CLOCK = re.compile(
+    rf"\b(?P<h>\d{{1,2}}):(?P<m>\d{{2}})\b"
+    rf"|\b(?P<part>half|quarter|twenty|ten|five) (?P<way>past|to) (?P<word>{_HOUR_WORDS})\b"
+    rf"|\b(?:at|by|from|to|until|till|about|the) (?P<plain>{_HOUR_WORDS})\b(?! (?:minute|second|hour|day|step|thing))"
+)
+_MINUTES_OF = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
+_REPEATABLE = words.FUNCTION | words.UNITS | words.STOPS | words.SIZES
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a tip."""
+
+    text: str  # as written
+    lower: str
+    stem: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A tip as the rules see it."""
+
+    words: tuple[Word, ...]
+    clauses: tuple[tuple[Word, ...], ...]
+    plain: str  # lower-case words between single blanks, one at each end: phrases are looked up in it
+    raw: str
+    sentences: int
+
+    @property
+    def stems(self) -> frozenset[str]:
+        return frozenset(word.stem for word in self.words)
+
+    def has(self, phrases: Iterable[str]) -> list[str]:
+        """Which of the phrases occur, as whole words."""
+        return [phrase for phrase in phrases if f" {phrase} " in self.plain]
+
+
+def read(tip: str) -> Reading:
+    """The tip's words and clauses; emoji and markup are neither."""
+    raw = tip[:LONGEST]
+    text = _straight(raw)
+    parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
+    clauses = [clause for part in parts for clause in _clauses(_words(part))]
+    flat = tuple(word for clause in clauses for word in clause)
+    sentences = len([part for part in re.split(r"[.!?](?=\s|$)", text) if part.strip()])
+    plain = f" {' '.join(word.lower for word in flat)} "
+    return Reading(flat, tuple(clauses), plain, raw, max(1, sentences))
+
+
+@lru_cache(maxsize=8192)
+def stem(word: str) -> str:
+    """A crude common form: 'invoices', 'invoicing' and 'invoice' meet; so do 'colour' and 'color'."""
+    word = word.removesuffix("'s").removesuffix("'")
+    if len(word) > 5:
+        word = word.replace("our", "or").replace("isation", "ization")
+        word = word.removesuffix("al") if word.endswith("wal") else word
+    if len(word) > 4 and word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    for ending in ("ing", "ed"):
+        if len(word) > len(ending) + 2 and word.endswith(ending) and re.search("[aeiouy]", word[: -len(ending)]):
+            word = word.removesuffix(ending)
+            word = word[:-1] if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "ls" else word
+            break
+    word = word[:-3] + "iz" if word.endswith("ise") and len(word) > 5 else word
+    return word.removesuffix("e") if len(word) > 3 else word
+
+
+def broken(reading: Reading, verbs: frozenset[str]) -> str | None:
+    """Why the text is no tip at all, or None."""
+    lowers = [word.lower for word in reading.words]
+    if len(lowers) < 2:
+        return "no sentence"
+    marks = [character for character in reading.raw if not character.isspace() and character not in ".,;:!?"]
+    if sum(character.isalpha() for character in marks) < len(marks) * 0.6:
+        return "mostly not letters"
+    doubled = [a for a, b in pairwise(lowers) if a == b and a not in _REPEATABLE]
+    told = any(clause_verb(clause, verbs) is not None for clause in reading.clauses)
+    if len(doubled) > 1 or (doubled and not told):
+        return f"repeats '{doubled[0][:30]}'"
+    content = [word for word in lowers if word not in _REPEATABLE]
+    if len(content) >= 8 and len(set(content)) < len(content) * 0.45:
+        return "the same words again and again"
+    english = sum(word in words.FUNCTION for word in lowers) / len(lowers)
+    if not told and english < 0.15 and len(lowers) >= 4:
+        return "not English, or no sentence"
+    if not told and not any(word in verbs or word in words.BE_HAVE or "'" in word for word in lowers):
+        return "no verb"
+    return None
+
+
+def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
+    """Where the clause's order stands ('open …', 'please open …', 'you can open …'), or None."""
+    start = _after_lead_ins(clause)
+    if start < len(clause) and clause[start].lower in verbs:
+        return start
+    return next(_urged(clause, start, verbs), None)
+
+
+def opening(clause: Sequence[Word]) -> str:
+    """The clause's first word that is no lead-in; empty if there is none."""
+    start = _after_lead_ins(clause)
+    return clause[start].lower if start < len(clause) else ""
+
+
+def _after_lead_ins(clause: Sequence[Word]) -> int:
+    leads = (i for i, word in enumerate(clause) if word.lower not in words.LEAD_INS and not word.lower.isdigit())
+    return next(leads, len(clause))
+
+
+def _urged(clause: Sequence[Word], start: int, verbs: frozenset[str]) -> Iterator[int]:
+    for at in range(start + 1, len(clause)):
+        before, word = clause[at - 1].lower, clause[at].lower
+        urged = before == "to" and any(w.lower in words.URGES for w in clause[max(0, at - 4) : at - 1])
+        if word in verbs and (before in words.MODALS or urged):
+            yield at
+
+
+class When(Enum):
+    """A routine seen from the slot."""
+
+    NOW = "now"
+    PASSED = "passed"
+    LATER = "later"
+    ANY = "any time"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Something on the card that a tip may take up: words with the weight each has in it."""
+
+    text: str
+    weights: Mapping[str, float]
+    when: When = When.ANY
+
+    def weight_in(self, stems: frozenset[str]) -> float:
+        return sum(weight for word, weight in self.weights.items() if word in stems)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the rules know of a scenario."""
+
+    names: frozenset[str]  # stems of the persona's own
+    tasks: tuple[Hook, ...]
+    task_verbs: frozenset[str]
+    orders: frozenset[str]  # every verb that may open an order
+    routines: tuple[Hook, ...]
+    wanted: tuple[Hook, ...]
+    ruled_out: tuple[Hook, ...]
+    people: frozenset[str]  # stems of the names of others
+    trade: frozenset[str]  # stems of role and circumstances
+    label: frozenset[str]  # stems of the slot's label
+    said: frozenset[str]  # stems of all it says but the wishes: nobody is blamed for its words
+    minute: int  # of the day
+
+
+def read_card(card: Mapping[str, Any]) -> Card:
+    """The hooks of a scenario's card, as `Scenario.to_card` gives it."""
+    persona, slot = card["persona"], card["slot"]
+    minute = _minute_of(str(slot["time"]))
+    names = frozenset(word.stem for word in _words(str(persona["name"])[:_CARD_LONGEST]))
+    titles = [str(task["title"])[:_CARD_LONGEST] for task in persona["tasks"]]
+    habits = [str(habit)[:_CARD_LONGEST] for habit in persona["habits"]]
+    about = str(persona["about"])[:_CARD_LONGEST]
+    preferences = [_split_preference(str(text)[:_CARD_LONGEST]) for text in persona["preferences"]]
+    routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
+    people = _names([about, *habits, *(wish for wish, _ in preferences)]) - names
+    verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
+    return Card(
+        names=names,
+        tasks=tuple(_task_hook(title, people) for title in titles),
+        task_verbs=verbs,
+        orders=words.ORDERS | verbs,
+        routines=tuple(_routine_hook(text, minute, people) for text in routines),
+        wanted=tuple(_wish_hook(wish) for wish, _ in preferences if wish),
+        ruled_out=tuple(_wish_hook(against) for _, against in preferences if against),
+        people=people,
+        trade=_content(f"{persona['role']} {about}"),
+        label=_content(str(slot["label"])) - {stem(word) for word in words.DAYPARTS},
+        said=frozenset(word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)),
+        minute=minute,
+    )
+
+
+def _straight(text: str) -> str:
+    text = unicodedata.normalize("NFC", text).translate(_QUOTES)
+    return "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
+
+
+def _words(text: str) -> list[Word]:
+    found = _WORD.findall(text.translate(_QUOTES | _HYPHENS))
+    return [Word(word, word.lower(), stem(word.lower())) for word in found]
+
+
+def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
+    current: list[Word] = []
+    for word in part:
+        if word.lower in _CLAUSE_WORDS and current:
+            yield tuple(current)
+            current = []
+        current.append(word)
+    if current:
+        yield tuple(current)
+
+
+# Durations and stops are advice in themselves, so no card may claim their words for a hook.
+_EMPTY = frozenset(stem(w) for w in words.FUNCTION | words.HOURS | words.UNITS | words.STOPS | set(words.HOUR_NAMES))
+_COMMON = frozenset(stem(word) for word in words.COMMON)
+_VERBS = frozenset(stem(word) for word in words.STEP_VERBS | words.ACTION_VERBS)
+
+
+def _content(text: str) -> frozenset[str]:
+    return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _EMPTY - _COMMON
+
+
+def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
+    """Each word's weight as a sign of the text: half for a frequent word, a number, a letter or a weak one."""
+    found = [word for word in _words(text) if word.stem not in _EMPTY]
+    return {word.stem: 0.5 if _slight(word) or any(word.stem in group for group in weak) else 1.0 for word in found}
+
+
+def _slight(word: Word) -> bool:
+    return word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+
+
+def _task_hook(title: str, people: frozenset[str]) -> Hook:
+    weights = _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
+    return Hook(title, weights | dict.fromkeys(_names([title]) - people, NAMED))
+
+
+def _routine_hook(text: str, minute: int, people: frozenset[str]) -> Hook:
+    return Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
+
+
+def _wish_hook(text: str) -> Hook:
+    weights = _weights(text, _VERBS)
+    for family in words.FAMILIES:
+        if any(word.lower in family and word.stem not in _COMMON for word in _words(text)):
+            weights.update({stem(word): 1.0 for word in family})
+    return Hook(text.strip(), weights)
+
+
+def _split_preference(text: str) -> tuple[str, str]:
+    """What is wanted, and what is ruled out."""
+    if re.match(r"(?i)(no|not|never|without)\b", text):
+        return "", text
+    wish, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
+    return wish, against
+
+
+def _names(texts: Iterable[str]) -> frozenset[str]:
+    """Capitalised words inside sentences, without weekdays and months."""
+    inside = (word for text in texts for sentence in re.split(r"[.!?]\s", text) for word in _words(sentence)[1:])
+    return frozenset(word.stem for word in inside if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
+
+
+_CALENDAR = frozenset(stem(word) for word in words.CALENDAR)
+
+
+def _minute_of(clock: str) -> int:
+    hour, _, minute = clock.partition(":")
+    return int(hour) * 60 + int(minute)
+
+
+def clock_times(text: str, *, bare: bool = True) -> list[int]:
+    """Clock times in a text as minutes of the day, 'at three' among them if `bare`; read as a waking person would."""
+    found = []
+    for match in _CLOCK.finditer(text.lower().replace("-", " ")):
+        if match["plain"] and not bare:
+            continue
+        if match["h"]:
+            found.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
+            continue
+        shift = _MINUTES_OF[match["part"]] * (1 if match["way"] == "past" else -1) if match["part"] else 0
+        hour = _NUMBERS[match["word"] or match["plain"]] % 12
+        found.append(hour * 60 + shift + (720 if hour < 5 else 0))
+    return found
+
+
+def _when(text: str, minute: int) -> When:
+    times = clock_times(text)
+    mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
+    evenings = [time + 720 for time in mornings]  # a bare eight may be either
+    if any(abs(time - minute) <= 60 for time in (*times, *evenings)) or _spans(text, times, minute):
+        return When.NOW
+    ranges = [words.DAYPARTS[word] for word in _WORD.findall(text) if word in words.DAYPARTS]
+    if any(low * 60 <= minute <= high * 60 for low, high in ranges):
+        return When.NOW
+    if not times and not ranges:
+        return When.ANY
+    ends = [*times, *(time for time in evenings if time >= 20 * 60), *(high * 60 for _, high in ranges)]
+    return When.PASSED if max(ends) < minute else When.LATER
+
+
+def _spans(text: str, times: Sequence[int], minute: int) -> bool:
+    if len(times) == 2 and re.search(r"\bto\b", text):
+        return times[0] <= minute <= times[1]
+    return bool(re.search(r"\buntil\b", text)) and any(time - 240 <= minute <= time for time in _ends(times))
+
+
+def _ends(times: Sequence[int]) -> list[int]:
+    return [time + 720 if time < 6 * 60 else time for time in times]

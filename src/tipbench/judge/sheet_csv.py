@@ -1,0 +1,289 @@
+"""A sheet as a table for spreadsheets: first rows that explain it, then one row for each tip.
+
+A cell that a spreadsheet would run as a formula, or turn into a number, gets an apostrophe in front, and so does one
+that begins with an apostrophe; reading takes exactly one away. The card is there to be read: it does not come back,
+the item's hash stands for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tipbench.errors import SheetRefused
+from tipbench.judge.checking import CSV_ROW
+from tipbench.judge.problems import MAX_PROBLEMS, Problem, refusal, shown
+from tipbench.judge.sheet import FORMAT, Item, ItemScore, Sheet, instructions
+from tipbench.record.texts import escape, unescape
+
+BOM = "\ufeff"  # without it some spreadsheets take UTF-8 for something else
+KINDS = ("about", "instructions", "rubric", "tip")
+SCORE = "score:"  # before a scale's name: no scale is taken for another column, nor a judge's own column for a scale
+MAX_TIPS = 1000  # of an item
+MAX_ROWS = 200_000
+
+_BEFORE = ("row", "item", "number", "scenario", "tip", "rationale")
+_AFTER = ("format_ok", "overlong", "note", "scenario_id", "sha256")
+_NEEDED = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
+_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
+_SEPARATORS = ",;\t"
+_NUMBER_SIGNS = r"\s.,:/%eE+\-"
+_UNSAFE = re.compile(
+    rf"['\t\r]|\s*[=+\-@＝＋－＠]|[{_NUMBER_SIGNS}]*[0-9][0-9{_NUMBER_SIGNS}]*\Z|\s*(?:true|false)\s*\Z", re.IGNORECASE
+)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def sheet_csv(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> str:
+    """The sheet as CSV, with the scores given so far filled in; to be written as UTF-8."""
+    out = io.StringIO()
+    columns = (*_BEFORE, *(SCORE + name for name in sheet.rubric.scale_names), *_AFTER)
+    # Everything in quotes: what is one cell stays one, whichever separator a spreadsheet expects.
+    writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    for row in (*_explaining_rows(sheet), *_tip_rows(sheet, scores or {})):
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return BOM + out.getvalue()
+
+
+def guarded(text: str) -> str:
+    """The text as a cell that a spreadsheet leaves alone; `unguarded` gives it back."""
+    escaped = escape(text)
+    return f"'{escaped}" if _UNSAFE.match(escaped) else escaped
+
+
+def unguarded(cell: str) -> str:
+    """The text of a cell."""
+    return unescape(cell.removeprefix("'"))
+
+
+def is_csv(text: str) -> bool:
+    """Whether the first line has the columns of a sheet."""
+    return _separator(text) is not None
+
+
+def raw_from_csv(text: str) -> dict[str, Any]:
+    """The content in the shape of the JSON form, without cards and the rubric's text. Raises SheetRefused."""
+    problems: list[Problem] = []
+    about: dict[str, str] = {}
+    items: dict[tuple[str, str], _RawItem] = {}
+    for row in _rows(text.removeprefix(BOM), problems):
+        if len(problems) > MAX_PROBLEMS:
+            break
+        kind = row.text("row").strip().casefold()
+        if kind == "tip":
+            item = items.setdefault((row.name("item"), row.name("sha256")), _RawItem(row))
+            _add_tip(item, row, problems)
+        elif kind == "about":
+            _add_about(about, row, problems)
+        elif kind not in KINDS:
+            problems.append(row.problem("row", f"one of {', '.join(KINDS)}; delete rows of your own"))
+    if problems:
+        raise refusal(problems)
+    raw: dict[str, Any] = {name: about[name] for name in ("format", "sheet", "experiment") if name in about}
+    raw["judge"] = about.get("judge") or None
+    raw["rubric"] = {name: about[f"rubric {name}"] for name in ("id", "sha256") if f"rubric {name}" in about}
+    return raw | {"items": [item.to_raw() for item in items.values()]}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the table, its cells by column."""
+
+    number: int  # as a spreadsheet counts
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        return unguarded(self.cells.get(column, ""))
+
+    def name(self, column: str) -> str:
+        return self.text(column).strip()
+
+    def problem(self, column: str, expected: str) -> Problem:
+        item, seen = self.name("item"), self.cells.get(column, "")
+        return Problem(shown(item)[1:-1] if item else None, None, column, shown(seen), expected, self.number)
+
+
+@dataclass
+class _RawItem:
+    """An item whose tips come row by row, in any order."""
+
+    first: _Row
+    tips: dict[int, dict[str, Any]] = field(default_factory=dict)
+    format_ok: dict[str, object] = field(default_factory=dict)  # every value given, by its cell
+
+    def to_raw(self) -> dict[str, Any]:
+        values = list(self.format_ok.values())
+        same = all(value is values[0] for value in values)
+        return {
+            "item": self.first.name("item"),
+            "sha256": self.first.name("sha256"),
+            "format_ok": (values[0] if values else "") if same else " and ".join(self.format_ok),
+            "tips": [self.tips.get(number) for number in range(1, max(self.tips, default=0) + 1)],
+            CSV_ROW: self.first.number,
+        }
+
+
+def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
+    values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
+    for name, value in zip(_ABOUT, values, strict=True):
+        yield {"row": "about", "item": name, "tip": value}
+    yield {"row": "instructions", "tip": instructions(sheet.rubric)}
+    names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
+    yield {
+        "row": "instructions",
+        "tip": f"In this table an empty cell stands for null. Rows that begin with 'tip' are to be scored, in {names}; "
+        "format_ok is for the whole item and stands in its first row only; your name goes beside 'judge' above. "
+        "An apostrophe in front of a text keeps the spreadsheet from running it: leave it. Save as CSV (UTF-8).",
+    }
+    for line in sheet.rubric.text.splitlines():
+        if line.strip():
+            yield {"row": "rubric", "tip": line}
+
+
+def _tip_rows(sheet: Sheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[str, object]]:
+    for item in sheet.items:
+        given = scores.get(item.id)
+        format_ok = given.format_ok if given else item.format_ok
+        for index, tip in enumerate(item.tips):
+            score = given.tips[index] if given else None
+            yield {
+                "row": "tip",
+                "item": item.id,
+                "sha256": item.sha256,
+                "scenario_id": str(item.scenario.get("id", "")),
+                "scenario": _card_text(item),
+                "number": index + 1,
+                "tip": tip.tip,
+                "rationale": tip.rationale,
+                "format_ok": format_ok if index == 0 else None,
+                "overlong": score.overlong if score else tip.overlong,
+                **{SCORE + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
+                "note": score.note if score else "",
+            }
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    return guarded(value) if isinstance(value, str) else value
+
+
+def _card_text(item: Item) -> str:
+    card = item.scenario
+    try:
+        slot, persona = card["slot"], card["persona"]
+        lines = [
+            f"{card['weekday']} {card['day']}, {slot['time']}, {slot['label']}",
+            f"{persona['name']}, {persona['role']}. {persona['about']}",
+            *(f"{name}: {'; '.join(persona[name])}" for name in ("preferences", "habits") if persona[name]),
+            *(_task_text(task) for task in persona["tasks"]),
+        ]
+    except (KeyError, TypeError):  # a card of another shape
+        return str(dict(card))
+    return "\n".join(lines)
+
+
+def _task_text(task: Mapping[str, Any]) -> str:
+    due = f", due {task['due']}" if task["due"] else ""
+    overdue = ", overdue" if task["overdue"] else ""
+    return f"Task: {task['title']} (priority {task['priority']} of 4{due}{overdue}, {task['age_days']} days old)"
+
+
+def _separator(text: str) -> str | None:
+    first = text.removeprefix(BOM)[:10_000].split("\n", 1)[0].split("\r", 1)[0]
+    for separator in _SEPARATORS:
+        if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
+            return separator
+    return None
+
+
+def _column(cell: str) -> str:
+    return cell.strip().strip('"').strip().casefold()
+
+
+def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
+    """Every row that is not empty, once the columns are known to be right."""
+    separator = _separator(text)
+    if separator is None:
+        raise SheetRefused("Line 1: expected the columns of a sheet, with 'row' and 'item'. Keep the first line.")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    columns: list[str] = []
+    try:
+        for number, cells in enumerate(reader, start=1):
+            if number == 1:
+                columns = [_column(cell) for cell in cells]
+                _check_columns(columns)
+            elif number > MAX_ROWS:
+                raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply what was exported.")
+            elif any(cell.strip() for cell in cells):
+                row = _Row(number, dict(zip(columns, cells, strict=False)))
+                if any(cell.strip() for cell in cells[len(columns) :]):
+                    problems.append(row.problem("row", f"at most {len(columns)} cells; empty those beyond"))
+                yield row
+    except csv.Error as exc:
+        raise SheetRefused(
+            f"Line {reader.line_num}: the CSV cannot be read ({exc}). Save the table from the spreadsheet again as CSV."
+        ) from exc
+
+
+def _check_columns(columns: list[str]) -> None:
+    named = Counter(name for name in columns if name)
+    problems = [
+        Problem(None, None, name, "no such column", "the column as exported", 1)
+        for name in _NEEDED
+        if name not in named
+    ]
+    double = [name for name, count in named.items() if count > 1]
+    problems += [
+        Problem(None, None, shown(name)[1:-1], "it twice", "each column once; remove one", 1) for name in double
+    ]
+    if problems:
+        raise refusal(problems)
+
+
+def _add_about(about: dict[str, str], row: _Row, problems: list[Problem]) -> None:
+    name, value = row.name("item").casefold(), row.name("tip")
+    if about.setdefault(name, value) != value:
+        problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
+
+
+def _add_tip(item: _RawItem, row: _Row, problems: list[Problem]) -> None:
+    number = _whole(row.name("number"))
+    if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
+        problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
+        return
+    if number in item.tips:
+        first = item.tips[number][CSV_ROW]
+        problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
+        return
+    format_ok = row.name("format_ok")
+    if format_ok:
+        item.format_ok[f"{format_ok} in row {row.number}"] = _flag(format_ok)
+    item.tips[number] = {
+        "tip": row.text("tip"),
+        "rationale": row.text("rationale"),
+        "overlong": _flag(row.name("overlong")),
+        "scores": {name.removeprefix(SCORE): _whole(row.name(name)) for name in row.cells if name.startswith(SCORE)},
+        "note": row.text("note"),
+        CSV_ROW: row.number,
+    }
+
+
+def _flag(cell: str) -> object:
+    """A flag, or the cell as it is, which will be refused."""
+    number = _whole(cell)
+    return _FLAGS.get(str(number).casefold(), cell)
+
+
+def _whole(cell: str) -> int | str | None:
+    """A number as spreadsheets write it, None for an empty cell, or the cell as it is, which will be refused."""
+    if not cell:
+        return None
+    return int(re.split("[.,]", cell)[0]) if _WHOLE.fullmatch(cell) else cell

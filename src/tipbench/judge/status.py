@@ -1,0 +1,151 @@
+"""Status: how far the judging of an experiment is, by whom, and how far each judge can be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from tipbench.judge.applying import alphas_of
+from tipbench.judge.judging import Judging, SheetStatus, judgings
+from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.plan.rubric import Rubric
+from tipbench.record.run import RunState
+from tipbench.record.store import Experiment, RunStore
+
+
+@dataclass(frozen=True)
+class JudgeStatus:
+    """One judge in one experiment."""
+
+    judge: str
+    provisional: bool
+    cells: int  # whose scores of this judge count
+    held: int  # cells whose scores of this judge are stored and do not count
+    sheets: int
+    open_items: int  # on sheets that were handed out, not scored yet
+    drift: str | None  # verdict on the newest sheet that came back
+    error: float | None  # mean absolute error on its controls
+    self_exact: float | None  # share of equal scores when the same tip came again
+    minutes_per_item: float | None  # from export to apply: an upper bound
+
+
+@dataclass(frozen=True)
+class SheetHistory:
+    """One sheet that came back, as a point in a judge's history."""
+
+    sheet: str
+    judge: str
+    exported: str
+    status: str
+    provisional: bool
+    items: int
+    finished: int
+    drift: Mapping[str, Any] | None
+    accepted: str | None
+
+
+@dataclass(frozen=True)
+class JudgingStatus:
+    """The judging of an experiment."""
+
+    experiment: str
+    cells: int
+    pending: int
+    held: int  # pending cells that have scores which do not count
+    judged: int
+    floored: int  # of the judged ones: answers without a usable tip
+    twice: int  # cells with two counted judges or more
+    rubrics: tuple[str, ...]  # ids of the rubrics the present scores were given under
+    alpha: Mapping[str, float | None]
+    judges: tuple[JudgeStatus, ...]
+    history: tuple[SheetHistory, ...]  # oldest first
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None where unknown."""
+        return asdict(self)
+
+
+def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
+    """Read everything and count."""
+    cells = read_cells(store, experiment.experiment_id)
+    sheets = list(judgings(store, experiment.experiment_id, experiment.name))[::-1]
+    judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
+    pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
+    rubric = _present_rubric(judged, sheets)
+    return JudgingStatus(
+        experiment=experiment.name,
+        cells=len(cells),
+        pending=len(pending),
+        held=sum(any(given.held for given in cell.scores.judges.values()) for cell in pending),
+        judged=len(judged),
+        floored=sum(cell.floored for cell in judged),
+        twice=sum(len(cell.scores.counted) > 1 for cell in judged),
+        rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
+        alpha=alphas_of(rubric, [cell.scores for cell in judged]) if rubric else {},
+        judges=tuple(_judge(name, cells, sheets) for name in _names(cells, sheets)),
+        history=tuple(_history(judging) for judging in sheets if judging.status is not SheetStatus.EXPORTED),
+    )
+
+
+def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[Judging]) -> Rubric | None:
+    tags = Counter(given.rubric for cell in judged for given in cell.scores.counted)
+    if not tags:
+        return None
+    (tag, _), *_rest = tags.most_common(1)
+    return next((judging.sheet.rubric for judging in sheets if judging.sheet.rubric.tag == tag), None)
+
+
+def _names(cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> list[tuple[bool, str]]:
+    people = {name for cell in cells for name in cell.scores.judges}
+    people |= {judging.owner for judging in sheets if judging.owner and not judging.provisional}
+    others = {name for cell in cells for name in cell.scores.provisional}
+    others |= {judging.owner for judging in sheets if judging.owner and judging.provisional}
+    return [(False, name) for name in sorted(people)] + [(True, name) for name in sorted(others)]
+
+
+def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> JudgeStatus:
+    provisional, name = who
+    own = [judging for judging in sheets if judging.owner == name and judging.provisional == provisional]
+    back = [judging for judging in own if judging.status is not SheetStatus.EXPORTED]
+    given = [(cell.scores.provisional if provisional else cell.scores.judges).get(name) for cell in cells]
+    newest = back[-1] if back else None
+    drift = newest.drift if newest and newest.drift else {}
+    return JudgeStatus(
+        judge=name,
+        provisional=provisional,
+        cells=sum(each is not None and not each.held for each in given),
+        held=sum(each is not None and each.held for each in given),
+        sheets=len(own),
+        open_items=sum(len(judging.entries) - judging.finished for judging in own),
+        drift=drift.get("verdict"),
+        error=drift.get("error"),
+        self_exact=newest.self_exact if newest else None,
+        minutes_per_item=_minutes(back),
+    )
+
+
+def _minutes(back: Sequence[Judging]) -> float | None:
+    finished = sum(judging.finished for judging in back)
+    spent = [
+        (datetime.fromisoformat(judging.applied_at) - datetime.fromisoformat(judging.exported)).total_seconds()
+        for judging in back
+        if judging.applied_at
+    ]
+    return sum(spent) / 60 / finished if finished and spent else None
+
+
+def _history(judging: Judging) -> SheetHistory:
+    return SheetHistory(
+        sheet=judging.sheet.id,
+        judge=judging.owner or "",
+        exported=judging.exported,
+        status=str(judging.status),
+        provisional=judging.provisional,
+        items=len(judging.entries),
+        finished=judging.finished,
+        drift=judging.drift,
+        accepted=judging.accepted,
+    )

@@ -1,0 +1,15 @@
+"""Writes a filled sheet, breaks off in the middle of an item and dies."""
+
+import json
+import sys
+
+from filling import count_call, fill, read
+
+sheet = fill(read())
+count_call(sys.argv[1], sheet)
+text = json.dumps(sheet, indent=1)
+middle = text.index(sheet["items"][len(sheet["items"]) // 2]["item"]) + 40
+sys.stdout.write(text[:middle])
+sys.stdout.flush()
+sys.stderr.write("Working…\nOut of credit \x1b[31mtoday\x1b[0m\n")
+sys.exit(3)

@@ -1,0 +1,11 @@
+"""Reads the sheet from a file; writes it back, or to a second file, and says something on stdout."""
+
+import json
+import sys
+from pathlib import Path
+
+from filling import fill
+
+sheet = fill(json.loads(Path(sys.argv[1].removeprefix("--sheet=")).read_text()), 2)
+Path(sys.argv[-1].removeprefix("--sheet=")).write_text(json.dumps(sheet))
+print("Done. I filled the file." if sys.stdin.read() == "" else "There was something on stdin.")

@@ -1,0 +1,9 @@
+"""Fills the sheet, then writes until somebody stops it, for 100 MB at most."""
+
+import sys
+
+from filling import fill, read, write
+
+write(fill(read()))
+for _ in range(100):
+    sys.stdout.write("x" * 1_000_000)

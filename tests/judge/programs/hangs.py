@@ -1,0 +1,19 @@
+"""Fills one item, then hangs with a child, and neither takes SIGTERM for an answer."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from filling import fill_item, read, write
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
+sheet = read()
+fill_item(sheet["items"][0])
+write(sheet)
+sys.stdout.flush()
+time.sleep(600)

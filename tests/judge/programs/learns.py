@@ -1,0 +1,11 @@
+"""The first time every second item is wrong; asked again, everything is right."""
+
+import sys
+
+from filling import count_call, fill, read, write
+
+sheet = fill(read())
+if count_call(sys.argv[1], sheet) == 1:
+    for item in sheet["items"][::2]:
+        item["tips"][0]["scores"] = "very good"
+write(sheet)

@@ -1,0 +1,11 @@
+"""Answers and ends, but a child of it keeps the output open."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from filling import fill, read, write
+
+write(fill(read()))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[1]).write_text(str(child.pid))

@@ -1,0 +1,10 @@
+"""Answers as coding agents do: prose with braces around, the sheet in a fence."""
+
+import json
+
+from filling import fill, read
+
+sheet = fill(read(), 4)
+print('I have {carefully} read the sheet, {"as": "asked"}. Here it is:\n\n```json')
+print(json.dumps(sheet, indent=2))
+print("```\n\nLet me know if {anything} else is needed!")

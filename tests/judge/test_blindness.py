@@ -1,0 +1,211 @@
+"""Blindness: apart from the tips' own text, a sheet tells neither which model wrote an item nor which is a control.
+
+A nearest-centroid classifier learns on one half of many sheets and guesses on the other. Every test shows first that
+the classifier sees a leak when there is one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tipbench.generate.parsing import Tip
+from tipbench.judge.hiding import compose
+from tipbench.judge.key import Behind, Entry, control_id
+from tipbench.judge.selection import Candidate, Wish, choose_cells
+from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
+from tipbench.plan.fingerprint import fingerprint
+from tipbench.plan.rubric import Control
+from tipbench.plan.suite import load_suite
+
+SUITE = load_suite("tips")
+CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}
+MODELS = ("zebrafish-one:1b", "quokka-two:3b", "axolotl-three:2b", "pangolin-four:4b")
+PROMPTS = ("v1-marmalade", "v2-trombone", "v3-rhubarb")
+WORDS = ("open", "the list", "write", "one line", "stop", "after", "ten minutes", "call Petra", "put", "kettle", "away")
+SHEETS = 60
+
+
+def candidates(rng: random.Random) -> list[Candidate]:
+    """96 answers of four models; what they say and how well they keep the form comes from one distribution."""
+    return [
+        _answer(f"{model}/{prompt}/{scenario}", scenario, rng)
+        for model in MODELS
+        for prompt in PROMPTS
+        for scenario in CARDS
+    ]
+
+
+def _answer(run_id: str, scenario: str, rng: random.Random) -> Candidate:
+    size = rng.choices([5, 4, 3, 2], [8, 1, 2, 1])[0]
+    reasons = rng.random() < 0.8
+    tips = tuple(Tip(" ".join(rng.choices(WORDS, k=9)), "It helps." if reasons else "") for _ in range(size))
+    return Candidate(run_id, scenario, tips, size == 5 and reasons and rng.random() < 0.9, frozenset())
+
+
+def controls(per_scenario: int = 12) -> list[Control]:
+    rng = random.Random(5)
+    return [
+        Control(scenario, f"{number} {' '.join(rng.choices(WORDS, k=8))}", "It helps.", _scores(rng), "agreed")
+        for scenario in CARDS
+        for number in range(per_scenario)
+    ]
+
+
+def _scores(rng: random.Random) -> Mapping[str, int]:
+    return {name: rng.randint(1, 5) for name in SUITE.rubric.scale_names}
+
+
+def make_entries(seed: int, cells: Sequence[Candidate] | None = None) -> tuple[Entry, ...]:
+    rng = random.Random(seed)
+    given = candidates(random.Random(seed + 1000)) if cells is None else cells
+    chosen = choose_cells(given, Wish("ann", None), set(CARDS), rng)
+    earlier = [replace(cell, run_id=f"earlier/{cell.run_id}") for cell in candidates(random.Random(seed + 2000))[::5]]
+    return compose(
+        chosen,
+        CARDS,
+        controls(),
+        SUITE.rubric,
+        shown=(),
+        earlier=earlier,
+        sheet_id=fingerprint(seed, 12),
+        rng=rng,
+    )
+
+
+def as_sheet(entries: Sequence[Entry], seed: int = 0) -> Sheet:
+    items = tuple(entry.item for entry in entries)
+    return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items)
+
+
+def signs(sheet: Sheet) -> npt.NDArray[np.float64]:
+    """One row per item: all that the file shows of it, the words of its tips aside."""
+    items = sheet_json(sheet)["items"]
+    return np.array([[at / len(items), *_sign(item)] for at, item in enumerate(items)])
+
+
+def _sign(item: Mapping[str, Any]) -> list[float]:
+    name, digest = item["item"], item["sha256"]
+    reasons = [bool(tip["rationale"]) for tip in item["tips"]]
+    return [
+        *(int(name, 16) / 16 ** len(name), len(name), int(name[0], 16), int(name[-1], 16), int(name, 16) % 7),
+        *(int(digest[:12], 16) / 16**12, int(digest[0], 16), int(digest[-1], 16)),
+        *(len(item), item["format_ok"], len(reasons), any(reasons), all(reasons), sum(reasons)),
+    ]
+
+
+Labelled = tuple[npt.NDArray[np.float64], list[str]]
+
+
+def hits(sheets: Sequence[Labelled]) -> tuple[int, int]:
+    """Right guesses and all guesses on the second half of the sheets by the class centres of the first half."""
+    half = len(sheets) // 2
+    seen = np.concatenate([rows for rows, _ in sheets[:half]])
+    labels = np.array([label for _, given in sheets[:half] for label in given])
+    middle, spread = seen.mean(axis=0), seen.std(axis=0) + 1e-9
+    classes = sorted(set(labels))
+    centres = np.array([((seen[labels == label] - middle) / spread).mean(axis=0) for label in classes])
+    right = total = 0
+    for rows, given in sheets[half:]:
+        scaled = (rows - middle) / spread
+        distances = ((scaled[:, None, :] - centres[None]) ** 2).sum(axis=2)
+        right += sum(classes[guess] == label for guess, label in zip(distances.argmin(axis=1), given, strict=True))
+        total += len(given)
+    return right, total
+
+
+def better_than_chance(right: int, total: int, classes: int) -> bool:
+    """Beyond what guessing reaches once in a thousand times (normal bound of the binomial)."""
+    chance = 1 / classes
+    return right > total * chance + 3.1 * sqrt(total * chance * (1 - chance))
+
+
+def by_model(entries: Sequence[Entry]) -> Labelled:
+    rows = signs(as_sheet(entries))
+    real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.behind is Behind.CELL and entry.run_id]
+    return rows[[at for at, _ in real]], [run_id.split("/")[0] for _, run_id in real]
+
+
+def by_kind(entries: Sequence[Entry]) -> Labelled:
+    """The control items and as many others, drawn at random, so that chance is one half."""
+    rows = signs(as_sheet(entries))
+    hidden = [at for at, entry in enumerate(entries) if entry.behind is Behind.CONTROL]
+    others = [at for at, entry in enumerate(entries) if entry.behind is not Behind.CONTROL]
+    picked = random.Random(entries[0].item.id).sample(others, len(hidden))
+    return rows[hidden + picked], ["control"] * len(hidden) + ["other"] * len(picked)
+
+
+def guesses(label: Callable[[Sequence[Entry]], Labelled], leak: Callable[[Sequence[Entry]], Sequence[Entry]]) -> float:
+    right, total = hits([label(leak(make_entries(seed))) for seed in range(20)])
+    return right / total
+
+
+def test_the_model_cannot_be_told_from_ids_order_and_flags() -> None:
+    right, total = hits([by_model(make_entries(seed)) for seed in range(SHEETS)])
+    assert total == 96 * SHEETS // 2
+    assert not better_than_chance(right, total, len(MODELS)), f"{right} of {total}"
+
+
+def test_controls_cannot_be_told_from_other_items_by_ids_order_and_flags() -> None:
+    right, total = hits([by_kind(make_entries(seed)) for seed in range(SHEETS)])
+    assert total >= 16 * SHEETS // 2
+    assert not better_than_chance(right, total, 2), f"{right} of {total}"
+
+
+def test_the_classifier_sees_a_model_in_the_order() -> None:
+    assert guesses(by_model, lambda entries: sorted(entries, key=lambda entry: entry.run_id or "")) > 0.4
+
+
+def test_the_classifier_sees_a_model_in_the_ids() -> None:
+    def leak(entries: Sequence[Entry]) -> Sequence[Entry]:
+        names = [fingerprint((e.run_id or "").split("/")[0], 2) + e.item.id[2:] for e in entries]
+        return [replace(e, item=replace(e.item, id=name)) for e, name in zip(entries, names, strict=True)]
+
+    assert guesses(by_model, leak) > 0.4
+
+
+def test_the_classifier_sees_controls_that_are_always_in_the_asked_form() -> None:
+    def leak(entries: Sequence[Entry]) -> Sequence[Entry]:
+        return [replace(e, item=replace(e.item, format_ok=True)) if e.behind is Behind.CONTROL else e for e in entries]
+
+    assert guesses(by_kind, leak) > 0.6
+
+
+def test_run_ids_with_another_name_but_the_same_order_give_the_same_bytes() -> None:
+    cells = candidates(random.Random(1))
+    ranks = {run_id: f"{rank:04}" for rank, run_id in enumerate(sorted(cell.run_id for cell in cells))}
+    renamed = [replace(cell, run_id=ranks[cell.run_id]) for cell in cells]
+    assert sheet_text(as_sheet(make_entries(3, renamed))) == sheet_text(as_sheet(make_entries(3, cells)))
+
+
+def test_each_model_is_anywhere_on_a_sheet_with_equal_chance() -> None:
+    places = np.concatenate(
+        [
+            [at / len(entries) for at, e in enumerate(entries) if (e.run_id or "").startswith(MODELS[0])]
+            for entries in map(make_entries, range(SHEETS))
+        ]
+    )
+    assert abs(places.mean() - 0.5) < 3.3 * sqrt(1 / 12 / len(places))
+
+
+def test_no_name_of_a_model_prompt_run_or_control_is_in_the_file() -> None:
+    for seed in range(5):
+        entries = make_entries(seed)
+        text = sheet_text(as_sheet(entries, seed)).casefold()
+        names = [*MODELS, *PROMPTS, *(model.split(":")[0] for model in MODELS), *map(control_id, controls())]
+        names += [entry.run_id for entry in entries if entry.run_id]
+        names += [fingerprint(name, 8) for name in names]
+        assert [name for name in names if name.casefold() in text] == []
+
+
+def test_the_file_does_not_say_which_items_are_hidden() -> None:
+    text = sheet_text(as_sheet(make_entries(0)))
+    items = sheet_json(as_sheet(make_entries(0)))["items"]
+    assert len({tuple(sorted(item)) for item in items}) == 1
+    assert not any(f'"{word}"' in text for word in ("behind", "control", "repeat", "references", "run_id"))

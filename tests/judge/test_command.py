@@ -1,0 +1,327 @@
+"""A judge behind a command: real programs that fill, die, hang, flood and lie; what is valid is kept, item by item."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.asks import SUITE
+from tipbench.errors import UsageError
+from tipbench.judge import command
+from tipbench.judge.command import CommandJudge, default_name
+from tipbench.judge.filler import Unscored
+from tipbench.judge.salvage import salvage, settle
+from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, sheet_text
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then stop. 🌿") -> Sheet:
+    items = tuple(
+        Item(
+            f"item-{n}",
+            SUITE.scenarios[n % len(SUITE.scenarios)].to_card(),
+            format_ok=True,
+            tips=tuple(SheetTip(f"{tip} {n}.{k}", "It is due.", overlong=False) for k in range(n_tips)),
+        )
+        for n in range(n_items)
+    )
+    return Sheet("sheet-1", "tip-bench-test", "agent", SUITE.rubric, items)
+
+
+def run(program: str, *words: object) -> str:
+    return shlex.join([sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, words)])
+
+
+Outcomes = dict[str, ItemScore | Unscored]
+
+
+def judged(command_line: str, sheet: Sheet | None = None, said: list[str] | None = None, **options: float) -> Outcomes:
+    judge = CommandJudge(command_line, "agent", **options)  # type: ignore[arg-type]
+    sheet = sheet or sheet_of()
+    report: Callable[[str], None] = said.append if said is not None else lambda _text: None
+    outcomes = list(judge.fill(sheet, report))
+    names = [each.item for each in outcomes]
+    assert sorted(names) == sorted(item.id for item in sheet.items), "one outcome for every item"
+    return dict(zip(names, outcomes, strict=True))
+
+
+def scored(outcomes: Outcomes) -> set[str]:
+    return {name for name, outcome in outcomes.items() if isinstance(outcome, ItemScore)}
+
+
+def reason(outcome: ItemScore | Unscored) -> str:
+    assert isinstance(outcome, Unscored)
+    assert len(outcome.reason) <= 300
+    assert outcome.reason.isprintable()
+    return outcome.reason
+
+
+def gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+ALL = {"item-0", "item-1", "item-2", "item-3"}
+
+
+def test_an_honest_program_fills_every_item() -> None:
+    outcomes = judged(run("honest", 4))
+    assert scored(outcomes) == ALL
+    score = outcomes["item-2"]
+    assert isinstance(score, ItemScore)
+    assert [dict(tip.scores) for tip in score.tips] == [dict.fromkeys(SUITE.rubric.scale_names, 4)] * 2
+
+
+def test_a_judge_behind_a_program_counts_as_a_judge() -> None:
+    judge = CommandJudge(run("honest"), "reviewer-1")
+    assert (judge.name, judge.provisional) == ("reviewer-1", False)
+
+
+def test_a_sheet_larger_than_any_pipe_passes_both_ways() -> None:
+    big = sheet_of(200, 8, "A tip of some length, " * 20)
+    assert len(sheet_text(big)) > 500_000
+    assert len(scored(judged(run("honest"), big))) == 200
+
+
+def test_half_a_character_in_a_tip_passes_too() -> None:
+    assert scored(judged(run("honest"), sheet_of(tip="broken \ud83d tip"))) == ALL
+
+
+def test_a_program_that_dies_half_way_keeps_what_it_finished(tmp_path: Path) -> None:
+    said: list[str] = []
+    outcomes = judged(run("dies_halfway", tmp_path / "calls"), said=said)
+    assert (tmp_path / "calls").read_text().split() == ["4", "2"], "asked again for the missing, once"
+    assert "2 of 4 came back" in "\n".join(said)
+    assert scored(outcomes) == {"item-0", "item-1", "item-2"}
+    assert "exit code 3: Out of credit" in reason(outcomes["item-3"])
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_TERM_S", 0.2)
+    began = time.monotonic()
+    outcomes = judged(run("hangs", tmp_path / "pids"), timeout_s=1.5)
+    assert time.monotonic() - began < 10
+    assert scored(outcomes) == {"item-0", "item-1"}, "one from each of the two calls"
+    assert "had not ended after 1.5 s" in reason(outcomes["item-3"])
+    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_TERM_S", 0.2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pids = tmp_path / "pids"
+
+    def interrupt() -> None:
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            judged(run("hangs", pids))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_child_that_keeps_the_output_open_does_not_hold_us_up(tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert scored(judged(run("leaves_a_child", tmp_path / "pid"))) == ALL
+    assert time.monotonic() - began < 10
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_sheet_in_prose_and_a_fence_is_found() -> None:
+    assert scored(judged(run("talks"))) == ALL
+
+
+def test_what_came_back_wrong_is_asked_once_more_in_a_smaller_sheet(tmp_path: Path) -> None:
+    assert scored(judged(run("learns", tmp_path / "calls"))) == ALL
+    assert (tmp_path / "calls").read_text().split() == ["4", "2"]
+
+
+def test_batches_are_asked_one_after_the_other(tmp_path: Path) -> None:
+    assert scored(judged(run("learns", tmp_path / "calls"), batch=3)) == ALL
+    assert (tmp_path / "calls").read_text().split() == ["3", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ("changed text", "Indeed."),
+        ("off scale", "a whole number from 1 to 5"),
+        ("not whole", "4.5"),
+        ("not a number", "nan"),
+        ("unfinished", "unfinished"),
+        ("long note", "note"),
+        ("twice", "more than once"),
+        ("foreign item", "did not come back"),
+        ("wrong types", "sha256"),
+    ],
+)
+def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how: str, complaint: str) -> None:
+    outcomes = judged(run("mischief", how))
+    assert scored(outcomes) == ALL - {"item-0"}
+    assert complaint in reason(outcomes["item-0"])
+
+
+@pytest.mark.parametrize(("how", "complaint"), [("other sheet", "another sheet"), ("other rubric", "another rubric")])
+def test_an_answer_to_something_else_is_no_answer(how: str, complaint: str) -> None:
+    outcomes = judged(run("mischief", how))
+    assert scored(outcomes) == set()
+    assert all(complaint in reason(outcome) for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("how", ["items alone", "deep"])
+def test_what_stands_around_the_items_does_not_matter(how: str) -> None:
+    assert scored(judged(run("mischief", how))) == ALL
+
+
+def test_markup_and_instructions_in_notes_stay_text() -> None:
+    outcomes = judged(run("mischief", "notes"))
+    assert scored(outcomes) == ALL
+    score = outcomes["item-0"]
+    assert isinstance(score, ItemScore)
+    assert set(score.tips[0].scores.values()) == {3}, "a note changes no score"
+    assert score.tips[0].note.startswith("<script>")
+
+
+def test_a_flood_is_stopped_and_what_came_before_it_is_kept() -> None:
+    assert scored(judged(run("floods"))) == ALL
+
+
+def test_a_program_that_floods_without_an_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MOST_OUTPUT", 1_000_000)
+    outcomes = judged(run("ignores_stdin"))
+    assert scored(outcomes) == set()
+    assert "wrote more than 1 MB" in reason(outcomes["item-0"])
+
+
+def test_a_program_that_ignores_its_input_blocks_nobody() -> None:
+    big = sheet_of(50, 8, "A tip of some length, " * 20)
+    outcomes = judged(run("ignores_stdin"), big)
+    assert {reason(outcome) for outcome in outcomes.values()} == {"did not come back"}
+
+
+def test_a_program_may_fill_the_file_in_place() -> None:
+    assert scored(judged(run("files", "--sheet={sheet}"))) == ALL
+
+
+def test_a_program_may_write_to_a_file_of_its_own() -> None:
+    assert scored(judged(run("files", "{sheet}", "{out}"))) == ALL
+
+
+def test_an_untouched_file_is_no_answer() -> None:
+    outcomes = judged(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
+    assert {reason(outcome) for outcome in outcomes.values()} == {"did not come back"}
+
+
+def test_the_program_runs_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    judged(f"{shlex.quote(sys.executable)} -c \"open('here', 'w')\"")
+    assert (tmp_path / "here").exists()
+
+
+def test_nothing_goes_through_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    judged(f"{run('honest')} ; touch {tmp_path / 'planted'}", sheet_of(1))
+    assert not (tmp_path / "planted").exists()
+
+
+def test_a_sheet_without_items_runs_nothing(tmp_path: Path) -> None:
+    assert judged(run("dies_halfway", tmp_path / "calls"), replace(sheet_of(), items=())) == {}
+    assert not (tmp_path / "calls").exists()
+
+
+def test_a_program_that_is_not_there_is_misuse() -> None:
+    with pytest.raises(UsageError, match="was not found"):
+        CommandJudge("no-such-program-anywhere --fast", "x")
+
+
+def test_a_program_that_may_not_be_run_is_misuse(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("hello")
+    with pytest.raises(UsageError, match="may not be run"):
+        CommandJudge(str(plain), "x")
+
+
+def test_a_program_the_system_cannot_start_is_misuse(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x00\x01 no program")
+    broken.chmod(0o755)
+    with pytest.raises(UsageError, match="could not be started"):
+        judged(str(broken))
+
+
+@pytest.mark.parametrize("text", ["", "   ", "'unbalanced", "''", "a\0b"])
+def test_a_command_that_names_no_program_is_misuse(text: str) -> None:
+    with pytest.raises(UsageError, match="command"):
+        CommandJudge(text, "x")
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_s": 0}, {"timeout_s": -1}, {"batch": 0}, {"batch": -2}])
+def test_a_limit_that_leaves_nothing_is_misuse(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="above 0"):
+        CommandJudge(run("honest"), "x", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("claude -p 'judge this'", "claude"), ("/opt/bin/judge.py --x", "judge.py"), ("'a\tb' c", "a b")],
+)
+def test_the_default_name_is_the_programs_base_name(text: str, name: str) -> None:
+    assert default_name(text) == name
+
+
+FILLED = sheet_of(3)
+
+
+@given(st.data())
+def test_a_filled_sheet_cut_anywhere_gives_exactly_its_complete_items(data: st.DataObject) -> None:
+    raw = json.loads(sheet_text(FILLED))
+    for item in raw["items"]:
+        for tip in item["tips"]:
+            tip["scores"] = dict.fromkeys(tip["scores"], 2)
+    text = json.dumps(raw)
+    cut = data.draw(st.integers(0, len(text)))
+    found = salvage(text[:cut].encode(), FILLED)
+    complete = {item["item"] for item in raw["items"] if text.index(whole := json.dumps(item)) + len(whole) <= cut}
+    assert set(found.versions) == complete
+    for item in FILLED.items:
+        assert isinstance(settle(item, FILLED.rubric, [found], ""), ItemScore) == (item.id in complete)
+
+
+@given(st.binary(max_size=400))
+def test_no_output_whatever_is_more_than_a_reason(output: bytes) -> None:
+    outcome = settle(FILLED.items[0], FILLED.rubric, [salvage(output, FILLED)], "")
+    assert isinstance(outcome, Unscored)
+
+
+@pytest.mark.parametrize(
+    "piece", ['{"a":', '{"a":[', '{"a":"', '{"item":"x","a":{', "{", '{"a":1}', '{"a":[0,0,0,', '\\"', '{"items":[']
+)
+def test_looking_through_a_hostile_output_takes_no_time(piece: str) -> None:
+    began = time.monotonic()
+    salvage((piece * (2_000_000 // len(piece))).encode(), FILLED)
+    assert time.monotonic() - began < 10

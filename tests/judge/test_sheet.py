@@ -1,0 +1,260 @@
+"""The sheet as a file: what is written, what is read back, and the schema that is published for it."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from sheets import filled, other_rubric, small_sheet
+
+from tipbench.errors import SheetRefused, UsageError
+from tipbench.judge.checking import check_sheet
+from tipbench.judge.sheet import sheet_json, sheet_text
+from tipbench.judge.sheet_csv import sheet_csv
+from tipbench.judge.sheet_files import MAX_BYTES, parse_sheet, read_sheet_file
+
+SHEET = small_sheet()
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "sheet.schema.json").read_text("utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
+CONTENT = json.dumps(filled(SHEET), ensure_ascii=False).encode()
+
+
+def refused(content: bytes) -> str:
+    with pytest.raises(SheetRefused) as caught:
+        parse_sheet(content)
+    return str(caught.value)
+
+
+# The file
+
+
+def test_equal_sheets_give_equal_bytes() -> None:
+    assert sheet_text(small_sheet()) == sheet_text(small_sheet())
+
+
+def test_a_written_sheet_is_read_back() -> None:
+    assert parse_sheet(sheet_text(SHEET).encode()) == sheet_json(SHEET)
+
+
+def test_scores_given_so_far_are_filled_in() -> None:
+    got = check_sheet(filled(SHEET), SHEET)
+    text = sheet_text(SHEET, {score.item: score for score in got.finished[:2]})
+    again = check_sheet(parse_sheet(text.encode()), SHEET)
+    assert again.finished == got.finished[:2]
+    assert again.unfinished == ("i002",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        codecs.BOM_UTF8 + CONTENT,
+        CONTENT.decode().encode("utf-16"),
+        codecs.BOM_UTF16_BE + CONTENT.decode().encode("utf-16-be"),
+        b"\r\n\t " + CONTENT + b"\n\n",
+        json.dumps(filled(SHEET), indent=4).replace("\n", "\r\n").encode(),
+    ],
+    ids=["BOM", "UTF-16", "UTF-16 big-endian", "white space", "indented, CRLF"],
+)
+def test_the_same_sheet_in_other_bytes_is_the_same_sheet(content: bytes) -> None:
+    assert parse_sheet(content) == filled(SHEET)
+
+
+def test_half_a_character_in_a_tip_survives_the_file() -> None:
+    sheet = small_sheet(text="\ud83d")
+    content = sheet_text(sheet).encode("utf-8", "backslashreplace")
+    assert check_sheet(parse_sheet(content), sheet).unfinished == ("i000", "i001", "i002")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "Line 1, column 1"),
+        (b"\n\n", "Line 1, column 1"),
+        (b"Here is your sheet!", "Here is your sheet!"),
+        (b"<html></html>", "begins with {"),
+        (b"PK\x03\x04\x14\x00", "judge export"),
+        (b"a,b,c\n1,2,3\n", "'row' and 'item'"),
+        (b"{", "Line 1, column 2"),
+        (CONTENT[:-40], "no whole JSON"),
+        (b'{\n "format": "tipbench-sheet/1",\n "items": [,]}', "Line 3, column 12"),
+        (b'{"sheet": "a"}\n{"sheet": "b"}', "Line 2, column 1"),
+        (b"[]", "an object {"),
+        (b"[1, 2]", "found [1, 2]"),
+        (b'{\n"a": 1,\n  "a": 2}', "Line 3, column 3: expected each key once in an object; found 'a' again"),
+        (b'{"x": {"a": 1, "b": {"a": 1}, "\\u0061": 2}}', "Line 1, column 31"),
+        (b'{"x": [{"a": ","}, {"a": {}, "c": [],\n"a": 1}]}', "Line 2, column 1"),
+        (b'{"a": {"b": 1, "b": 2}, "a": 1}', "found 'b' again"),
+        (b'{"note": "NaN",\n "tone": NaN}', "Line 2, column 10: expected a whole number or null; found NaN"),
+        (b'{"tone": Infinity}', "found Infinity"),
+        (b'{"tone": -Infinity}', "Line 1, column 10"),
+        (b'{"tone": nan}', "Line 1, column 10"),
+        (b'{"tip": "a\nb"}', "Line 1, column 11"),
+        (b'{"tip": "\xe4"}', "UTF-8"),
+        (b'{\n"tip": "\xc3\x28"}', "Line 2, byte 11"),
+        (codecs.BOM_UTF16_LE + b"{\x00\x00", "UTF-16"),
+        (b"[" * 200_000, "deeper than any sheet"),
+        (b'{"a":' * 200_000, "deeper than any sheet"),
+        (b'{"items": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deeper than any sheet"),
+    ],
+)
+def test_what_is_no_sheet_is_refused_with_the_place(content: bytes, words: str) -> None:
+    message = refused(content)
+    assert words in message
+    assert len(message) < 600
+    assert message.isprintable()
+
+
+def test_a_number_of_a_hundred_thousand_digits_is_refused_as_a_score() -> None:
+    text = json.dumps(filled(SHEET)).replace('"tone": 1', f'"tone": {"4" * 100_000}', 1)
+    with pytest.raises(SheetRefused, match=r"item i000, tip 1, scores.tone: .* found '4444"):
+        check_sheet(parse_sheet(text.encode()), SHEET)
+
+
+def test_a_number_beyond_floats_is_refused_as_a_score() -> None:
+    text = json.dumps(filled(SHEET)).replace('"tone": 1', '"tone": 1e999', 1)
+    with pytest.raises(SheetRefused, match=r"found inf"):
+        check_sheet(parse_sheet(text.encode()), SHEET)
+
+
+def test_a_file_beyond_the_limit_is_refused() -> None:
+    assert "64 MB" in refused(b" " * (MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'"' * 10_000_000, b'{"a": "' + b"\\" * 10_000_000, b"{" + b'"a":1,' * 1_500_000, b"row,item" + b"," * 10_000_000],
+    ids=["quotes", "backslashes", "one key a million times", "commas"],
+)
+def test_ten_hostile_megabytes_are_refused_at_once(content: bytes) -> None:
+    before = time.perf_counter()
+    refused(content)
+    assert time.perf_counter() - before < 5
+
+
+@given(st.binary(max_size=300) | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_no_bytes_do_anything_but_give_an_object_or_a_refusal(content: bytes) -> None:
+    with contextlib.suppress(SheetRefused):
+        assert isinstance(parse_sheet(content), dict)
+
+
+KEYS = st.sampled_from(['"a"', '"b"', '"\\u0061"', '"{,"', '"\\""'])
+LOOSE_JSON = st.recursive(
+    st.sampled_from(["null", "-1", "4.0", "NaN", "-Infinity", '"a"', '"NaN, {"', '"\\\\"']),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda values: f"[{', '.join(values)}]")
+        | st.lists(st.tuples(KEYS, inner), max_size=4).map(
+            lambda pairs: "{" + ",\n".join(f"{key}: {value}" for key, value in pairs) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.tuples(KEYS, LOOSE_JSON), max_size=4))
+def test_a_double_key_or_constant_is_refused_with_its_line_and_column(pairs: list[tuple[str, str]]) -> None:
+    text = "{" + ",\n".join(f"{key}: {value}" for key, value in pairs) + "}"
+    try:
+        raw = parse_sheet(text.encode())
+    except SheetRefused as exc:
+        place = re.match(r"Line (\d+), column (\d+): .*; found (NaN|-Infinity|'.*' again)\.", str(exc))
+        assert place is not None
+        assert text.splitlines()[int(place[1]) - 1][int(place[2]) - 1] in 'N-"'
+    else:
+        assert json.dumps(raw, allow_nan=False)
+
+
+@given(st.data())
+def test_a_torn_or_altered_file_is_refused_or_gives_scores_in_range(data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from([CONTENT, CSV]))
+    start = data.draw(st.integers(0, len(source)))
+    end = data.draw(st.integers(start, min(len(source), start + 40)))
+    content = source[:start] + data.draw(st.binary(max_size=6)) + source[end:]
+    with contextlib.suppress(SheetRefused):
+        got = check_sheet(parse_sheet(content), SHEET)
+        scores = [score for item in got.finished for tip in item.tips for score in tip.scores.values()]
+        assert all(type(score) is int and 1 <= score <= 5 for score in scores)
+
+
+CSV = sheet_csv(SHEET, {score.item: score for score in check_sheet(filled(SHEET), SHEET).finished}).encode()
+
+
+# On disk
+
+
+def test_a_sheet_is_read_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "sheet").write_bytes(CONTENT)
+    assert read_sheet_file(tmp_path / "sheet") == filled(SHEET)
+
+
+def test_what_is_inside_decides_and_not_the_name(tmp_path: Path) -> None:
+    (tmp_path / "sheet.json").write_bytes(CSV)
+    assert read_sheet_file(tmp_path / "sheet.json")["sheet"] == SHEET.id
+
+
+def test_a_missing_file_is_misuse(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no file .*gone\.json"):
+        read_sheet_file(tmp_path / "gone.json")
+
+
+def test_a_folder_is_misuse(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        read_sheet_file(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_misuse(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_sheet_file(tmp_path / "file" / "sheet.json")
+
+
+def test_a_name_that_no_file_can_have_is_misuse() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_sheet_file(Path("a\x00b"))
+
+
+def test_an_endless_file_is_read_no_further_than_the_limit() -> None:
+    with pytest.raises(SheetRefused, match="64 MB"):
+        read_sheet_file(Path("/dev/zero"))
+
+
+# The published schema
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("sheet", [SHEET, replace(SHEET, judge=None), small_sheet(rubric=other_rubric())])
+def test_exported_and_filled_sheets_are_valid(sheet: Any) -> None:
+    for raw in (sheet_json(sheet), filled(sheet), json.loads(sheet_text(sheet))):
+        VALIDATOR.validate(raw)
+
+
+def test_a_sheet_that_apply_takes_is_valid() -> None:
+    raw = filled(SHEET)
+    raw["items"][0]["tips"][0]["scores"]["tone"] = 4.0
+    raw["items"][0]["tips"][0]["note"] = None
+    raw["tool"] = raw["items"][0]["tips"][0]["confidence"] = 0.7
+    del raw["instructions"], raw["rubric"]["text"], raw["items"][1]["scenario"], raw["items"][2]
+    assert len(check_sheet(raw, SHEET).finished) == 2
+    VALIDATOR.validate(raw)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("overlong", 1), ("scores", {"tone": 4.5}), ("scores", {"tone": "4"}), ("note", "x" * 4001), ("tip", None)],
+)
+def test_the_schema_refuses_wrong_types_too(key: str, value: object) -> None:
+    raw = filled(SHEET)
+    raw["items"][0]["tips"][0][key] = value
+    assert not VALIDATOR.is_valid(raw)

@@ -1,0 +1,228 @@
+"""Status: how far the judging is, by whom, and what is known of each judge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.judging import Desk, always, at_random, fill, record_cells, three_tips
+from tipbench.cli.judge_status import history_lines
+from tipbench.judge.drawing import history_chart, history_rows
+from tipbench.judge.exporting import Request
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.running import run_judge
+from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory, judging_status
+from tipbench.plan.suite import load_suite
+from tipbench.record.memory import MemoryStore
+from tipbench.record.run import RunChange
+
+CELLS = 48
+
+
+@pytest.fixture
+def desk() -> Desk:
+    store = MemoryStore()
+    return Desk(store, record_cells(store))
+
+
+def status(desk: Desk) -> JudgingStatus:
+    return judging_status(desk.store, desk.experiment)
+
+
+def of(state: JudgingStatus, name: str) -> JudgeStatus:
+    (found,) = [judge for judge in state.judges if judge.judge == name]
+    return found
+
+
+def counts(state: JudgingStatus) -> tuple[int, int, int, int]:
+    return state.cells, state.pending, state.held, state.judged
+
+
+def test_before_anybody_judged_everything_is_pending_and_nothing_is_known(desk: Desk) -> None:
+    state = status(desk)
+    assert counts(state) == (CELLS, CELLS, 0, 0)
+    assert (state.judges, state.history, state.alpha, state.rubrics) == ((), (), {}, ())
+
+
+def test_a_sheet_that_is_out_shows_as_open_items(desk: Desk) -> None:
+    done = desk.export("anna")
+    anna = of(status(desk), "anna")
+    assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.judging.entries), 0)
+    assert (anna.drift, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
+    assert status(desk).history == (), "it has not come back"
+
+
+def test_a_sheet_for_nobody_shows_no_judge_until_it_comes_back(desk: Desk) -> None:
+    raw = fill(desk.export(None).judging)
+    assert status(desk).judges == ()
+    desk.apply(raw, judge="anna")
+    assert of(status(desk), "anna").cells == CELLS
+
+
+def test_what_is_applied_counts_and_the_judge_is_measured(desk: Desk) -> None:
+    desk.judged_by("anna")
+    state = status(desk)
+    assert counts(state) == (CELLS, 0, 0, CELLS)
+    assert state.rubrics == ("tip-v1",)
+    anna = of(state, "anna")
+    assert (anna.cells, anna.held, anna.open_items, anna.drift, anna.error) == (CELLS, 0, 0, "fine", 0.0)
+    assert anna.minutes_per_item is not None
+    assert 0 <= anna.minutes_per_item < 1
+    assert state.twice == 0
+    assert set(state.alpha.values()) == {None}, "one judge cannot agree with anybody"
+
+
+def test_minutes_are_those_from_export_to_apply_for_each_item(desk: Desk) -> None:
+    judging = desk.export("anna").judging
+    desk.apply(fill(judging))
+    times = {"exported_at": "2026-03-01T10:00:00.000+00:00", "applied_at": "2026-03-01T12:00:00.000+00:00"}
+    desk.store.update(judging.run_id, RunChange(tags=times, at_ms=1))
+    assert of(status(desk), "anna").minutes_per_item == pytest.approx(120 / len(judging.entries))
+
+
+def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(desk: Desk) -> None:
+    desk.judged_by("anna", always(5))
+    state = status(desk)
+    assert counts(state) == (CELLS, CELLS, CELLS, 0)
+    anna = of(state, "anna")
+    assert (anna.cells, anna.held, anna.drift) == (0, CELLS, "beyond the limit")
+    desk.judged_by("ben")
+    assert counts(status(desk)) == (CELLS, 0, 0, CELLS)
+    assert of(status(desk), "anna").held == CELLS
+
+
+def test_two_judges_have_an_agreement_that_tells_alike_from_random() -> None:
+    found = {}
+    for name, rule in (("alike", None), ("random", at_random)):
+        store = MemoryStore()
+        desk = Desk(store, record_cells(store))
+        one, two = (desk.export(judge, everything=True, seed=3).judging for judge in ("anna", "ben"))
+        first = fill(one)
+        desk.apply(first)
+        second = fill(two, rule) if rule else _copied(first, fill(two))
+        desk.apply(second, accept="to see")
+        state = status(desk)
+        assert state.twice == CELLS
+        found[name] = state.alpha
+    assert found["alike"] == dict.fromkeys(("relevance", "actionability", "tone"), 1.0)
+    assert all(value is not None and abs(value) < 0.4 for value in found["random"].values())
+
+
+def _copied(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """The second sheet with the first one's scores wherever the tips are the same."""
+    given = {tip["tip"]: tip["scores"] for item in source["items"] for tip in item["tips"]}
+    for item in target["items"]:
+        for tip in item["tips"]:
+            tip["scores"] = given.get(tip["tip"], tip["scores"])
+    return target
+
+
+def test_answers_that_came_again_give_the_share_of_equal_scores(desk: Desk) -> None:
+    desk.judged_by("anna")
+    record_cells(desk.store, models=("gamma:3b",))
+    desk.judged_by("anna", seed=8)
+    share = of(status(desk), "anna").self_exact
+    assert share is not None
+    assert 0 <= share <= 1
+    assert of(status(desk), "anna").sheets == 2
+
+
+def test_floored_answers_are_judged_and_counted_apart() -> None:
+    store = MemoryStore()
+    first = load_suite("tips").scenarios[0].id
+    desk = Desk(
+        store,
+        record_cells(store, write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)),
+    )
+    state = status(desk)
+    assert counts(state) == (CELLS, 42, 0, 6)
+    assert state.floored == 6
+
+
+def test_provisional_judges_stand_after_people_and_apart(desk: Desk) -> None:
+    run_judge(desk.store, desk.experiment, RulesJudge(), Request(), report=lambda _text: None)
+    desk.judged_by("zoe")
+    state = status(desk)
+    assert [(judge.judge, judge.provisional, judge.cells) for judge in state.judges] == [
+        ("zoe", False, CELLS),
+        ("rules", True, CELLS),
+    ]
+    assert [(sheet.judge, sheet.provisional) for sheet in state.history] == [("rules", True), ("zoe", False)]
+
+
+def test_history_is_oldest_first_and_says_what_was_accepted(desk: Desk) -> None:
+    raw = fill(desk.export("anna").judging, always(5))
+    desk.apply(raw, accept="agreed")
+    desk.judged_by("ben", everything=True)
+    assert [(sheet.judge, sheet.status, sheet.accepted) for sheet in status(desk).history] == [
+        ("anna", "applied", "agreed"),
+        ("ben", "applied", None),
+    ]
+
+
+def test_status_is_plain_json(desk: Desk) -> None:
+    desk.judged_by("anna")
+    assert json.loads(json.dumps(status(desk).to_json()))["judged"] == CELLS
+
+
+# The history, drawn
+
+
+@pytest.fixture
+def history(desk: Desk) -> tuple[SheetHistory, ...]:
+    """A sheet beyond the limit, one that is fine, and one too small for a verdict."""
+    desk.judged_by("anna", always(5))
+    desk.judged_by("ben", everything=True)
+    desk.judged_by("eva", limit=3, everything=True)
+    return status(desk).history
+
+
+def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[SheetHistory, ...]) -> None:
+    lines = history_lines(history)
+    strips = [line for line in lines if "●" in line]
+    assert len(strips) == 3 * 3
+    assert sum("beyond the limit" in line for line in strips) == 3
+    assert [line.split("  ")[-1] for line in lines if "●" not in line] == [
+        "beyond the limit, held",
+        "fine, applied",
+        "unknown, applied",
+    ]
+
+
+@pytest.mark.parametrize(("bias", "at"), [(-9.0, 0), (-2.0, 0), (0.0, 12), (2.0, 24), (50.0, 24)])
+def test_a_strip_has_its_dot_where_the_bias_is_and_never_outside(
+    bias: float, at: int, history: tuple[SheetHistory, ...]
+) -> None:
+    scale = {"scale": "tone", "bias": bias, "interval": [bias - 30, bias + 30], "beyond": False}
+    sheet = replace(history[0], drift={"verdict": "fine", "scales": [scale]})
+    strip = history_lines((sheet,))[1].split()[1]
+    assert len(strip) == 25
+    assert strip.index("●") == at
+
+
+def test_a_sheet_without_any_control_has_no_dot(history: tuple[SheetHistory, ...]) -> None:
+    scale = {"scale": "tone", "bias": None, "interval": None, "beyond": False}
+    sheets = [replace(history[0], drift=drift) for drift in (None, {"verdict": "unknown", "scales": [scale]})]
+    assert history_lines((sheets[0],)) == history_lines((sheets[1],))[:1]
+    assert history_lines((sheets[1],))[1].split() == ["tone", "unknown"]
+    assert history_rows(sheets) == []
+
+
+def test_the_chart_has_a_row_for_each_sheet_and_scale(history: tuple[SheetHistory, ...]) -> None:
+    rows = history_rows(history)
+    assert len(rows) == 9
+    assert {row["verdict"] for row in rows if row["judge"] == "anna"} == {"beyond the limit"}
+    assert all(row["low"] <= row["bias"] <= row["high"] for row in rows)
+    assert len({row["sheet"] for row in rows}) == 3
+
+
+def test_the_chart_is_drawn_also_with_nothing_to_show(history: tuple[SheetHistory, ...]) -> None:
+    pytest.importorskip("altair")
+    from tipbench.charts import to_svg
+
+    svg = to_svg(history_chart(history))
+    assert all(name in svg for name in ("anna", "ben", "eva", "relevance", "actionability", "tone"))
+    assert to_svg(history_chart([replace(history[0], drift=None)])).startswith("<svg")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import collect
+import compare
 import real_ollama
 import report
 from work import Work
@@ -44,7 +45,16 @@ def run_real_ollama(size: Size) -> report.Result:
     return real_ollama.measure(size.rounds, size.note)
 
 
-BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {"collect": run_collect, "real-ollama": run_real_ollama}
+def run_compare(size: Size) -> report.Result:
+    """tipbench compare: its statistics, and against the bare reading of the same runs."""
+    return compare.measure(size.rounds, size.cells, size.note)
+
+
+BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {
+    "collect": run_collect,
+    "real-ollama": run_real_ollama,
+    "compare": run_compare,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

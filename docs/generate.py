@@ -1,24 +1,26 @@
-"""Writes docs/cli.md from the commands and the settings themselves.
+"""Writes what the code knows better than we do: docs/cli.md, and the measured table of docs/rules-judge.md.
 
-python docs/generate.py            write it (`make docs`)
-python docs/generate.py --check    exit 1 if it is not up to date
+python docs/generate.py            write them (`make docs`)
+python docs/generate.py --check    exit 1 if one is not up to date
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from tipbench.cli.main import EXIT_CODES, app
+from tipbench.errors import TipbenchError
+from tipbench.judge.rules_measured import with_measured
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import CONFIG_FILE, SETTINGS, Setting
 
-PAGE = Path(__file__).with_name("cli.md")
+DOCS = Path(__file__).parent
 SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # printed once
 
 HEAD = f"""\
@@ -47,8 +49,8 @@ the top level (`n_tips = 3`); a key that does not exist is refused. Secrets are 
 """
 
 
-def page() -> str:
-    """The whole page."""
+def cli_page(_present: str) -> str:
+    """The whole page, whatever it is at present."""
     return HEAD.format(codes=_codes(), settings=_settings(), commands="\n\n".join(_commands()))
 
 
@@ -125,17 +127,31 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+PAGES: dict[str, Callable[[str], str]] = {"cli.md": cli_page, "rules-judge.md": with_measured}  # present text → wanted
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, or with --check only compare."""
-    wanted = page()
+    """Write the pages, or with --check only compare; every stale page is named."""
+    stale = [name for name, wanted in PAGES.items() if not _is_fresh(DOCS / name, wanted)]
     if "--check" in arguments:
-        fresh = PAGE.exists() and PAGE.read_text("utf-8") == wanted
-        print(
-            f"{PAGE.name} is up to date" if fresh else f"{PAGE.name} is out of date; run `make docs`", file=sys.stderr
-        )
-        return 0 if fresh else 1
-    PAGE.write_text(wanted, "utf-8")
+        for name in PAGES:
+            state = "out of date; run `make docs`" if name in stale else "up to date"
+            print(f"{name} is {state}", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (DOCS / name).write_text(_made(DOCS / name, PAGES[name]), "utf-8")
     return 0
+
+
+def _is_fresh(path: Path, wanted: Callable[[str], str]) -> bool:
+    return path.exists() and path.read_text("utf-8") == _made(path, wanted)
+
+
+def _made(path: Path, wanted: Callable[[str], str]) -> str:
+    try:
+        return wanted(path.read_text("utf-8") if path.exists() else "")
+    except TipbenchError as exc:
+        raise SystemExit(f"{path.name}: {exc}") from exc
 
 
 if __name__ == "__main__":

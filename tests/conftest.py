@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.browser import browser
 from support.mlflow_server import mlflow_url
 from support.real_ollama import RealOllama
 from support.weights import shared_weights_home
 
-__all__ = ["mlflow_url"]
+__all__ = ["browser", "mlflow_url"]
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed session still stops its servers
 settings.register_profile("tipbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tipbench")
 
-_KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA")
+_KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.cli.console import cell_text, duration, file_size, parameter_count, print_table, safe_line, safe_text, say
-from tipbench.cli.experiments import Format, guarded, print_rows
+from tipbench.cli.experiments import Format, print_rows
+from tipbench.compare.spreadsheet import guarded
 
 
 @given(st.text())

@@ -89,3 +89,18 @@ def _processor_seconds(*arguments: str) -> float:
     subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_command_starts_without_the_command_line_of_its_http_library() -> None:
+    script = """
+import sys
+from tipbench.__main__ import main
+sys.argv = ["tipbench", "--version"]
+try:
+    main()
+except SystemExit:
+    import httpx
+    print("pygments" in sys.modules)
+"""
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert loaded.stdout.splitlines() == [f"tipbench {tipbench.__version__}", "False"]

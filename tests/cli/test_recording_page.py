@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from invoking import invoke
 
+from support.judging import at_random, fill
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama, tips
 from tipbench.generate.engine import FailureKind
+from tipbench.judge.judging import find_judging
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import RunKind
 
@@ -40,16 +43,22 @@ def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping
 
 
 @pytest.fixture
-def recorded(mlflow_url: str) -> Names:
-    """A collect with an answer, an answer without tips, a failure, a refusal; then one more that mends the failure."""
+def recorded(mlflow_url: str, tmp_path: Path) -> Names:
+    """A collect with an answer, an answer without tips, a failure, a refusal; one that mends the failure; judges."""
     faults = [Fault("error_line", value=3, calls=(2,))]
     with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)], faults, reply=reply) as server:
         options = (
-            *("--models", "alpha:135m,x:e2b", "--skip-refused", "--prompts", "v1", "--n-scenarios", "3"),
+            *("--models", "alpha:135m,x:e2b", "--skip-refused"),
             *("--n-tips", "2", "--num-predict", "64", "--ollama-url", server.url),
             *("--mlflow-url", mlflow_url, "--experiment", EXPERIMENT),
         )
-        assert [invoke("collect", *options).code for _ in range(2)] == [1, 0]
+        assert [invoke("collect", *options, "--prompts", "v1").code for _ in range(2)] == [1, 0]
+        judge(mlflow_url, tmp_path, "anna")
+        assert invoke("collect", *options).code == 0
+    judge(mlflow_url, tmp_path, "anna")  # now with answers that came before
+    judge(mlflow_url, tmp_path, "ben", "--all")
+    rules = invoke("judge", "run", "--with", "rules", "--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
+    assert rules.code == 0, rules.stderr
     names: Names = defaultdict(set)
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(EXPERIMENT)
@@ -63,6 +72,23 @@ def recorded(mlflow_url: str) -> Names:
                 if values:
                     names[run.tags["kind"], heading] |= set(values)
     return names
+
+
+def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
+    """A judge who fills a whole sheet, and whose drift, if any, is accepted."""
+    where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
+    out = folder / f"{name}.json"
+    assert invoke("judge", "export", *where, "--judge", name, "--out", str(out), *options).code == 0
+    with MlflowStore(mlflow_url) as store:
+        experiment = store.experiment(EXPERIMENT)
+        assert experiment is not None
+        sheet = json.loads(out.read_text("utf-8"))["sheet"]
+        judging = find_judging(store, experiment.experiment_id, EXPERIMENT, sheet)
+    assert judging is not None
+    out.write_text(json.dumps(fill(judging, at_random, judge=name)), "utf-8")
+    applied = invoke("judge", "apply", str(out), "--mlflow-url", mlflow_url, "--accept-drift", "a test")
+    assert applied.code == 0, applied.stderr
+    out.unlink()
 
 
 def test_the_page_names_exactly_what_is_recorded(recorded: Names) -> None:

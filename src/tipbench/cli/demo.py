@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tipbench.cli.collect import run, show_summary
+from tipbench.cli.compare import show_board
 from tipbench.cli.console import print_json, say
 from tipbench.cli.models import fetch_with_progress
 from tipbench.cli.options import JsonOption
 from tipbench.cli.session import leads_to, local_mlflow
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.compare.leaderboard import Leaderboard
 
 EXPERIMENT = "tip-bench-demo"
 DEMO = {
@@ -34,8 +39,8 @@ def demo(
     """Run the whole flow on embedded parts: no Ollama needed.
 
     A real 135M-parameter model and a no-model baseline answer three prompts for four scenarios; everything is
-    recorded in a local MLflow. A second demo continues the first. Settings other than TIPBENCH_HOME
-    do not change it.
+    recorded in a local MLflow, the rules judge scores it provisionally, and the leaderboard is printed. A second demo
+    continues the first. Settings other than TIPBENCH_HOME do not change it.
     """
     settings = load_settings()
     config = demo_config(mlflow_url)
@@ -43,13 +48,36 @@ def demo(
     if config.mlflow_url is None:
         config = demo_config(local_mlflow(settings))
     summary = run(config, settings)
+    board = _judged_by_rules(settings, config)
     if json_:
-        print_json(summary.to_json())
+        print_json(summary.to_json() | {"leaderboard": board.to_json()})
     else:
         show_summary(summary)
+        print()
+        show_board(board)
         say(_NEXT.format(where=_where(settings, config)))
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _judged_by_rules(settings: Settings, config: CollectConfig) -> Leaderboard:
+    """Have the rules judge score what it has not scored yet, and rank."""
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.compare.cells import Question
+    from tipbench.compare.keeping import keep_board
+    from tipbench.compare.reading import read_leaderboard
+    from tipbench.errors import NotEnoughData
+    from tipbench.judge.exporting import Request
+    from tipbench.judge.rules import RulesJudge
+    from tipbench.judge.running import run_judge
+
+    with open_store(settings, config.mlflow_url) as store:
+        found = existing_experiment(store, config.experiment)
+        with contextlib.suppress(NotEnoughData):  # a second demo finds nothing left to judge
+            run_judge(store, found, RulesJudge(), Request(), report=say)
+        board, _ = read_leaderboard(store, found, Question())
+        keep_board(store, found.experiment_id, board)
+        return board
 
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
@@ -68,6 +96,10 @@ def _where(settings: Settings, config: CollectConfig) -> str:
 
 _NEXT = f"""
 What next
+  tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{where}}
+                                                    judge by hand: a blind sheet; fill it in, then `judge apply`
+  tipbench compare {EXPERIMENT} --html report.html{{where}}
+                                                    the board again, with charts and every answer side by side
   tipbench runs list --experiment {EXPERIMENT}{{where}}
                                                     every answer; `runs show ID` prints one with its prompt
   tipbench plan                                     with Ollama running: what a real benchmark would do

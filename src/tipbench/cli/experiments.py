@@ -12,6 +12,7 @@ import typer
 
 from tipbench.cli.console import print_json, print_table, say, say_left_out
 from tipbench.cli.options import JsonOption, MlflowOption
+from tipbench.compare.spreadsheet import guarded
 from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.settings import load_settings
 
@@ -75,8 +76,3 @@ def print_rows(
     elif rows:
         gone = print_table(columns, [[row[column] for column in columns] for row in rows], text=text, keep=keep)
         say_left_out(gone, "--format csv")
-
-
-def guarded(value: object) -> object:
-    """A CSV cell that a spreadsheet will not run: a text that looks like a formula gets an apostrophe in front."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

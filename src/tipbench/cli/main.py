@@ -11,7 +11,22 @@ import typer
 from typer.core import TyperGroup
 
 import tipbench
-from tipbench.cli import collect, demo, experiments, mlflow, models, plan, runs
+from tipbench.cli import (
+    collect,
+    compare,
+    decide,
+    demo,
+    experiments,
+    gate,
+    judge,
+    judge_duel,
+    judge_run,
+    judge_status,
+    mlflow,
+    models,
+    plan,
+    runs,
+)
 from tipbench.cli.console import say, settle_streams
 from tipbench.errors import TipbenchError
 
@@ -51,9 +66,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+judge.app.command("status")(judge_status.status)
+judge.app.command("run")(judge_run.run)
+judge.app.command("duel")(judge_duel.duel)
 app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("collect")(collect.collect)
+app.add_typer(judge.app, name="judge")
+app.command("compare")(compare.compare)
+app.command("gate")(gate.gate)
+app.command("decide")(decide.decide)
 app.command("experiments")(experiments.experiments)
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
@@ -74,7 +96,7 @@ def _root(
 ) -> None:
     """Find the small local model and the prompt that write the best short productivity tips.
 
-    Start with `tipbench demo`. With Ollama running: `tipbench plan`, then `tipbench collect`.
+    Start with `tipbench demo`. With Ollama running: `plan`, `collect`, `judge export`, `judge apply`, `compare`.
     """
 
 

@@ -1,0 +1,107 @@
+"""The leaderboard's statistics, and `tipbench compare` against the bare reading of the same runs from MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from report import Claim, NotMeasured, Progress, Result, say
+from servers import record_cells, start_mlflow
+from tipbench.compare.attribution import attribute
+from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
+from tipbench.compare.ranking import rank
+from tipbench.judge.exporting import Request
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.running import run_judge
+from tipbench.record.mlflow import MlflowStore
+
+EXPERIMENT = "tip-bench-bench-compare"
+SMALL, LARGE = (12, 32), (200, 500)
+
+
+def measure(rounds: int, runs: int, note: str) -> Result:
+    """Statistics on made-up scores, then the whole command on recorded runs."""
+    say(f"compare: {rounds} × (12 × 32, 200 × 500, {runs} runs from MLflow)")
+    small, large = (tuple(_timed(_matrix(*size)) for _ in range(rounds)) for size in (SMALL, LARGE))
+    with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, start_mlflow(Path(name)) as mlflow:
+        models = [f"model-{number}:1b" for number in range(runs // 24)]
+        with MlflowStore(mlflow.url) as store:
+            say(f"  recording {24 * len(models)} cells and letting the rules judge score them")
+            experiment = record_cells(store, models=models, experiment=EXPERIMENT)
+            run_judge(store, experiment, RulesJudge(), Request(), report=say)
+        progress = Progress(rounds * 16.0)
+        loops, commands = [], []
+        for _ in range(rounds):
+            loops.append(_hand_out(mlflow.url, experiment.experiment_id, 24 * len(models)))
+            progress.step("handed out by MLflow", 6.0, loops[-1])
+            commands.append(_command(mlflow.url, Path(name)))
+            progress.step("tipbench compare", 10.0, commands[-1])
+    ratios = tuple(command / loop for command, loop in zip(commands, loops, strict=True))
+    medians = f"{statistics.median(commands):.2f} s; bare reading {statistics.median(loops):.2f} s"
+    return Result(
+        "compare",
+        note,
+        (
+            Claim("12 pairs × 32 scenarios, 10 000 flips and resamples", 0.3, "s", small, "rank and attribution"),
+            Claim("200 pairs × 500 scenarios", 5.0, "s", large, "rank and attribution"),
+            Claim(f"{24 * len(models)} runs: whole command", 1.3, "×", ratios, medians),
+        ),
+        [{"bare_s": a, "compare_s": b} for a, b in zip(loops, commands, strict=True)],
+    )
+
+
+def _matrix(pairs: int, scenarios: int) -> ScoreMatrix:
+    rng = np.random.default_rng(7)
+    base, lead = rng.normal(10, 2, scenarios), rng.normal(0, 0.5, pairs)
+    models = max(1, pairs // 3)
+    names = [Pair(f"model-{at % models}", f"v{at // models}") for at in range(pairs)]
+    return score_matrix(
+        Score(pair, f"s{row}", f"p{row % 8}", float(base[row] + lead[at] + rng.normal(0, 1.4)))
+        for at, pair in enumerate(names)
+        for row in range(scenarios)
+    )
+
+
+def _timed(matrix: ScoreMatrix) -> float:
+    began = time.perf_counter()
+    rank(matrix)
+    attribute(matrix)
+    return time.perf_counter() - began
+
+
+def _hand_out(url: str, experiment_id: str, runs: int) -> float:
+    """The shortest honest loop: every page of the search, read to its end and parsed."""
+    began = time.perf_counter()
+    seen, token = 0, ""
+    with httpx.Client(base_url=f"{url}/api/2.0/mlflow/", timeout=60, trust_env=False) as client:
+        while True:
+            body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
+            answer = client.post("runs/search", json={**body, **({"page_token": token} if token else {})})
+            page = json.loads(answer.raise_for_status().content)
+            seen += len(page.get("runs", []))
+            token = page.get("next_page_token", "")
+            if not token:
+                break
+    if seen != runs:
+        raise NotMeasured(f"MLflow handed out {seen} runs of {runs}.")
+    return time.perf_counter() - began
+
+
+def _command(url: str, home: Path) -> float:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "tipbench", "compare", EXPERIMENT, "--mlflow-url", url, "--json"]
+    done = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, "TIPBENCH_HOME": str(home / "home")}
+    )
+    if done.returncode != 0:
+        raise NotMeasured(f"tipbench compare ended with {done.returncode}: {done.stderr.decode()[-400:]}")
+    return time.perf_counter() - began

@@ -1,0 +1,256 @@
+"""`tipbench compare`: the leaderboard."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tipbench.cli.console import out, print_json, print_table, safe_text, say, say_left_out
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.pairs import read_pair
+from tipbench.cli.writing import check_file, write_file
+from tipbench.errors import UsageError
+from tipbench.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.compare.cells import Question
+    from tipbench.compare.leaderboard import Leaderboard
+    from tipbench.compare.matrix import Pair
+    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.store import Experiment
+
+
+_NAMES = ("model", "prompt", "standing", "flags")  # columns of text
+
+
+class BoardFormat(StrEnum):
+    """How a board is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "md"
+
+
+class Side(StrEnum):
+    """What is ranked instead of pairs."""
+
+    MODEL = "model"
+    PROMPT = "prompt"
+
+
+class Cluster(StrEnum):
+    """What is averaged over before anything is tested."""
+
+    PERSONA = "persona"
+
+
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Only such cells: any tag, or params.NAME; repeatable."),
+]
+
+
+def compare(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(metavar="[EXPERIMENT]…", help="One experiment, or two to be compared.")
+    ] = None,
+    experiment: ExperimentOption = None,
+    format_: Annotated[
+        BoardFormat,
+        typer.Option(
+            "--format", metavar="table|json|csv|md", help="How it is printed. [default: table]", show_default=False
+        ),
+    ] = BoardFormat.TABLE,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a report: one file, works offline.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the standings.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Show differences to this pair too.")
+    ] = None,
+    judge: Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")] = None,
+    by: Annotated[Side | None, typer.Option("--by", metavar="model|prompt", help="Rank models, or prompts.")] = None,
+    cluster: Annotated[
+        Cluster | None,
+        typer.Option("--cluster", metavar="persona", help="Claim more: about other personas. Takes more scenarios."),
+    ] = None,
+    provisional: Annotated[
+        bool, typer.Option("--provisional", help="The provisional judge's scores, also where people have judged.")
+    ] = False,
+    where: WhereOption = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two; repeatable."),
+    ] = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Rank the pairs, with error bars and a verdict.
+
+    Pairs are compared on the scenarios they share: who leads, who cannot be told apart from the leader, and whether it
+    is due to the model or the prompt. The board is kept in MLflow as a run of its own.
+
+    Two experiments are compared on what they share: did the new prompt, or the new build of a model, help?
+
+    Examples:
+
+      tipbench compare tip-bench-demo
+
+      tipbench compare tip-bench-may --baseline qwen2.5:0.5b/v1 --html report.html --plot forest.png
+
+      tipbench compare tip-bench-may tip-bench-june --format md
+    """
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.compare.keeping import keep_board
+    from tipbench.compare.reading import read_leaderboard
+
+    settings = load_settings()
+    names = _names(settings, experiments, experiment)
+    _check_files(html, plot)
+    chosen = BoardFormat.JSON if json_ else format_
+    question = _question(where, judge, provisional=provisional)
+    with open_store(settings, mlflow_url) as store:
+        found = [existing_experiment(store, name) for name in names]
+        if len(found) == 2:
+            _refuse(html=html, plot=plot, baseline=baseline, by=by, cluster=cluster)
+            _compare_two(store, found, question, map_ or [], chosen)
+            return
+        if map_:
+            raise UsageError("--map pairs up rows of two experiments; name two.")
+        board, _ = read_leaderboard(
+            store,
+            found[0],
+            question,
+            baseline=read_pair(baseline, "--baseline") if baseline else None,
+            by=by.value if by else None,
+            cluster=cluster.value if cluster else None,
+        )
+        keep_board(store, found[0].experiment_id, board)
+        if html is not None:
+            _write_html(store, found[0], board, question, html)
+    if plot is not None:
+        _draw(board, plot)
+    _print(board, chosen)
+
+
+def _names(settings: Settings, given: list[str] | None, flag: str | None) -> list[str]:
+    names = [*(given or []), *([flag] if flag else [])]
+    if len(names) > 2:
+        raise UsageError(f"One experiment is ranked, two are compared; {len(names)} were given.")
+    if len(names) == 2 and names[0] == names[1]:
+        raise UsageError(f"{names[0]} was given twice; two experiments are compared.")
+    return [chosen_experiment(settings, name) for name in names] or [chosen_experiment(settings, None)]
+
+
+def _check_files(html: Path | None, plot: Path | None) -> None:
+    from tipbench.charts import check_chart_file, import_altair
+
+    if plot is not None:
+        check_chart_file(plot)
+    if html is not None:
+        check_file(html, "--html")
+        import_altair()
+
+
+def _refuse(**options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)} is for one experiment; two are compared pair by pair.")
+
+
+def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> Question:
+    from tipbench.compare.cells import Question
+    from tipbench.record.reading import read_filter
+
+    if judge is not None and provisional:
+        raise UsageError("--judge names a judge whose scores count; --provisional shows those that do not. Choose one.")
+    return Question(dict(read_filter(text) for text in where or []), judge, provisional)
+
+
+def _compare_two(
+    store: MlflowStore, found: list[Experiment], question: Question, mapped: list[str], format_: BoardFormat
+) -> None:
+    from tipbench.compare.cells import read_board
+    from tipbench.compare.report import markdown_table, plain_markdown
+    from tipbench.compare.spreadsheet import csv_text
+    from tipbench.compare.two import compare_two
+
+    boards = [read_board(store, each.experiment_id, question) for each in found]
+    names = (found[0].name, found[1].name)
+    result = compare_two(names, (boards[0], boards[1]), [_mapping(text) for text in mapped])
+    if format_ is BoardFormat.JSON:
+        print_json(result.to_json())
+        return
+    columns, rows = result.table()
+    if format_ is BoardFormat.CSV:
+        print(csv_text(columns, rows), end="")
+    elif format_ is BoardFormat.MARKDOWN:
+        print(f"{plain_markdown(result.verdict)}\n\n{markdown_table(columns, rows, text=_NAMES)}", end="")
+    else:
+        print(safe_text(f"{result.verdict}\n"))
+        print_table(columns, rows, text=_NAMES)
+    for note in result.notes:
+        say(f"note: {note}")
+
+
+def _mapping(text: str) -> tuple[Pair, Pair]:
+    first, separator, second = text.partition("=")
+    if not separator:
+        raise UsageError(f"--map takes PAIR1=PAIR2 (got {text[:120]!r}).")
+    return read_pair(first, "--map"), read_pair(second, "--map")
+
+
+def _print(board: Leaderboard, format_: BoardFormat) -> None:
+    from tipbench.compare import report
+
+    if format_ is BoardFormat.JSON:
+        print_json(board.to_json())
+    elif format_ is BoardFormat.CSV:
+        print(report.to_csv(board), end="")
+    elif format_ is BoardFormat.MARKDOWN:
+        print(report.to_markdown(board), end="")
+    else:
+        show_board(board)
+
+
+def show_board(board: Leaderboard) -> None:
+    """Verdict above, attribution below, the table between."""
+    from rich.text import Text
+
+    from tipbench.compare import report
+
+    console = out()
+    console.print(Text(board.verdict, style="bold"))
+    print()
+    columns, rows = report.table_rows(board)
+    gone = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=7)
+    print(flush=True)
+    say_left_out(gone, "--format csv")
+    for line in report.below(board):
+        print(line)
+    for note in board.notes:
+        say(f"note: {note}")
+
+
+def _draw(board: Leaderboard, path: Path) -> None:
+    from tipbench.charts import LIGHT, save_chart
+    from tipbench.compare.drawing import forest
+
+    save_chart(forest(board, LIGHT), path)
+    say(f"drawn: {path}")
+
+
+def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, question: Question, path: Path) -> None:
+    from tipbench.compare.answers import read_answers
+    from tipbench.compare.html import html_report
+    from tipbench.judge.status import judging_status
+
+    answers = read_answers(store, experiment, board, question.where)
+    write_file(path, html_report(board, answers, judging_status(store, experiment)), "--html")
+    say(f"report: {path}")

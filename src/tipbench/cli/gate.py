@@ -1,0 +1,117 @@
+"""`tipbench gate`: is a candidate pair worse than a baseline? For CI."""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tipbench.cli.console import print_json, safe_text, say
+from tipbench.cli.judge import checked_judge
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.pairs import read_pair
+from tipbench.cli.writing import check_file, write_file
+from tipbench.errors import NotEnoughData, TipbenchError, UsageError
+from tipbench.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.compare.cells import Question
+    from tipbench.compare.gate import GateResult
+    from tipbench.compare.matrix import Pair
+
+
+def gate(
+    candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair in question.")],
+    baseline: Annotated[
+        str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair it must not fall behind.")
+    ],
+    experiment: ExperimentOption = None,
+    margin: Annotated[
+        float, typer.Option("--margin", metavar="POINTS", help="How much worse is still no matter.", show_default=True)
+    ] = 1.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Undecided fails too.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
+    ] = None,
+    annotations: Annotated[
+        bool, typer.Option("--annotations", help="Also print it as GitHub shows it beside a change.")
+    ] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="KEY=VALUE", help="Only such cells: any tag, or params.NAME; repeatable."),
+    ] = None,
+    judge: Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")] = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Say whether a candidate is worse than a baseline.
+
+    For CI. It goes by the 95 % interval of the paired difference over the scenarios both are judged in. Not worse: the
+    interval lies above −margin; exit 0. Worse: it lies below; exit 1.
+    Otherwise undecided: exit 0 with a warning, 1 with --strict. Exit 3 with fewer than two shared judged scenarios,
+    and while there are only provisional scores.
+
+    Examples:
+
+      tipbench gate --candidate qwen2.5:0.5b/v2-mentor --baseline qwen2.5:0.5b/v1 --experiment tip-bench-may
+
+      tipbench gate --candidate gemma3:1b/v1 --baseline qwen2.5:0.5b/v1 --strict --junit gate.xml --annotations
+    """
+    from tipbench.compare.cells import Question
+    from tipbench.compare.gate import unknown
+    from tipbench.compare.gate_report import annotation, junit_xml
+    from tipbench.record.reading import read_filter
+
+    settings = load_settings()
+    pairs = read_pair(candidate, "--candidate"), read_pair(baseline, "--baseline")
+    if not isfinite(margin) or margin < 0:
+        raise UsageError(f"--margin takes points, 0 or more (got {margin:g}).")
+    question = Question(dict(read_filter(text) for text in where or []), checked_judge(judge))
+    name = chosen_experiment(settings, experiment)
+    if junit is not None:
+        check_file(junit, "--junit")
+    try:
+        result = _result(settings, mlflow_url, name, question, pairs, margin)
+    except TipbenchError as exc:
+        if junit is not None:  # no report of an earlier build may stand for this one
+            write_file(junit, junit_xml(name, unknown(*pairs, margin, str(exc))), "--junit")
+        raise
+    if junit is not None:
+        write_file(junit, junit_xml(name, result, strict=strict), "--junit")
+    if annotations:
+        line = annotation(name, result, strict=strict)
+        say(line) if json_ else print(line)
+    code = result.exit_code(strict=strict)
+    if json_:
+        print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})
+    else:
+        _tell(result)
+    raise typer.Exit(code)
+
+
+def _result(
+    settings: Settings, url: str | None, name: str, question: Question, pairs: tuple[Pair, Pair], margin: float
+) -> GateResult:
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.compare.cells import read_board
+    from tipbench.compare.gate import judge_gate, unknown
+
+    try:
+        with open_store(settings, url) as store:
+            found = existing_experiment(store, name)
+            cells = read_board(store, found.experiment_id, question)
+        return judge_gate(cells, *pairs, margin)
+    except NotEnoughData as exc:  # the build's reports must say so too
+        return unknown(*pairs, margin, str(exc))
+
+
+def _tell(result: GateResult) -> None:
+    from tipbench.compare.gate import Outcome
+
+    if result.outcome is Outcome.UNKNOWN:
+        raise NotEnoughData(result.reason)
+    print(safe_text(result.reason))
+    if result.outcome is Outcome.UNDECIDED:
+        say("warning: the gate is undecided; --strict makes that a failure")

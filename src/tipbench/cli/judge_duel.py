@@ -1,0 +1,155 @@
+"""`tipbench judge duel`: blind A/B comparisons for those that the scores cannot tell apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tipbench.cli.console import print_json, say
+from tipbench.cli.judge import JudgeOption, SeedOption, SuiteOption, check_target, checked_judge
+from tipbench.cli.options import ExperimentOption, MlflowOption, chosen_experiment
+from tipbench.cli.writing import write_file
+from tipbench.errors import NotEnoughData, UsageError
+from tipbench.settings import load_settings
+
+if TYPE_CHECKING:
+    from tipbench.judge.duel_runs import DuelJudging
+    from tipbench.judge.duelling import DuelExported, DuelRequest, DuelsApplied
+    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.store import Experiment
+
+_MANY = 200  # comparisons: more than an evening's work
+
+
+def duel(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the duels are written; - is stdout.")],
+    experiment: ExperimentOption = None,
+    judge: JudgeOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=2, metavar="NUMBER", help="At most so many comparisons; whole scenarios first."),
+    ] = None,
+    seed: SeedOption = None,
+    sheet: Annotated[
+        str | None, typer.Option("--sheet", metavar="ID", help="Write these duels once more, byte for byte.")
+    ] = None,
+    suite: SuiteOption = None,
+    mlflow_url: MlflowOption = None,
+) -> None:
+    """Write blind A/B comparisons of tied pairs for a judge.
+
+    The leader's answers and those of the pairs that tie with it meet. Every two answers to a scenario come twice, in
+    both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows
+    the duels beside the board; they never change its ranks. Exit 3 when nothing is tied.
+
+    Examples:
+
+      tipbench judge duel --experiment tip-bench-demo --judge anna --out duels.json
+
+      tipbench judge duel --judge ben --limit 40 --out duels.json
+    """
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.judge.duelling import export_duels
+
+    settings = load_settings()
+    name = checked_judge(judge)
+    check_target(out)
+    with open_store(settings, mlflow_url) as store:
+        found = existing_experiment(store, chosen_experiment(settings, experiment))
+        if sheet is not None:
+            _write(out, _recorded(store, found, sheet))
+            return
+        done = export_duels(store, found, _request(store, found, name, limit, seed, suite))
+    _write(out, done.judging)
+    _say_exported(done, name, out)
+
+
+def _request(
+    store: MlflowStore,
+    experiment: Experiment,
+    judge: str | None,
+    limit: int | None,
+    seed: int | None,
+    suite: str | None,
+) -> DuelRequest:
+    """The tied set as compare sees it, handed down as plain values."""
+    from tipbench.compare.cells import Question, read_board
+    from tipbench.compare.leaderboard import Options, make_board
+    from tipbench.judge.duelling import DuelRequest
+
+    cells = read_board(store, experiment.experiment_id, Question())
+    if cells.provisional:
+        raise NotEnoughData(
+            f"Nobody has judged {experiment.name} yet, so nothing is tied. `tipbench judge export` first."
+        )
+    board = make_board(experiment.name, cells, Options())
+    leader, tied = board.ranking.leader, board.ranking.tied
+    if leader is None or not tied:
+        raise NotEnoughData(f"There is no tie to break in {experiment.name}: {board.verdict}")
+    among = {leader, *tied}
+    runs = {
+        cell.run.run_id: (cell.pair.model, cell.pair.prompt)
+        for cell in cells.cells
+        if cell.pair in among and not cell.failed
+    }
+    return DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit, seed, suite)
+
+
+def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> DuelJudging:
+    from tipbench.judge.duel_runs import find_duel
+
+    found = find_duel(store, experiment.experiment_id, experiment.name, sheet)
+    if found is None:
+        raise UsageError(f"{experiment.name} has no duels {sheet!r}. Leave --sheet out to make new ones.")
+    return found
+
+
+def _write(path: Path, judging: DuelJudging) -> None:
+    from tipbench.judge.duel_sheet import duel_text
+
+    text, sheet = duel_text(judging.sheet), judging.sheet
+    if str(path) == "-":
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        return
+    again = f"They are kept: tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
+    write_file(path, text, "--out", f"{again} writes them again.")
+
+
+def _say_exported(done: DuelExported, judge: str | None, out: Path) -> None:
+    who = f" for {judge}" if judge else ""
+    items = len(done.judging.sheet.items)
+    say(
+        f"duels {done.judging.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
+        f"scenarios in {out}"
+    )
+    if items > _MANY:
+        say("that is a lot of work; --limit takes fewer, whole scenarios first")
+    if done.without_tips:
+        say(f"left out: {done.without_tips} answers without a tip")
+    if done.unknown_scenarios:
+        say(f"left out: {done.unknown_scenarios} answers whose scenario the suite does not have as it was; see --suite")
+    say(f"next: fill in each winner, then `tipbench judge apply {out}`")
+
+
+def apply_duel_file(store: MlflowStore, raw: dict[str, Any], judge: str | None, *, dry_run: bool, json_: bool) -> None:
+    """`judge apply` for a file of duels."""
+    from tipbench.judge.duelling import apply_duels, receive_duels
+
+    applied = apply_duels(store, receive_duels(store, raw, judge=judge), dry_run=dry_run)
+    if json_:
+        print_json({**applied.to_json(), **({"dry_run": True, "changes": _changes_json(applied)} if dry_run else {})})
+        return
+    for change in applied.changes if dry_run else ():
+        print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
+    left = f", {applied.unfinished} not finished and still open" if applied.unfinished else ""
+    would = "would be " if dry_run else ""
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{left}")
+    if applied.twice:
+        print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
+
+
+def _changes_json(applied: DuelsApplied) -> list[dict[str, Any]]:
+    return [vars(change) for change in applied.changes]

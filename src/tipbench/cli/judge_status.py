@@ -1,0 +1,157 @@
+"""`tipbench judge status`: how far the judging is, by whom, and how far each judge can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tipbench.cli.console import out, percent, print_json, print_table, say
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.settings import load_settings
+
+if TYPE_CHECKING:
+    from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
+
+_COLUMNS = (
+    "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "same again", "min/item",
+)  # fmt: skip
+_WIDTH = 25  # of a strip: from two points too low to two too high
+_REACH = 2.0
+
+
+def status(
+    experiment: ExperimentOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the judges' history over sheets."),
+    ] = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show the judging: pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
+
+    Examples:
+
+      tipbench judge status --experiment tip-bench-demo
+
+      tipbench judge status --plot judges.png
+    """
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.judge.status import judging_status
+
+    settings = load_settings()
+    if plot is not None:
+        from tipbench.charts import check_chart_file
+
+        check_chart_file(plot)
+    with open_store(settings, mlflow_url) as store:
+        found = existing_experiment(store, chosen_experiment(settings, experiment))
+        state = judging_status(store, found)
+    rules = rules_errors()
+    if json_:
+        print_json({**state.to_json(), "rules_judge": rules})
+    else:
+        _show(state, rules)
+    if plot is not None:
+        _draw(state, plot)
+
+
+def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:
+    """How far the rules judge is from the agreed scores of the built-in suite's anchors and controls."""
+    from tipbench.judge.rules import rules_error
+    from tipbench.plan.suite import load_suite
+
+    suite = load_suite("tips")
+    cards = {scenario.id: scenario.to_card() for scenario in suite.scenarios}
+    return {
+        "anchors": rules_error(suite.rubric.anchors, cards),
+        "controls": rules_error(suite.controls, cards),
+    }
+
+
+def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | None]]]) -> None:
+    print(
+        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} at the floor), "
+        f"{state.pending} pending ({state.held} of them held)"
+    )
+    if state.judges:
+        print()
+        text = ("judge", "scores", "drift")
+        print_table(_COLUMNS, [_row(judge) for judge in state.judges], text=text, keep=7)
+    else:
+        say("nobody has judged yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
+    if state.twice:
+        print(f"\nagreement on {state.twice} answers that two or more judged (Krippendorff's alpha; 1 is full):")
+        for name, value in state.alpha.items():
+            print(f"  {name:<16}{'unknown' if value is None else f'{value:.2f}'}")
+    if state.history:
+        print("\nbias on the hidden controls, sheet by sheet (the line is the interval; | is none)")
+        for line in history_lines(state.history):
+            print(line)
+    print("\nthe rules judge against the agreed scores (bias, mean absolute error):")
+    for title, found in rules.items():
+        parts = [
+            f"{name} {_number(values['bias'], '+.2f')}, {_number(values['error'], '.2f')}"
+            for name, values in found.items()
+        ]
+        print(f"  {title:<10}" + "; ".join(parts))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "unknown" if value is None else format(value, form)
+
+
+def _row(judge: JudgeStatus) -> list[object]:
+    return [
+        judge.judge,
+        "provisional" if judge.provisional else "count",
+        judge.cells,
+        judge.held,
+        judge.sheets,
+        judge.open_items,
+        judge.drift,
+        judge.error,
+        percent(judge.self_exact),
+        judge.minutes_per_item,
+    ]
+
+
+def history_lines(history: tuple[SheetHistory, ...]) -> list[str]:
+    """The history as strips of characters: one line for each sheet and scale."""
+    lines = []
+    for sheet in history:
+        scales: list[dict[str, Any]] = (sheet.drift or {}).get("scales", [])
+        verdict = (sheet.drift or {}).get("verdict", "unknown")
+        lines.append(f"  {sheet.exported[:10]}  {sheet.judge}  {sheet.sheet}  {verdict}, {sheet.status}")
+        lines += [f"    {scale['scale']:<16}{_strip(scale)}" for scale in scales]
+    return lines
+
+
+def _strip(scale: dict[str, Any]) -> str:
+    if scale["bias"] is None:
+        return "unknown"
+    strip = ["·"] * _WIDTH
+    strip[_WIDTH // 2] = "|"
+    if scale["interval"] is not None:
+        low, high = (_position(end) for end in scale["interval"])
+        strip[low : high + 1] = ["─"] * (high + 1 - low)
+    strip[_position(scale["bias"])] = "●"
+    return f"{''.join(strip)}  {scale['bias']:+.2f}" + ("  beyond the limit" if scale["beyond"] else "")
+
+
+def _position(points: float) -> int:
+    share = (min(max(points, -_REACH), _REACH) + _REACH) / (2 * _REACH)
+    return round(share * (_WIDTH - 1))
+
+
+def _draw(state: JudgingStatus, path: Path) -> None:
+    from tipbench.charts import save_chart
+    from tipbench.judge.drawing import history_chart
+
+    if not state.history:
+        say("nothing to draw yet: no sheet has come back")
+        return
+    save_chart(history_chart(state.history), path)
+    out().print(f"drawn: {path}")

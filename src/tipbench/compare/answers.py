@@ -1,0 +1,141 @@
+"""What the pairs wrote, scenario by scenario, with the scores that count on the board: for reading side by side."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from tipbench.compare.cells import BoardCell, Question, choose
+from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
+from tipbench.compare.matrix import Pair
+from tipbench.errors import CorruptText, NotEnoughData, SuiteError
+from tipbench.judge.material import CANDIDATES
+from tipbench.judge.scores import NOBODY, SCORES, CellScores, Judgement, read_scores
+from tipbench.plan.suite import load_suite
+from tipbench.record.run import RunKind
+from tipbench.record.store import Experiment, RunStore
+
+Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # by scenario id and content hash
+
+
+@dataclass(frozen=True)
+class AnswerTip:
+    """One tip with its scores: means over the judges that count, empty while there are none."""
+
+    tip: str
+    rationale: str
+    scores: Mapping[str, float]
+    overlong: bool | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one pair wrote for one scenario. Tips beyond the asked number were not judged and are left out."""
+
+    pair: Pair
+    state: str  # judged, pending or failed
+    composite: float | None
+    format_ok: bool | None
+    tips: tuple[AnswerTip, ...]
+    repeat: str = ""  # which one, where there are several
+
+
+@dataclass(frozen=True)
+class ScenarioAnswers:
+    """One scenario: its card, None when its suite is not at hand, and the answers in the board's order."""
+
+    scenario: str
+    card: Mapping[str, Any] | None
+    answers: tuple[Answer, ...]
+
+
+def read_answers(
+    store: RunStore, experiment: Experiment, board: Leaderboard, where: Mapping[str, str] | None = None
+) -> tuple[ScenarioAnswers, ...]:
+    """The answers behind a board; `where` is the filter that the board was made with."""
+    asked = {"kind": str(RunKind.CELL), **(where or {})}
+    found = [
+        (run, texts)
+        for run, texts in store.read(experiment.experiment_id, where=asked, texts=(CANDIDATES, SCORES))
+        if run.tags.get("superseded") != "true"
+    ]
+    if not found:
+        raise NotEnoughData("No cell matches: there are no answers to show.")
+    scores = {run.run_id: read_scores(texts.get(SCORES)) for run, texts in found}
+    judge = board.judges[0] if len(board.judges) == 1 and not board.provisional else None
+    cells = choose([(run, scores[run.run_id]) for run, _ in found], Question(where or {}, judge, board.provisional))
+    tips = {run.run_id: _tips(run.run_id, run.params, texts.get(CANDIDATES, "[]")) for run, texts in found}
+    names = {cell.run.params.get("suite", "") for cell in cells.cells}
+    return arrange(board, cells.cells, tips, scores, _cards(names))
+
+
+def arrange(
+    board: Leaderboard,
+    cells: Iterable[BoardCell],
+    tips: Mapping[str, Sequence[tuple[str, str]]],
+    scores: Mapping[str, CellScores],
+    cards: Cards,
+) -> tuple[ScenarioAnswers, ...]:
+    """Answers by scenario, in the board's order of pairs; tips and scores by run id."""
+    order = {standing.pair: at for at, standing in enumerate(board.standings)}
+    grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
+    for cell in cells:
+        grouped[cell.scenario, cell.run.tags.get("scenario_hash", "")].append(cell)
+    return tuple(
+        ScenarioAnswers(
+            key[0],
+            cards.get(key),
+            tuple(
+                _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NOBODY))
+                for cell in sorted(members, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair)))
+            ),
+        )
+        for key, members in sorted(grouped.items())
+    )
+
+
+def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]], scores: CellScores) -> Answer:
+    given = list(_counted(board, scores))
+    flag = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
+    return Answer(
+        pair=cell.pair,
+        state="judged" if cell.values else "failed" if cell.failed else "pending",
+        composite=cell.values.get(COMPOSITE),
+        format_ok=None if flag is None else flag >= 0.5,
+        tips=tuple(_tip(text, why, at, given) for at, (text, why) in enumerate(tips)),
+        repeat=cell.run.params.get("repeat", ""),
+    )
+
+
+def _counted(board: Leaderboard, scores: CellScores) -> Iterator[Judgement]:
+    there = scores.provisional.values() if board.provisional else scores.counted
+    yield from (given for given in there if given.judge in board.judges)
+
+
+def _tip(text: str, why: str, at: int, given: Sequence[Judgement]) -> AnswerTip:
+    scored = [judgement.tips[at] for judgement in given if at < len(judgement.tips)]
+    names = list(scored[0].scores) if scored else []
+    means = {name: fmean(tip.scores[name] for tip in scored if name in tip.scores) for name in names}
+    return AnswerTip(text, why, means, any(tip.overlong for tip in scored) if scored else None)
+
+
+def _tips(run_id: str, params: Mapping[str, str], text: str) -> list[tuple[str, str]]:
+    try:
+        return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(params["n_tips"])]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CorruptText(f"The text {CANDIDATES} of run {run_id} is not what tipbench writes ({exc}).") from exc
+
+
+def _cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    cards: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for name in suites:
+        try:
+            scenarios = load_suite(name).scenarios
+        except SuiteError:  # a user's own suite, whose folder is not known here: the answers are shown without cards
+            continue
+        cards |= {(scenario.id, scenario.content_hash): scenario.to_card() for scenario in scenarios}
+    return cards

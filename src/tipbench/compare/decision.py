@@ -1,0 +1,252 @@
+"""A decision with its evidence: the whole standing, the hashes and the reason, frozen as a run and as Markdown.
+
+A decision is dated: deciding again, also on the same data, is another decision and another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tipbench
+from tipbench.compare.cells import BoardCell, BoardCells
+from tipbench.compare.duels import DuelTable
+from tipbench.compare.gate import check_known
+from tipbench.compare.leaderboard import Leaderboard, Standing, pair_json
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import (
+    State,
+    difference_text,
+    interval,
+    markdown_table,
+    number,
+    plain_markdown,
+    state_of,
+    to_markdown,
+)
+from tipbench.compare.statistics import Difference
+from tipbench.errors import UsageError
+from tipbench.record.run import NewRun, RunKind
+
+MARKDOWN = "artifact:decision.md"
+BOARD = "artifact:leaderboard.json"
+LONGEST_REASON = 2000
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the numbers rest on, by hash: whoever has the same, has the same benchmark."""
+
+    model_digest: str | None  # of the chosen model
+    prompt_hash: str | None  # of the chosen prompt's text
+    rubric: str  # id@sha256
+    conditions: str
+    scenarios: Mapping[str, str]  # id → content hash
+    models: Mapping[str, str | None]  # every model of the board → digest
+    prompts: Mapping[str, str | None]  # every prompt version → hash of its text
+    leaderboard_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A pair was chosen, on this day, on this board, for this reason."""
+
+    id: str
+    at: str  # ISO time
+    chosen: Pair
+    reason: str
+    board: Leaderboard
+    board_text: str  # as kept: what `evidence.leaderboard_sha256` is the hash of
+    evidence: Evidence
+
+    @property
+    def standing(self) -> Standing:
+        """The chosen pair's row."""
+        return next(each for each in self.board.standings if each.pair == self.chosen)
+
+    @property
+    def state(self) -> State:
+        return state_of(self.board, self.chosen)
+
+    @cached_property
+    def findings(self) -> tuple[str, ...]:
+        """What the data say of the choice, first of all where they do not carry it."""
+        return tuple(_findings(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None where unknown."""
+        return {
+            "decision": self.id,
+            "experiment": self.board.experiment,
+            "at": self.at,
+            "chosen": pair_json(self.chosen),
+            "reason": self.reason,
+            "standing": str(self.state),
+            "provisional": self.board.provisional,
+            "findings": list(self.findings),
+            "evidence": self.evidence.to_json(),
+            "leaderboard": json.loads(self.board_text),
+        }
+
+
+def make_decision(
+    board: Leaderboard, cells: BoardCells, chosen: Pair, reason: str, *, decision_id: str, at: str
+) -> Decision:
+    """Freeze a choice. UsageError for a pair that is not on the board, or a reason that is none."""
+    check_known(cells, chosen)
+    reason = checked_reason(reason)
+    text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
+    own = [cell for cell in cells.cells if cell.pair == chosen and not cell.failed]
+    evidence = Evidence(
+        model_digest=_only(cell.run.params.get("model_digest") for cell in own),
+        prompt_hash=_only(cell.run.tags.get("prompt_hash") for cell in own),
+        rubric=board.rubric_tag,
+        conditions=cells.conditions,
+        scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in _sorted(cells)},
+        models={cell.pair.model: cell.run.params.get("model_digest") for cell in _sorted(cells)},
+        prompts={cell.pair.prompt: cell.run.tags.get("prompt_hash") for cell in _sorted(cells)},
+        leaderboard_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+    )
+    return Decision(decision_id, at, chosen, reason, board, text, evidence)
+
+
+def checked_reason(text: str) -> str:
+    """A reason as it is kept, or UsageError."""
+    kept = text.strip()
+    if not 1 <= len(kept) <= LONGEST_REASON:
+        raise UsageError(f"--because takes a reason of 1 to {LONGEST_REASON} characters (got {len(kept)}).")
+    return kept
+
+
+def decision_markdown(decision: Decision) -> str:
+    """The record for people: choice, reason, what the data say of it, the board, the hashes."""
+    evidence, chosen = decision.evidence, decision.standing
+    reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
+    estimate = chosen.row.estimate
+    composite = number(estimate.mean) if estimate else None
+    ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
+    facts = {
+        "experiment": decision.board.experiment,
+        "decided at": decision.at,
+        "decision": decision.id,
+        "standing": str(decision.state) + (" (provisional)" if decision.board.provisional else ""),
+        "composite": f"{composite} ({ends})" if composite and ends else composite,
+        "model digest": evidence.model_digest,
+        "prompt hash": evidence.prompt_hash,
+        "rubric": evidence.rubric or None,
+        "conditions": evidence.conditions,
+        "leaderboard.json, SHA-256": evidence.leaderboard_sha256,
+        "tipbench": tipbench.__version__,
+    }
+    parts = [
+        f"# Decision: {plain_markdown(str(decision.chosen))}",
+        reason,
+        "\n".join(f"- {plain_markdown(sentence)}" for sentence in decision.findings),
+        _table(("what", "value"), facts.items()),
+        to_markdown(decision.board).rstrip(),
+        "## Hashes",
+        _table(("scenario", "content"), sorted(evidence.scenarios.items())),
+        _table(("model", "digest"), sorted(evidence.models.items())),
+        _table(("prompt", "text"), sorted(evidence.prompts.items())),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def decision_run(decision: Decision, at_ms: int) -> NewRun:
+    """The decision on its way into MLflow."""
+    evidence, row = decision.evidence, decision.standing.row
+    numbers = {
+        "composite": row.estimate.mean if row.estimate else None,
+        "ci_low": row.estimate.ci_low if row.estimate else None,
+        "ci_high": row.estimate.ci_high if row.estimate else None,
+        "rank": row.rank,
+        "p_best": row.p_best,
+        "diff_to_leader": row.to_leader.mean if row.to_leader else None,
+        "n_scenarios": row.estimate.n if row.estimate else 0,
+        "decided": float(decision.board.ranking.decided),
+    }
+    params = {
+        "model": decision.chosen.model,
+        "prompt_version": decision.chosen.prompt,
+        "model_digest": evidence.model_digest,
+        "prompt_hash": evidence.prompt_hash,
+        "rubric": evidence.rubric,
+        "suite": decision.board.suite,
+    }
+    return NewRun(
+        kind=RunKind.DECISION,
+        record_id=decision.id,
+        name=f"decision for {decision.chosen}",
+        start_ms=at_ms,
+        end_ms=at_ms,
+        params={name: value or "unknown" for name, value in params.items()},
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+        tags={
+            "standing": str(decision.state),
+            "leader": str(decision.board.ranking.leader or "none"),
+            "provisional": str(decision.board.provisional).lower(),
+            "conditions": evidence.conditions,
+            "decided_at": decision.at,
+            "reason": decision.reason,
+            "leaderboard_sha256": evidence.leaderboard_sha256,
+            "judges": json.dumps(list(decision.board.judges), ensure_ascii=False),
+            "tipbench.version": tipbench.__version__,
+        },
+        texts={MARKDOWN: decision_markdown(decision), BOARD: decision.board_text},
+    )
+
+
+def _findings(decision: Decision) -> Iterable[str]:
+    board, chosen, row = decision.board, decision.chosen, decision.standing.row
+    leader, state = board.ranking.leader, decision.state
+    if board.provisional:
+        yield f"The scores are provisional: given by {', '.join(board.judges) or 'nobody yet'}, not by people."
+    if row.estimate is None:
+        yield f"Nothing of {chosen} is scored: the numbers say nothing for or against it."
+    elif state is State.INCOMPLETE:
+        yield f"{chosen} is not ranked: it is not scored in every scenario that counts."
+    elif state is State.LEADER:
+        yield _as_leader(board)
+    elif state is State.TIED:
+        yield f"{chosen} does not lead: {leader} does, but the two cannot be told apart ({_gap(row.to_leader)})."
+    else:
+        yield f"{chosen} does not lead: {leader} does, and {chosen} is separated from it ({_gap(row.to_leader)})."
+    if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
+        yield f"In the duels inside the tied group {board.duels.winner} wins."
+
+
+def _as_leader(board: Leaderboard) -> str:
+    ranking = board.ranking
+    if ranking.decided:
+        return f"{ranking.leader} leads, and every other pair is separated from it."
+    if not ranking.tied:
+        return f"{ranking.leader} is the only pair that can be ranked: there is nothing to compare it with."
+    return f"{ranking.leader} leads, but cannot be told apart from {', '.join(map(str, ranking.tied))}."
+
+
+def _gap(found: Difference | None) -> str:
+    told = difference_text(found)
+    return f"its difference to the leader is {told}" if told else "they share no scenario"
+
+
+def _only(values: Iterable[str | None]) -> str | None:
+    """A row has one build of each name; None when nothing says which."""
+    known = {value for value in values if value}
+    return known.pop() if len(known) == 1 else None
+
+
+def _sorted(cells: BoardCells) -> list[BoardCell]:
+    """In a fixed order, failed ones first, so that an answered cell's hashes stand."""
+    return sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
+
+
+def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str | None]]) -> str:
+    return markdown_table(columns, rows, text=columns).rstrip()

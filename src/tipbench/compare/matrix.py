@@ -1,0 +1,145 @@
+"""The scenario × pair matrix: one number where a pair was judged in a scenario, NaN where it was not.
+
+Tips, repeats and judges inside a cell are not independent, so they are averaged away before anything is tested.
+Scenarios and pairs are sorted: the same scores give the same matrix, in whatever order they were read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import fsum, isfinite
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+ALL = "*"  # stands for what was averaged over
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """What is ranked: a model with a prompt. Written MODEL/PROMPT, split at the last slash."""
+
+    model: str
+    prompt: str
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.prompt}"
+
+
+def parse_pair(text: str) -> Pair | None:
+    """MODEL/PROMPT as a pair; None when there is no slash or a side is empty."""
+    model, _, prompt = text.rpartition("/")
+    return Pair(model, prompt) if model and prompt else None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One judged run. Several of one pair and scenario (repeats) are averaged."""
+
+    pair: Pair
+    scenario: str
+    persona: str
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMatrix:
+    """Scenarios down, pairs across; NaN where nothing was judged."""
+
+    scenarios: tuple[str, ...]
+    personas: tuple[str, ...]  # of each scenario
+    pairs: tuple[Pair, ...]
+    values: Floats
+
+    @cached_property
+    def judged(self) -> Mask:
+        """Where there is a number."""
+        return ~np.isnan(self.values)
+
+    @cached_property
+    def core(self) -> Mask:
+        """The scenarios in which at least half of the pairs are judged."""
+        return np.asarray((2 * self.judged.sum(axis=1) >= len(self.pairs)) & self.judged.any(axis=1))
+
+    @cached_property
+    def complete(self) -> Mask:
+        """The pairs that are judged in every core scenario. Without a core scenario none is."""
+        if not self.core.any():
+            return np.zeros(len(self.pairs), dtype=bool)
+        return np.asarray(self.judged[self.core].all(axis=0))
+
+    def column(self, pair: Pair) -> int | None:
+        """Where a pair stands; None for a stranger."""
+        return self.pairs.index(pair) if pair in self.pairs else None
+
+    def only(self, columns: Mask | Sequence[int]) -> ScoreMatrix:
+        """Some pairs, in their order, and the scenarios in which at least one of them is judged."""
+        wanted = np.arange(len(self.pairs))[np.asarray(columns)]
+        rows = np.flatnonzero(self.judged[:, wanted].any(axis=1))
+        return ScoreMatrix(
+            scenarios=tuple(self.scenarios[row] for row in rows),
+            personas=tuple(self.personas[row] for row in rows),
+            pairs=tuple(self.pairs[column] for column in wanted),
+            values=self.values[np.ix_(rows, wanted)],
+        )
+
+    def by_persona(self) -> ScoreMatrix:
+        """Means per persona, for claims about other personas.
+
+        They are over core scenarios only, and unknown for a pair that lacks one of them: two means of one persona
+        must not rest on different scenarios.
+        """
+        personas = tuple(sorted({persona for persona, core in zip(self.personas, self.core, strict=True) if core}))
+        members = [self.core & (np.array(self.personas) == persona) for persona in personas]
+        means = [self.values[rows].mean(axis=0) for rows in members]
+        return ScoreMatrix(personas, personas, self.pairs, _stacked(means, len(self.pairs)))
+
+    def by(self, side: Literal["model", "prompt"]) -> ScoreMatrix:
+        """Means per model over the prompts that every model has, or per prompt over such models.
+
+        Unknown in a scenario where one of them is missing. The other side reads `*`.
+        """
+        other: Literal["model", "prompt"] = "prompt" if side == "model" else "model"
+        names = sorted({getattr(pair, side) for pair in self.pairs})
+        owned = [{getattr(pair, other) for pair in self.pairs if getattr(pair, side) == name} for name in names]
+        shared = set.intersection(*owned) if owned else set()
+        columns = [
+            [at for at, pair in enumerate(self.pairs) if getattr(pair, side) == name and getattr(pair, other) in shared]
+            for name in names
+        ]
+        merged = tuple(Pair(name, ALL) if side == "model" else Pair(ALL, name) for name in names)
+        if not shared:
+            return replace(self, pairs=merged, values=np.full((len(self.scenarios), len(names)), np.nan))
+        means = [self.values[:, members].mean(axis=1) for members in columns]
+        return replace(self, pairs=merged, values=_stacked(means, len(self.scenarios)).T)
+
+
+def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
+    """Averages within (pair, scenario). `pairs` adds rows of which nothing is judged yet; they count as rows."""
+    cells: dict[tuple[str, Pair], list[float]] = defaultdict(list)
+    personas: dict[str, str] = {}
+    for score in scores:
+        if not isfinite(score.value):
+            raise ValueError(f"A score is a finite number; {score.pair} in {score.scenario} has {score.value}.")
+        if personas.setdefault(score.scenario, score.persona) != score.persona:
+            raise ValueError(
+                f"A scenario has one persona; {score.scenario} has {personas[score.scenario]} and {score.persona}."
+            )
+        cells[score.scenario, score.pair].append(score.value)
+    columns = {pair: at for at, pair in enumerate(sorted({pair for _, pair in cells} | set(pairs)))}
+    rows = {scenario: at for at, scenario in enumerate(sorted(personas))}
+    values = np.full((len(rows), len(columns)), np.nan)
+    for (scenario, pair), found in cells.items():
+        values[rows[scenario], columns[pair]] = fsum(found) / len(found)
+    return ScoreMatrix(tuple(rows), tuple(personas[scenario] for scenario in rows), tuple(columns), values)
+
+
+def _stacked(rows: Sequence[Floats], width: int) -> Floats:
+    return np.stack(rows) if rows else np.empty((0, width))

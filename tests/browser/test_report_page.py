@@ -1,0 +1,190 @@
+"""The report in a real browser: light, dark, narrow and on paper; nothing leaves the page, nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.boards import HOSTILE, TWELVE, answers, board, judging
+from tipbench.charts import DARK, LIGHT
+from tipbench.compare.html import html_report
+from tipbench.compare.matrix import Pair
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+LONG = "hf.co/an-organisation/a-model-with-a-name-that-never-ends-instruct-GGUF:Q4_K_M"
+NARROW = 360
+
+
+@dataclass
+class Sight:
+    """An open page, and everything it tried to do."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def run(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+    def shown_charts(self) -> list[str]:
+        """The classes of the charts that can be seen."""
+        script = "[...document.querySelectorAll('.chart')].filter(e => e.offsetParent).map(e => e.className)"
+        return [str(name) for name in self.run(script)]
+
+
+Look = Callable[..., Sight]
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("altair")
+    folder = tmp_path_factory.mktemp("reports")
+    hostile = [*(Pair(name, "v1") for name in HOSTILE), Pair(LONG, "v2-mentor"), Pair(LONG + "2", "v" * 90)]
+    boards = {
+        "plain": board(),
+        "gap": board(missing=lambda pair, scenario: pair == TWELVE[6] and scenario.startswith("nurse")),
+        "hostile": board(hostile),
+    }
+    files = {}
+    for name, made in boards.items():
+        tips = HOSTILE if name == "hostile" else ()
+        files[name] = folder / f"{name}.html"
+        files[name].write_text(html_report(made, answers(made, tips=tips), judging()), "utf-8")
+    return files
+
+
+@pytest.fixture
+def look(browser: Browser, reports: dict[str, Path]) -> Iterator[Look]:
+    contexts = []
+
+    def open_page(name: str = "plain", *, width: int = 1200, scheme: Any = "light") -> Sight:
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        contexts.append(context)
+        sight = Sight(context.new_page())
+
+        def note(route: Route) -> None:
+            if route.request.url == reports[name].as_uri():
+                route.continue_()
+            else:
+                sight.requests.append(route.request.url)
+                route.abort()
+
+        context.route("**/*", note)
+        sight.page.on("console", lambda message: sight.said.append(message.text))
+        sight.page.on("pageerror", lambda error: sight.said.append(str(error)))
+        sight.page.on("dialog", lambda dialog: sight.said.append(f"dialog: {dialog.message}"))
+        sight.page.goto(reports[name].as_uri())
+        return sight
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("name", ["plain", "gap", "hostile"])
+def test_nothing_leaves_the_page_and_nothing_is_run(look: Look, name: str) -> None:
+    sight = look(name)
+    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    sight.page.wait_for_load_state("networkidle")
+    assert sight.requests == []
+    assert sight.said == []
+    assert sight.run("document.scripts.length") == 0
+
+
+def test_a_request_that_somebody_plants_is_refused(look: Look) -> None:
+    """The page's own policy stops it: that nothing leaves is no accident."""
+    sight = look()
+    sight.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.org/x.png\">')")
+    sight.page.wait_for_timeout(300)
+    assert sight.requests == []
+    assert any("Content Security Policy" in line for line in sight.said)
+
+
+@pytest.mark.parametrize(("scheme", "theme"), [("light", LIGHT), ("dark", DARK)])
+@pytest.mark.parametrize(("width", "kind"), [(1200, "wide"), (NARROW, "narrow")])
+def test_the_charts_that_fit_are_shown(
+    look: Look, tmp_path: Path, scheme: str, theme: Any, width: int, kind: str
+) -> None:
+    sight = look(width=width, scheme=scheme)
+    assert sight.shown_charts() == [f"chart {kind} {scheme}"] * 4
+    red, green, blue = (int(theme.background[at : at + 2], 16) for at in (1, 3, 5))
+    assert sight.run("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"
+    picture = tmp_path / f"{scheme}-{width}.png"
+    sight.page.screenshot(path=picture, full_page=True)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["plain", "gap", "hostile"])
+@pytest.mark.parametrize("width", [NARROW, 700, 1200])
+def test_the_page_never_scrolls_sideways(look: Look, name: str, width: int) -> None:
+    sight = look(name, width=width)
+    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert sight.run("document.documentElement.scrollWidth") <= width
+
+
+def test_on_a_narrow_page_rows_are_cards_and_still_a_table(look: Look) -> None:
+    sight = look(width=NARROW)
+    assert sight.run("getComputedStyle(document.querySelector('table.cards tr:last-child td')).display") == "flex"
+    table = sight.page.get_by_role("table", name="Differences are row").first
+    assert table.get_by_role("row").count() == 13
+    assert table.get_by_role("rowheader").count() == 12
+
+
+def test_texts_of_a_narrow_chart_stay_on_it(look: Look) -> None:
+    sight = look("hostile", width=NARROW)
+    script = """Math.max(...[...document.querySelectorAll('#standings .narrow.light svg text')]
+        .map(each => each.getBoundingClientRect().right))"""
+    assert sight.run(script) <= NARROW
+
+
+def test_hovering_a_mark_tells_its_values(look: Look) -> None:
+    sight = look()
+    marks = "#standings .wide.light svg [aria-roledescription=point] title"
+    titles = sight.run(f"[...document.querySelectorAll('{marks}')].map(each => each.textContent)")
+    assert len(titles) == 12
+    assert all(re.search(r"composite \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", title) for title in titles)
+
+
+def test_answers_open_with_the_keyboard(look: Look) -> None:
+    sight = look()
+    fold = sight.page.locator("#answers details").first
+    assert not fold.locator("article").first.is_visible()
+    fold.locator("summary").focus()
+    sight.page.keyboard.press("Enter")
+    assert fold.locator("article").first.is_visible()
+    assert fold.locator("article").count() == 12
+
+
+def test_what_a_model_wrote_is_seen_as_it_was_written(look: Look) -> None:
+    sight = look("hostile")
+    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    tips = sight.page.locator("#answers article").first.locator("li p.tip:first-child").all_inner_texts()
+    assert tips[0] == "<script>alert(1)</script>"
+    assert tips[1] == "\"'><img src=x onerror=alert(2)>"
+    assert len(tips[3]) == 10_000
+
+
+def test_the_page_prints_in_light_whatever_the_screen(look: Look, tmp_path: Path) -> None:
+    sight = look(scheme="dark")
+    sight.page.emulate_media(media="print")
+    assert sight.shown_charts() == ["chart wide light"] * 4
+    assert sight.run("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    paper = tmp_path / "report.pdf"
+    sight.page.pdf(path=paper, format="A4")
+    content = paper.read_bytes()
+    assert content.startswith(b"%PDF")
+    pages = len(re.findall(rb"/Type\s*/Page\b", content))
+    assert 3 <= pages <= 12
+
+
+def test_on_paper_no_table_is_cut_off(look: Look) -> None:
+    sight = look("gap", width=718)  # A4 less its margins
+    sight.page.emulate_media(media="print")
+    assert sight.run("Math.max(...[...document.querySelectorAll('table')].map(e => e.offsetWidth))") <= 718

@@ -1,0 +1,154 @@
+"""`tipbench judge duel`, and `judge apply` of what comes back."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoking import invoke, refused
+
+from support.judged import judge_at
+from support.judging import Desk, record_cells
+from tipbench.cli.main import app
+from tipbench.judge.duel_runs import DuelJudging, find_duel
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
+
+TIED, DECIDED, FRESH = "tip-bench-tied", "tip-bench-untied", "tip-bench-untouched"
+MODELS = ("one:1b", "two:1b")
+
+
+def tied(run: StoredRun, number: int) -> int:
+    return 2 + random.Random(f"{run.params['model']}{run.params['scenario']}{number}").randint(0, 3)
+
+
+def apart(run: StoredRun, number: int) -> int:
+    return (4 if run.params["model"] == "one:1b" else 1) + random.Random(run.params["scenario"]).randint(0, 1)
+
+
+@pytest.fixture(scope="module")
+def duelling(mlflow_url: str) -> str:
+    with MlflowStore(mlflow_url) as store:
+        for experiment, level in ((TIED, tied), (DECIDED, apart), (FRESH, None)):
+            desk = Desk(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1"))
+            if level is not None:
+                judge_at(desk, level)
+    return mlflow_url
+
+
+@pytest.fixture(autouse=True)
+def use_duelling(duelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", duelling)
+    monkeypatch.setenv("TIPBENCH_EXPERIMENT", TIED)
+
+
+def exported(file: Path, *options: str) -> dict[str, Any]:
+    ended = invoke("judge", "duel", "--out", str(file), *options)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout == ""
+    raw: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return raw
+
+
+def key_of(url: str, raw: dict[str, Any]) -> DuelJudging:
+    with MlflowStore(url) as store:
+        experiment = store.experiment(TIED)
+        assert experiment is not None
+        found = find_duel(store, experiment.experiment_id, TIED, raw["sheet"])
+    assert found is not None
+    return found
+
+
+def fill(file: Path, raw: dict[str, Any], winners: dict[str, str]) -> None:
+    for item in raw["items"]:
+        item["winner"] = winners.get(item["item"], item["winner"])
+    file.write_text(json.dumps(raw), "utf-8")
+
+
+def test_duels_go_out_come_back_and_count(tmp_path: Path, duelling: str) -> None:
+    file = tmp_path / "duels.json"
+    raw = exported(file, "--judge", "anna")
+    assert (raw["format"], raw["judge"], len(raw["items"])) == ("tipbench-duel/1", "anna", 16)
+    key = key_of(duelling, raw)
+    two = {item: "ab"[[key.names[run][0] for run in runs].index("two:1b")] for item, runs in key.sides.items()}
+    fill(file, raw, two)
+    dry = invoke("judge", "apply", str(file), "--dry-run", "--json").json
+    assert (dry["dry_run"], len(dry["changes"])) == (True, 16)
+    ended = invoke("judge", "apply", str(file))
+    assert ended.code == 0, ended.stderr
+    assert "16 applied" in ended.stdout
+    assert "8 of 8 match-ups have the same winner in both orders" in ended.stdout
+    again = invoke("judge", "apply", str(file), "--json").json
+    expected = {"status": "applied", "applied": 16, "unfinished": 0, "changed": 0, "errors": [], "drift": None}
+    assert again | expected == again
+    nothing = invoke("judge", "duel", "--judge", "anna", "--out", str(tmp_path / "more.json"))
+    assert (nothing.code, (tmp_path / "more.json").exists()) == (3, False)
+
+
+def test_part_of_the_duels_may_be_filled(tmp_path: Path) -> None:
+    file = tmp_path / "duels.json"
+    raw = exported(file, "--limit", "4", "--judge", "ben")
+    assert len(raw["items"]) == 4
+    fill(file, raw, {raw["items"][0]["item"]: "tie"})
+    ended = invoke("judge", "apply", str(file))
+    assert "1 applied, 3 not finished and still open" in ended.stdout
+
+
+def test_a_mistake_is_named_and_refuses_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "duels.json"
+    raw = exported(file, "--judge", "cleo")
+    fill(file, raw, {raw["items"][0]["item"]: "left", raw["items"][1]["item"]: "a"})
+    ended = invoke("judge", "apply", str(file))
+    assert (ended.code, ended.stdout) == (1, "")
+    assert f"item {raw['items'][0]['item']}, winner: expected 'a', 'b' or 'tie', or null; found 'left'." in ended.stderr
+    told = invoke("judge", "apply", str(file), "--json")
+    assert (told.code, told.json["status"], told.json["errors"][0]["field"]) == (1, "refused", "winner")
+
+
+def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
+    file, copy = tmp_path / "duels.json", tmp_path / "copy.json"
+    raw = exported(file, "--judge", "dora")
+    exported(copy, "--sheet", raw["sheet"])
+    assert copy.read_bytes() == file.read_bytes()
+    assert "has no duels 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
+
+
+def test_filled_duels_are_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "duels.json"
+    raw = exported(file, "--judge", "emil")
+    fill(file, raw, {raw["items"][0]["item"]: "a"})
+    assert "Apply it first" in refused("judge", "duel", "--judge", "emil", "--out", str(file))
+
+
+def test_a_decided_board_has_no_duels(tmp_path: Path) -> None:
+    ended = invoke("judge", "duel", "--experiment", DECIDED, "--out", str(tmp_path / "x.json"))
+    assert (ended.code, ended.stdout) == (3, "")
+    assert "There is no tie to break in tip-bench-untied: one:1b/v1 leads" in ended.stderr
+
+
+def test_a_board_that_nobody_judged_has_no_duels(tmp_path: Path) -> None:
+    ended = invoke("judge", "duel", "--experiment", FRESH, "--out", str(tmp_path / "x.json"))
+    assert (ended.code, ended.stdout) == (3, "")
+    assert "Nobody has judged tip-bench-untouched yet" in ended.stderr
+
+
+def test_duels_have_no_drift_to_accept(tmp_path: Path) -> None:
+    file = tmp_path / "duels.json"
+    exported(file, "--judge", "finn")
+    assert "duels have no drift" in refused("judge", "apply", str(file), "--accept-drift", "because")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(("--limit", "1"), "--limit"), (("--judge", "rules"), "--judge takes"), (("--experiment", "mine"), "tip-bench-")],
+)
+def test_misuse_is_told(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused("judge", "duel", "--out", str(tmp_path / "x.json"), *options)
+
+
+def test_stdout_takes_the_file_too(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    app(["judge", "duel", "--judge", "gina", "--out", "-"], standalone_mode=False)
+    assert json.loads(capfdbinary.readouterr().out)["format"] == "tipbench-duel/1"

@@ -1,0 +1,150 @@
+"""`tipbench gate`: exit codes, one line of why, and the reports of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from invoking import Ended, invoke, refused
+
+from support.judged import judge_at
+from support.judging import Desk, record_cells
+from support.mlflow_server import free_port
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
+
+EXPERIMENT, FRESH = "tip-bench-gated", "tip-bench-gated-fresh"
+GOOD, SAME, BAD = "good:1b/v1", "good:1b/v2-mentor", "bad:1b/v1"
+
+
+def level(run: StoredRun, number: int) -> int:
+    """Good with two prompts that differ by turns, bad far behind; a wave over the scenarios makes a spread."""
+    wave = sum(map(ord, run.params["scenario"])) % 2
+    if run.params["model"] == "bad:1b":
+        return 1 + wave
+    turn = run.params["prompt_version"] == "v2-mentor" and number == wave
+    return 3 + wave + (0 if wave or not turn else 1)
+
+
+@pytest.fixture(scope="module")
+def gated(mlflow_url: str) -> str:
+    with MlflowStore(mlflow_url) as store:
+        models = ("good:1b", "bad:1b")
+        judge_at(Desk(store, record_cells(store, models=models, experiment=EXPERIMENT, prompts="v1,v2-mentor")), level)
+        record_cells(store, models=models, experiment=FRESH, prompts="v1")
+    return mlflow_url
+
+
+@pytest.fixture(autouse=True)
+def use_gated(gated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", gated)
+    monkeypatch.setenv("TIPBENCH_EXPERIMENT", EXPERIMENT)
+
+
+def gate(candidate: str, baseline: str, *options: str) -> Ended:
+    return invoke("gate", "--candidate", candidate, "--baseline", baseline, *options)
+
+
+def test_a_pair_that_is_not_worse_passes_with_one_line() -> None:
+    ended = gate(SAME, GOOD)
+    assert ended.code == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    assert line.startswith(f"not worse: {SAME} − {GOOD} = ")
+    assert "over 8 scenarios" in line
+
+
+def test_a_worse_pair_fails() -> None:
+    ended = gate(BAD, GOOD)
+    assert ended.code == 1
+    assert ended.stdout.startswith(f"worse: {BAD} − {GOOD} = −")
+
+
+def test_undecided_passes_with_a_warning_and_fails_if_strict() -> None:
+    narrow = gate(SAME, GOOD, "--margin", "0")
+    assert narrow.stdout.startswith("undecided: ")
+    assert narrow.code == 0
+    assert "warning: " in narrow.stderr
+    assert gate(SAME, GOOD, "--margin", "0", "--strict").code == 1
+
+
+def test_json_has_everything() -> None:
+    ended = gate(BAD, GOOD, "--json", "--annotations")
+    assert ended.code == 1
+    found = ended.json
+    assert (found["experiment"], found["outcome"], found["exit_code"], found["strict"]) == (
+        EXPERIMENT, "worse", 1, False,
+    )  # fmt: skip
+    assert found["candidate"] == {"model": "bad:1b", "prompt_version": "v1"}
+    assert set(found["difference"]) == {"mean", "ci_low", "ci_high", "p"}
+    assert (found["margin"], found["n_scenarios"], found["scenarios_needed"]) == (1.0, 8, None)
+    assert any(line.startswith("::error title=") for line in ended.stderr.splitlines())
+
+
+def test_annotations_stand_on_lines_of_their_own() -> None:
+    assert gate(SAME, GOOD, "--annotations").stdout.splitlines()[0].startswith("::notice title=")
+    assert gate(BAD, GOOD, "--annotations").stdout.splitlines()[0].startswith("::error title=")
+
+
+def test_junit_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "gate.xml"
+    assert gate(BAD, GOOD, "--junit", str(file)).code == 1
+    root = ET.parse(file).getroot()  # noqa: S314 - our own
+    (failure,) = root.iter("failure")
+    assert (failure.get("message") or "").startswith("worse: ")
+
+
+def test_provisional_scores_only_are_not_enough(tmp_path: Path) -> None:
+    file = tmp_path / "gate.xml"
+    options = ("--experiment", FRESH, "--junit", str(file))
+    ended = gate(BAD, GOOD, *options)
+    assert (ended.code, ended.stdout) == (3, "")
+    assert "only provisional scores" in ended.stderr
+    assert list(ET.parse(file).getroot().iter("error"))  # noqa: S314
+    found = gate(BAD, GOOD, *options, "--json")
+    assert (found.code, found.json["outcome"], found.json["difference"]) == (3, "unknown", None)
+
+
+def test_one_shared_scenario_is_not_enough() -> None:
+    ended = gate(SAME, GOOD, "--where", "scenario=nurse@morning")
+    assert ended.code == 3
+    assert "it takes two" in ended.stderr
+
+
+def test_no_cell_at_all_is_not_enough() -> None:
+    assert gate(SAME, GOOD, "--where", "scenario=nobody@never").code == 3
+    ended = gate(SAME, GOOD, "--experiment", "tip-bench-nosuch", "--json")
+    assert (ended.code, ended.json["outcome"]) == (3, "unknown")
+
+
+def test_a_judge_who_scored_nothing_is_not_enough() -> None:
+    assert gate(SAME, GOOD, "--judge", "anna").code == 0
+    assert gate(SAME, GOOD, "--judge", "ben").code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--candidate", "nosuch:1b/v1", "--baseline", GOOD), f"There are: {BAD}, bad:1b/v2-mentor, {GOOD}"),
+        (("--candidate", "nosuch", "--baseline", GOOD), "--candidate takes MODEL/PROMPT (got 'nosuch')"),
+        (("--candidate", GOOD, "--baseline", "/"), "--baseline takes MODEL/PROMPT"),
+        (("--candidate", GOOD, "--baseline", GOOD), "the same pair"),
+        (("--candidate", GOOD, "--baseline", BAD, "--margin", "-1"), "--margin takes points, 0 or more (got -1)"),
+        (("--candidate", GOOD, "--baseline", BAD, "--margin", "nan"), "--margin takes points"),
+        (("--candidate", GOOD, "--baseline", BAD, "--where", "x"), "--where takes key=value"),
+        (("--candidate", GOOD, "--baseline", BAD, "--junit", "no/such/folder/x.xml"), "--junit takes a file"),
+        (("--candidate", GOOD, "--baseline", BAD, "--judge", "rules"), "--judge takes a name"),
+        (("--candidate", GOOD), "--baseline"),
+    ],
+)
+def test_misuse_is_told(options: tuple[str, ...], said: str) -> None:
+    assert said in refused("gate", *options)
+
+
+def test_a_report_says_so_when_mlflow_is_away(tmp_path: Path) -> None:
+    file = tmp_path / "gate.xml"
+    file.write_text("old")
+    ended = gate(SAME, GOOD, "--mlflow-url", f"http://127.0.0.1:{free_port()}", "--junit", str(file))
+    assert ended.code == 1
+    (error,) = ET.parse(file).getroot().iter("error")  # noqa: S314
+    assert "cannot be reached" in (error.get("message") or "")

@@ -1,0 +1,194 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import board, named, verdict, world
+
+from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
+from tipbench.compare.ranking import Ranking, Row, rank
+
+NAN = np.nan
+
+
+def by_pair(ranking: Ranking) -> dict[Pair, Row]:
+    return {row.pair: row for row in ranking.rows}
+
+
+def test_a_clear_leader_is_decided() -> None:
+    found = rank(board(world(np.random.default_rng(0), [0, 0, 9, 0], 8)))
+    assert found.leader == named(4)[2]
+    assert found.decided
+    assert found.tied == ()
+    assert found.scenarios_needed is None
+    assert (found.rows[0].rank, found.rows[0].rank_low, found.rows[0].rank_high) == (1, 1, 1)
+
+
+def test_rows_that_cannot_be_told_apart_are_tied_and_the_need_is_said() -> None:
+    found = rank(board(world(np.random.default_rng(12), [0, 0.5, -9], 8)))
+    assert len(found.tied) == 1
+    assert not found.decided
+    assert found.scenarios_needed is not None
+    assert found.scenarios_needed > 8
+    assert found.smallest_detectable is not None
+
+
+def test_differences_are_row_minus_leader() -> None:
+    found = rank(board(world(np.random.default_rng(2), [5, 0], 8)))
+    assert found.rows[0].to_leader is None
+    assert found.rows[1].to_leader is not None
+    assert found.rows[1].to_leader.mean < 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_with_too_few_scenarios_nothing_is_decided_whatever_the_scores(n: int) -> None:
+    found = rank(board(np.array([[2.0, 17.0]] * n)))
+    assert not found.decided
+    assert found.too_few
+    assert found.tied == (named(2)[0],)
+    assert [(row.rank_low, row.rank_high) for row in found.rows] == [(1, 2), (1, 2)]
+
+
+def test_one_scenario_tells_nothing_about_who_is_best() -> None:
+    found = rank(board(np.array([[2.0, 17.0]])))
+    assert [row.p_best for row in found.rows] == [None, None]
+    assert found.rows[1].to_leader is not None
+    assert found.rows[1].to_leader.p is None
+    assert found.scenarios_needed is None
+
+
+def test_one_row_leads_alone_and_nothing_is_decided() -> None:
+    found = rank(board(np.array([[3.0], [4.0]])))
+    assert found.leader == named(1)[0]
+    assert not found.decided
+    assert found.tied == ()
+    assert (found.rows[0].rank_low, found.rows[0].rank_high, found.rows[0].p_best) == (1, 1, 1.0)
+
+
+def test_an_empty_board_has_no_leader() -> None:
+    found = rank(score_matrix([], pairs=[Pair("a", "v1")]))
+    assert found.leader is None
+    assert not found.decided
+    assert found.rows[0].estimate is None
+    assert found.rows[0].rank is None
+
+
+def test_identical_rows_share_their_rank_and_are_tied() -> None:
+    same = np.random.default_rng(3).normal(size=(8, 1))
+    found = rank(board(np.hstack([same, same, same])))
+    assert [row.rank for row in found.rows] == [1, 1, 1]
+    assert len(found.tied) == 2
+    assert found.scenarios_needed is None
+    np.testing.assert_allclose([row.p_best for row in found.rows], 1 / 3)  # type: ignore[arg-type]
+
+
+def test_incomplete_rows_stand_last_without_rank_and_shrink_nobody() -> None:
+    values = world(np.random.default_rng(4), [0, 5, 20], 8)
+    values[4:, 2] = NAN
+    found, without = rank(board(values)), rank(board(values[:, :2]))
+    last = found.rows[-1]
+    assert last.pair == named(3)[2]
+    assert (last.rank, last.rank_low, last.rank_high, last.p_best, last.level) == (None, None, None, None, None)
+    assert last.to_leader is not None
+    assert last.to_leader.n == 4
+    assert found.rows[:2] == without.rows
+    assert (found.leader, found.tied, found.decided) == (without.leader, without.tied, without.decided)
+
+
+def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() -> None:
+    rng = np.random.default_rng(5)
+    values = world(rng, [3, 3.2, 0, 0, 0], 8)
+    values[:, 0] += 0.5 + values[:, 1].mean() - values[:, 0].mean()
+    extra = np.full((24, 5), NAN)
+    extra[:, :2] = world(rng, [0, 4], 24)
+    found = rank(board(np.vstack([values, extra])))
+    assert rank(board(values)).leader == named(5)[0]
+    assert found.leader == named(5)[1]
+    rows = by_pair(found)
+    assert all(row.complete for row in found.rows)
+    assert rows[named(5)[0]].to_leader is not None
+    assert rows[named(5)[0]].to_leader.n == 32  # type: ignore[union-attr]
+    assert rows[named(5)[0]].to_leader.separated  # type: ignore[union-attr]
+    assert rows[named(5)[1]].p_best > 0.99  # type: ignore[operator]
+
+
+def test_a_baseline_takes_the_place_of_the_leader() -> None:
+    baseline = named(3)[0]
+    found = by_pair(rank(board(world(np.random.default_rng(6), [0, 6, 0], 10)), baseline=baseline))
+    assert found[baseline].to_baseline is None
+    better = found[named(3)[1]].to_baseline
+    assert better is not None
+    assert better.mean > 0
+    assert better.separated
+
+
+matrices = (
+    st.integers(1, 5)
+    .flatmap(
+        lambda k: st.lists(
+            st.lists(st.one_of(st.just(NAN), st.integers(8, 68).map(lambda step: step / 4)), min_size=k, max_size=k),
+            min_size=1,
+            max_size=9,
+        )
+    )
+    .map(lambda rows: board(np.array(rows, dtype=float)))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices)
+def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
+    found = rank(matrix, flips=199, resamples=200)
+    complete = [row for row in found.rows if row.complete]
+    assert {row.pair for row in found.rows} == set(matrix.pairs)
+    assert [row.complete for row in found.rows] == sorted((row.complete for row in found.rows), reverse=True)
+    assert found.leader == (complete[0].pair if complete else None)
+    for row in complete:
+        assert row.rank_low is not None
+        assert row.rank_high is not None
+        assert 1 <= row.rank_low <= row.rank_high <= len(complete)
+    chances = [row.p_best for row in complete if row.p_best is not None]
+    assert not chances or sum(chances) == pytest.approx(1)
+    if found.decided:
+        assert not found.tied
+        assert len(complete) >= 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(6)), st.permutations(range(14)))
+def test_the_order_of_rows_and_scenarios_changes_nothing(columns: list[int], rows: list[int]) -> None:
+    values, pairs = world(np.random.default_rng(7), [0, 0, 1, 2, 2, 5], 14), named(6)
+    scores = [Score(pairs[column], f"s{row:02}", "p", values[row, column]) for row in rows for column in columns]
+    plain = rank(board(values, pairs), flips=500, resamples=500)
+    assert rank(score_matrix(scores), flips=500, resamples=500) == plain
+
+
+def test_the_same_data_give_the_same_board_every_time() -> None:
+    values = world(np.random.default_rng(8), np.linspace(0, 3, 12), 32)
+    assert rank(board(values)) == rank(board(values.copy()))
+
+
+def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
+    rng = np.random.default_rng(9)
+    for lead in (0.0, 1.0, 2.0, 3.0, 5.0):
+        values = world(rng, [0] * 7 + [lead], 10)
+        found = rank(board(values), resamples=10)
+        decided, top = verdict(values, flips=10_000)
+        assert found.decided == decided
+        assert {found.leader, *found.tied} == {named(8)[at] for at in top}
+
+
+def test_per_persona_there_are_as_many_units_as_personas() -> None:
+    values = world(np.random.default_rng(10), [0, 9], 32)
+    found = rank(board(values, personas=[f"p{at % 4}" for at in range(32)]).by_persona())
+    assert found.too_few
+    assert found.n_scenarios == 4
+    assert not found.decided
+
+
+def test_a_board_of_two_hundred_rows_and_five_hundred_scenarios_takes_seconds() -> None:
+    matrix = board(world(np.random.default_rng(11), np.linspace(0, 2, 200), 500))
+    start = time.perf_counter()
+    rank(matrix)
+    assert time.perf_counter() - start < 30  # `make bench` holds it to 5

@@ -1,0 +1,178 @@
+"""The board as text: nothing is lost, nothing is run by a spreadsheet, nothing is read as markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.boards import HOSTILE, SCALES, TWELVE, board
+from tipbench.compare.duels import Duel, duel_table
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import (
+    TEXT_COLUMNS,
+    State,
+    below,
+    chance,
+    csv_text,
+    interval,
+    markdown_table,
+    number,
+    one_line,
+    percent,
+    probability,
+    shortened,
+    state_of,
+    table_rows,
+    to_csv,
+    to_markdown,
+)
+
+
+def gap(pair: Pair, scenario: str) -> bool:
+    return pair == TWELVE[0] and scenario.startswith("nurse")
+
+
+def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
+    made = board()
+    columns, rows = table_rows(made)
+    assert columns[:7] == ["rank", "model", "prompt", "composite", "95 % interval", "P(best)", "to leader"]
+    assert set(SCALES) < set(columns)
+    assert set(TEXT_COLUMNS) < set(columns)
+    assert len(rows) == 12
+    assert {len(row) for row in rows} == {len(columns)}
+
+
+def test_with_a_baseline_the_differences_are_to_it() -> None:
+    made = board(baseline=TWELVE[0])
+    columns, rows = table_rows(made)
+    at = columns.index("to baseline")
+    own = [row for row in rows if row[1:3] == [TWELVE[0].model, TWELVE[0].prompt]]
+    assert own[0][at] is None
+    assert all(row[at] for row in rows if row not in own)
+
+
+def test_a_board_by_model_has_no_column_for_prompts() -> None:
+    columns, rows = table_rows(board(by="model"))
+    assert "prompt" not in columns
+    assert len(rows) == 4
+
+
+def test_unknown_is_no_number() -> None:
+    columns, rows = table_rows(board(TWELVE[:2], missing=lambda _pair, _scenario: True))
+    for name in ("rank", "composite", "95 % interval", "P(best)", "to leader", "p"):
+        assert {row[columns.index(name)] for row in rows} == {None}
+
+
+def test_every_row_says_how_it_stands_to_the_leader() -> None:
+    made = board(missing=gap)
+    columns, rows = table_rows(made)
+    said = [row[columns.index("standing")] for row in rows]
+    assert said[0] == State.LEADER
+    assert said[-1] == State.INCOMPLETE
+    order = [str(state) for state in State]
+    places = [order.index(each or "") for each in said]
+    assert places == sorted(places)
+    assert state_of(made, Pair("no", "such")) is State.INCOMPLETE
+
+
+def test_csv_has_the_names_of_the_json_form_and_does_not_round() -> None:
+    made = board()
+    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
+    first = made.standings[0].to_json()
+    assert float(rows[0]["composite"]) == first["composite"]
+    assert float(rows[1]["diff_to_leader_ci_low"]) == made.standings[1].to_json()["diff_to_leader"]["ci_low"]
+    assert rows[0]["diff_to_leader_mean"] == ""
+    plain = {name for name in first if not name.startswith("diff_to_")}
+    assert plain < set(rows[0])
+
+
+def test_no_cell_of_a_csv_is_a_formula() -> None:
+    made = board([Pair(name, "=1+1") for name in HOSTILE])
+    rows = list(csv.reader(io.StringIO(to_csv(made))))
+    numbers = re.compile(r"-?[\d.e-]+")
+    assert all(
+        cell[:1] not in ("=", "+", "-", "@", "\t", "\r") or numbers.fullmatch(cell) for row in rows for cell in row
+    )
+    assert "'=HYPERLINK(1)" in {cell for row in rows for cell in row}
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\0", exclude_categories=["Cs"])), min_size=1, max_size=4))
+def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str]) -> None:
+    columns = [f"c{at}" for at in range(len(cells))]
+    _, row = csv.reader(io.StringIO(csv_text(columns, [cells]), newline=""))
+    assert [cell.removeprefix("'") for cell in row] == [cell.removeprefix("'") for cell in cells]
+
+
+@given(st.text())
+def test_a_markdown_cell_is_one_cell_and_no_markup(text: str) -> None:
+    lines = markdown_table(["a", "b"], [[text, None]]).split("\n")
+    assert len(lines) == 4
+    bare = re.sub(r"\\.", "", lines[2])
+    assert bare.count("|") == 3
+    assert not set(bare) & set("<>`*[]")
+
+
+def test_markdown_has_verdict_table_and_reasons() -> None:
+    made = board(missing=gap)
+    text = to_markdown(made)
+    assert text.startswith("## tip-bench-test\n\n**")
+    assert text.count("\n| ") == 14
+    assert "No attribution" in text
+    assert "- Note: Rows that are not judged" in text
+
+
+def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
+    (line, *_) = below(board())
+    assert re.fullmatch(
+        r"The spread of scores is due to: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
+        r"rest, noise included \d+%\.",
+        line,
+    )
+
+
+def test_duels_stand_below_with_their_points() -> None:
+    first, second = TWELVE[:2]
+    duels = [Duel(first, second, f"s{at}", "first") for at in range(6)]
+    said = below(board(duels=duel_table(duels)))[-1]
+    assert f"{first} 6 of 6, {second} 0 of 6" in said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
+)
+def test_a_share_is_never_rounded_to_all_or_nothing(share: float | None, said: str | None) -> None:
+    assert percent(share) == said
+
+
+def test_a_chance_from_resampling_is_never_nought_or_one() -> None:
+    assert chance(0.0) == "<1 %"
+    assert chance(1.0) == ">99 %"
+    assert chance(0.62) == "62 %"
+    assert chance(None) is None
+
+
+def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
+    assert number(-1.234) == "−1.23"
+    assert interval(1.0, None) is None
+    assert interval(-1.0, 2.0, "+.1f") == "−1.0 to +2.0"
+    assert (probability(0.0001), probability(0.25), probability(None)) == ("<0.001", "0.250", None)
+
+
+@given(st.text(), st.integers(3, 50))
+def test_a_shortened_text_keeps_its_ends(text: str, most: int) -> None:
+    short = shortened(text, most)
+    assert len(short) <= most
+    assert short == text or (short[0], short[-1]) == (text[0], text[-1])
+
+
+@given(st.text())
+def test_a_text_on_one_line_has_nothing_that_moves_others(text: str) -> None:
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1
+    assert not set(line) & set("\x00\x1b\u202e\u2066\ud800")
+    line.encode()

@@ -1,0 +1,196 @@
+from itertools import combinations
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import world
+
+from tipbench.compare.matrix import Floats, Mask
+from tipbench.compare.resampling import ALPHA, best_shares, better_than, sign_flips, step_down
+
+
+def column(*numbers: float) -> Floats:
+    return np.array(numbers, dtype=float)[:, None]
+
+
+def by_adjusted_p(values: Floats, flips: int) -> Mask:
+    """What `better_than` must give: one step-down over the written-out differences of all pairs."""
+    k = values.shape[1]
+    pairs = list(combinations(range(k), 2))
+    adjusted = step_down(np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1), flips=flips)
+    better = np.zeros((k, k), dtype=bool)
+    for (i, j), p in zip(pairs, adjusted, strict=True):
+        if p is not None and p <= ALPHA:
+            gap = np.nanmean(values[:, i] - values[:, j])
+            better[(i, j) if gap > 0 else (j, i)] = True
+    return better
+
+
+def test_up_to_twelve_scenarios_every_flip_is_there_once_up_to_its_negative() -> None:
+    flips = sign_flips(6)
+    assert flips.shape == (32, 6)
+    assert len({tuple(row) for row in np.concatenate([flips, -flips])}) == 64
+
+
+def test_beyond_twelve_scenarios_flips_are_drawn_and_the_first_is_the_data() -> None:
+    flips = sign_flips(13, flips=1000)
+    assert flips.shape == (1001, 13)
+    assert (flips[0] == 1).all()
+    assert abs(flips[1:].mean()) < 0.05
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 12])
+def test_one_column_agrees_with_the_exact_permutation_test_of_scipy(n: int) -> None:
+    from scipy.stats import permutation_test
+
+    values = np.random.default_rng(n).normal(0.7, 1.0, size=n)
+    theirs = permutation_test((values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
+    assert step_down(values[:, None])[0] == pytest.approx(theirs.pvalue, abs=1e-9)
+
+
+def test_a_constant_difference_gets_the_smallest_p_that_the_scenarios_allow() -> None:
+    assert step_down(column(*[1.5] * 8)) == (2 / 256,)
+    assert step_down(column(*[-0.1 - 0.2] * 5)) == (2 / 32,)
+
+
+def test_no_difference_at_all_has_p_one() -> None:
+    assert step_down(column(0, 0, 0, 0, 0, 0)) == (1.0,)
+    assert step_down(column(1, -1, 2, -2)) == (1.0,)
+
+
+def test_rounding_is_no_difference() -> None:
+    assert step_down(column(*[1e-15, 2e-15, 1e-15] * 4)) == (1.0,)
+
+
+def test_one_shared_scenario_gives_no_p() -> None:
+    values = np.array([[3.0, 3.0], [np.nan, 4.0]])
+    assert step_down(values)[0] is None
+    assert step_down(values)[1] == 0.5
+    assert step_down(np.empty((0, 2))) == (None, None)
+
+
+@pytest.mark.parametrize("n", range(2, 6))
+def test_under_six_scenarios_nothing_is_separated(n: int) -> None:
+    p = step_down(column(*range(100, 100 + n)))[0]
+    assert p is not None
+    assert p > ALPHA
+
+
+def test_a_column_with_two_scenarios_does_not_drown_the_others() -> None:
+    rng = np.random.default_rng(0)
+    strong = rng.normal(2.0, 1.0, size=(16, 1))
+    weak = np.full((16, 5), np.nan)
+    weak[:2] = [[1.0], [1.0 + 1e-6]]
+    alone, beside = step_down(strong)[0], step_down(np.hstack([strong, weak]))[0]
+    assert alone is not None
+    assert beside is not None
+    assert alone <= beside <= ALPHA
+
+
+differences = (
+    st.integers(2, 9)
+    .flatmap(
+        lambda n: st.lists(
+            st.lists(st.integers(-8, 8).map(lambda step: step / 2), min_size=n, max_size=n), min_size=1, max_size=6
+        )
+    )
+    .map(lambda columns: np.array(columns, dtype=float).T)
+)
+
+
+@given(differences, st.randoms())
+def test_the_order_of_columns_and_their_signs_change_no_p(block: Floats, random: Random) -> None:
+    order = list(range(block.shape[1]))
+    random.shuffle(order)
+    plain = step_down(block)
+    assert step_down(block[:, order]) == tuple(plain[at] for at in order)
+    assert step_down(-block) == plain
+
+
+@given(differences)
+def test_repeated_columns_change_no_p(block: Floats) -> None:
+    assert step_down(np.hstack([block, block])) == step_down(block) * 2
+
+
+@given(differences)
+def test_an_adjusted_p_is_never_below_the_plain_one_and_follows_the_evidence(block: Floats) -> None:
+    adjusted = np.array(step_down(block), dtype=float)
+    plain = np.array([step_down(block[:, [at]])[0] for at in range(block.shape[1])], dtype=float)
+    assert (adjusted >= plain - 1e-12).all()
+    assert adjusted.min() >= plain.min() - 1e-12
+    assert (adjusted <= 1).all()
+
+
+def test_the_same_data_give_the_same_p_every_time() -> None:
+    block = np.random.default_rng(3).normal(0.5, 1, size=(40, 7))
+    assert step_down(block) == step_down(block.copy())
+
+
+@pytest.mark.parametrize("n", [6, 8, 20])
+@pytest.mark.parametrize("missing", [False, True])
+def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(n: int, missing: bool) -> None:
+    rng = np.random.default_rng(n)
+    for _ in range(20):
+        values = world(rng, np.linspace(0, 8, 7), n)
+        if missing:
+            values[: n // 3, 4:] = np.nan
+            values[-1, 2] = np.nan
+        np.testing.assert_array_equal(better_than(values, flips=999), by_adjusted_p(values, flips=999))
+
+
+def test_fewer_rounds_only_reject_less() -> None:
+    rng = np.random.default_rng(5)
+    gained = 0
+    for _ in range(20):
+        values = world(rng, np.linspace(0, 6, 10), 12)
+        one, all_rounds = better_than(values, rounds=1), better_than(values)
+        assert not (one & ~all_rounds).any()
+        gained += int(all_rounds.sum() - one.sum())
+    assert gained > 0
+
+
+def test_identical_columns_are_never_separated() -> None:
+    same = np.random.default_rng(1).normal(size=(20, 1))
+    assert not better_than(np.hstack([same, same, same + 0.1 + 0.2 - 0.3])).any()
+
+
+def test_one_scenario_or_one_column_separates_nothing() -> None:
+    assert not better_than(np.array([[1.0, 9.0]])).any()
+    assert not better_than(np.ones((9, 1))).any()
+
+
+def test_many_patterns_of_missing_cells_are_worked_with_fewer_flips() -> None:
+    rng = np.random.default_rng(2)
+    values = world(rng, np.linspace(0, 30, 70), 14)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    better = better_than(values)
+    assert better[-1, 0]
+    assert not (better & better.T).any()
+
+
+def test_shares_of_being_best_sum_to_one_and_follow_the_means() -> None:
+    values = world(np.random.default_rng(4), [0, 0.5, 1.0, 3.0], 16)
+    shares = best_shares(values)
+    assert shares.sum() == pytest.approx(1, abs=1e-12)
+    assert shares.argmax() == values.mean(axis=0).argmax()
+
+
+def test_identical_rows_split_the_chance_of_being_best() -> None:
+    same = np.random.default_rng(6).normal(size=(9, 1))
+    np.testing.assert_allclose(best_shares(np.hstack([same, same, same, same - 50])), [1 / 3, 1 / 3, 1 / 3, 0])
+
+
+@settings(max_examples=20)
+@given(st.permutations(range(5)))
+def test_the_order_of_rows_changes_no_share(order: list[int]) -> None:
+    values = world(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)
+    np.testing.assert_allclose(best_shares(values[:, order]), best_shares(values)[order], atol=1e-12)
+
+
+def test_shares_agree_with_a_plain_bootstrap() -> None:
+    values = world(np.random.default_rng(8), [0, 0.3, 0.6], 12)
+    rng = np.random.default_rng(9)
+    winners = [values[rng.integers(0, 12, 12)].mean(axis=0).argmax() for _ in range(4000)]
+    np.testing.assert_allclose(best_shares(values), np.bincount(winners, minlength=3) / 4000, atol=0.035)

@@ -1,0 +1,173 @@
+"""Judging on real parts: 48 cells of a real collect, the real command in processes of their own, a real MLflow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tipbench as package
+from support.command import tipbench, tipbench_json
+from support.judging import Desk, by_hand, fill, fill_csv, items_of
+from support.scripted_ollama import ScriptedOllama
+from tipbench.judge.judging import Judging, find_judging
+from tipbench.judge.key import Behind
+from tipbench.judge.sheet_csv import unguarded
+from tipbench.record.mlflow import MlflowStore
+
+EXPERIMENT = "tip-bench-flow-judging"
+MODELS = ("zebra-unmistakable:135m", "okapi-unmistakable:1b")
+PROMPTS = ("marmalade-neutral", "trombone-mentor", "rhubarb-shots")
+SUITE = "quagga"
+CELLS = 48
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the answers are, and the suite they were collected with."""
+
+    desk: Desk
+    url: str
+    suite: Path
+
+    def judging(self, sheet: str) -> Judging:
+        found = find_judging(self.desk.store, self.desk.experiment.experiment_id, EXPERIMENT, sheet)
+        assert found is not None
+        return found
+
+    def export(self, home: Path, out: Path, *options: str) -> dict[str, Any]:
+        """Write a sheet with the real command; only the exporting box needs the suite."""
+        where = ("--experiment", EXPERIMENT, "--mlflow-url", self.url)
+        tipbench("judge", "export", *where, "--out", str(out), *options, home=home)
+        return dict(json.loads(out.read_text())) if out.suffix == ".json" else {}
+
+    def apply(self, home: Path, file: Path, *options: str) -> dict[str, Any]:
+        return dict(tipbench_json("judge", "apply", str(file), "--mlflow-url", self.url, *options, home=home))
+
+
+@pytest.fixture(scope="module")
+def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """48 answers under names that nobody could mistake for anything else."""
+    suite = tmp_path_factory.mktemp("suite")
+    suite.joinpath("suite.toml").write_text(f'name = "{SUITE}"\ntitle = "As tips"\nextends = "tips"\n')
+    suite.joinpath("prompts").mkdir()
+    originals = Path(package.__file__).parent / "suites" / "tips" / "prompts"
+    for name, original in zip(PROMPTS, sorted(originals.glob("*.md")), strict=True):
+        suite.joinpath("prompts", f"{name}.md").write_text(original.read_text())
+    with ScriptedOllama(MODELS) as server:
+        options = (
+            *("--models", ",".join(MODELS), "--prompts", ",".join(PROMPTS), "--suite", str(suite)),
+            *("--experiment", EXPERIMENT, "--n-tips", "3", "--num-predict", "256"),
+            *("--ollama-url", server.url, "--mlflow-url", mlflow_url),
+        )
+        tipbench("collect", *options, home=tmp_path_factory.mktemp("home"))
+    with MlflowStore(mlflow_url) as store:
+        experiment = store.experiment(EXPERIMENT)
+        assert experiment is not None
+        yield Place(Desk(store, experiment), mlflow_url, suite)
+
+
+def test_a_sheet_of_real_cells_says_nothing_of_where_they_came_from(place: Place, home: Path, tmp_path: Path) -> None:
+    """Before anything is judged: the files' bytes against every name, id and hash that is recorded of the cells."""
+    needles = {
+        "unmistakable",
+        "zebra",
+        "okapi",
+        "marmalade",
+        "trombone",
+        "rhubarb",
+        SUITE,
+        "sha256:",
+        "ollama",
+        "latency",
+    }
+    for run in place.desk.cells().values():
+        needles |= {run.run_id, *(run.tags[name] for name in ("cell_key", "conditions", "collection", "prompt_hash"))}
+        needles |= {run.params["model_digest"], run.params["model_digest"].removeprefix("sha256:")[:12]}
+        needles |= {run.tags["scenario_hash"], run.tags["cell_seed"]}
+    assert len(needles) > 100, sorted(needles)
+    out = tmp_path / "sheet.json"
+    raw = place.export(home, out, "--judge", "blind", "--suite", str(place.suite))
+    table = tmp_path / "sheet.csv"
+    place.export(home, table, "--sheet", raw["sheet"], "--format", "csv")
+    for path in (out, table):
+        text = path.read_text().lower()
+        assert [needle for needle in needles if needle.lower() in text] == []
+    assert {len(item["item"]) for item in raw["items"]} == {12}
+    assert {frozenset(item) for item in raw["items"]} == {
+        frozenset(("item", "sha256", "scenario", "format_ok", "tips"))
+    }, "a hidden item has the same keys as any other"
+    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.behind is Behind.CONTROL]
+    assert sum(len(entry.controls) for entry in hidden) >= 40
+
+
+def test_the_round_trip_of_two_judges_over_several_boxes(place: Place, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "anna.json"
+    sheet = place.export(home, out, "--judge", "anna", "--suite", str(place.suite))["sheet"]
+    judging = place.judging(sheet)
+    raw = fill(judging)
+    filled = tmp_path / "filled.json"
+    filled.write_text(json.dumps(raw))
+
+    elsewhere = tmp_path / "elsewhere"
+    before = place.desk.everything()
+    trial = place.apply(elsewhere, filled, "--dry-run")
+    assert len(trial["changes"]) == len(raw["items"])
+    assert place.desk.everything() == before
+
+    done = place.apply(elsewhere, filled)
+    assert (done["status"], done["applied"], done["unfinished"], done["errors"]) == (
+        "applied",
+        len(raw["items"]),
+        0,
+        [],
+    )
+    cells = place.desk.cells()
+    assert len(cells) == CELLS
+    assert {run.tags["judge_pending"] for run in cells.values()} == {"false"}
+    for run_id, item in items_of(raw, judging).items():
+        numbers = by_hand(item)
+        assert {name: cells[run_id].metrics[name] for name in numbers} == pytest.approx(numbers)
+    counts = {row["experiment"]: row for row in tipbench_json("experiments", "--mlflow-url", place.url, home=elsewhere)}
+    assert (counts[EXPERIMENT]["judged"], counts[EXPERIMENT]["pending"]) == (CELLS, 0)
+
+    before = place.desk.everything()
+    again = place.apply(tmp_path / "third", filled)
+    assert again["changed"] == 0
+    assert place.desk.everything() == before
+    copy = tmp_path / "copy.json"
+    place.export(tmp_path / "third", copy, "--sheet", sheet)
+    assert copy.read_bytes() == out.read_bytes()
+
+    _second_judge(place, home, tmp_path, elsewhere)
+
+
+def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> None:
+    """Gets the overlap as a spreadsheet; then agreement is known, and the mean counts."""
+    table = tmp_path / "ben.csv"
+    place.export(home, table, "--judge", "ben", "--format", "csv", "--suite", str(place.suite))
+    text = table.read_bytes().decode()
+    sheet = next(line.split('","')[4] for line in text.splitlines() if line.startswith('"about","sheet"'))
+    judging = place.judging(unguarded(sheet))
+    shared = [entry.run_id for entry in judging.entries if entry.behind is Behind.CELL]
+    assert len(shared) == 12, "a fifth of 48, in whole scenarios"
+    before = {run_id: run.metrics["composite"] for run_id, run in place.desk.cells().items()}
+    raw = fill(judging, seed=2)
+    table.write_text(fill_csv(text, raw, delimiter="\t"), newline="")
+    assert place.apply(elsewhere, table)["status"] == "applied"
+
+    after = place.desk.cells()
+    given = items_of(raw, judging)
+    for run_id, composite in before.items():
+        both = (composite + by_hand(given[run_id])["composite"]) / 2 if run_id in given else composite
+        assert after[run_id].metrics["composite"] == pytest.approx(both)
+    where = ("--experiment", EXPERIMENT, "--mlflow-url", place.url)
+    status = tipbench_json("judge", "status", *where, home=elsewhere)
+    assert status["twice"] == 12
+    assert all(-1 <= status["alpha"][name] < 0.8 for name in ("relevance", "actionability", "tone"))
+    judges = {judge["judge"]: judge["cells"] for judge in status["judges"]}
+    assert (judges["anna"], judges["ben"]) == (48, 12)

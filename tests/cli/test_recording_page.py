@@ -59,6 +59,7 @@ def recorded(mlflow_url: str, tmp_path: Path) -> Names:
     judge(mlflow_url, tmp_path, "ben", "--all")
     rules = invoke("judge", "run", "--with", "rules", "--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     assert rules.code == 0, rules.stderr
+    compare_and_decide(mlflow_url, tmp_path)
     names: Names = defaultdict(set)
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(EXPERIMENT)
@@ -89,6 +90,24 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
     applied = invoke("judge", "apply", str(out), "--mlflow-url", mlflow_url, "--accept-drift", "a test")
     assert applied.code == 0, applied.stderr
     out.unlink()
+
+
+def compare_and_decide(mlflow_url: str, folder: Path) -> None:
+    """A board, duels inside its tied set, and a choice that is not the leader."""
+    where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
+    shown = invoke("compare", *where, "--json")
+    assert shown.code == 0, shown.stderr
+    last = json.loads(shown.stdout)["standings"][-1]
+    out = folder / "duels.json"
+    assert invoke("judge", "duel", *where, "--judge", "anna", "--out", str(out)).code == 0
+    duels = json.loads(out.read_text("utf-8"))
+    for item in duels["items"]:
+        item["winner"] = "a"
+    out.write_text(json.dumps(duels), "utf-8")
+    assert invoke("judge", "apply", str(out), "--mlflow-url", mlflow_url).code == 0
+    pair = f"{last['model']}/{last['prompt_version']}"
+    decided = invoke("decide", *where, "--choose", pair, "--because", "a test", "--out", str(folder / "choice.md"))
+    assert decided.code == 0, decided.stderr
 
 
 def test_the_page_names_exactly_what_is_recorded(recorded: Names) -> None:

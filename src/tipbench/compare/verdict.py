@@ -49,8 +49,11 @@ def _outlook(ranking: Ranking, clusters: str) -> list[str]:
     if ranking.leader is None or ranking.decided or not ranking.tied:
         return []
     if ranking.too_few:
-        least = max(MIN_SCENARIOS, ranking.scenarios_needed or 0)
-        return [f"With {ranking.n_scenarios} {clusters} nothing can be decided, whatever the scores; it takes {least}."]
+        at_least = f"With {ranking.n_scenarios} {clusters} nothing can be decided, whatever the scores"
+        needed = ranking.scenarios_needed
+        if needed is None or needed <= MIN_SCENARIOS:
+            return [f"{at_least}; it takes {MIN_SCENARIOS} or more."]
+        return [f"{at_least}; to separate them all, if the differences are what they look like, takes about {needed}."]
     if ranking.scenarios_needed is not None:
         return [
             f"If the differences are what they look like, about {ranking.scenarios_needed} {clusters} would decide."

@@ -8,11 +8,14 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetHistory
 
+_SUBTITLE = "sheet by sheet, oldest above; a verdict also goes by the error and the contrast over all scales"
+
 
 def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
     """One row for each sheet and scale that has a bias."""
     rows = []
     for number, sheet in enumerate(history, start=1):
+        verdict = (sheet.drift or {}).get("verdict", "unknown")
         for scale in (sheet.drift or {}).get("scales", []):
             if scale["bias"] is None:
                 continue
@@ -20,7 +23,7 @@ def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "number": number,
-                    "sheet": f"{number} · {sheet.exported[:10]} · {sheet.judge}",
+                    "sheet": f"{number} · {sheet.exported[:10]} · {sheet.judge} · {verdict}",
                     "judge": sheet.judge,
                     "scale": scale["scale"],
                     "bias": scale["bias"],
@@ -43,7 +46,7 @@ def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
     span = alt.Scale(domain=[-reach, reach])
     zero = base.mark_rule(color=theme.muted, strokeDash=[3, 3]).encode(x=alt.datum(0))
     line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(
-        y=sheet, x=alt.X("low:Q", scale=span, title="points too low ← bias on hidden controls → too high"), x2="high:Q"
+        y=sheet, x=alt.X("low:Q", scale=span, title="too low ← bias → too high"), x2="high:Q"
     )
     states = ["within the limit", "beyond the limit"]
     dot = base.mark_point(filled=True, size=90, opacity=1).encode(
@@ -59,5 +62,5 @@ def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
     panel = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
     names = list(dict.fromkeys(row["scale"] for row in rows))
     return panel.facet(column=alt.Column("scale:N", sort=names, title=None)).properties(
-        title=alt.Title("How the judges score the hidden controls", subtitle="sheet by sheet, oldest above")
+        title=alt.Title("How the judges score the hidden controls", subtitle=_SUBTITLE)
     )

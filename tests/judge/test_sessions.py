@@ -361,6 +361,25 @@ def test_a_judge_sees_no_control_twice_while_fresh_ones_are_left(desk: Desk) -> 
     assert len(set(controls)) == len(controls)
 
 
+def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
+    elsewhere = Desk(desk.store, record_cells(desk.store, experiment="tip-bench-elsewhere"))
+    first = {control for entry in desk.export().judging.entries for control in entry.controls}
+    second = {control for entry in elsewhere.export().judging.entries for control in entry.controls}
+    other = {control for entry in elsewhere.export("ben", seed=1).judging.entries for control in entry.controls}
+    assert first
+    assert second
+    assert not first & second
+    assert other & first
+
+
+def test_an_accepted_drift_is_not_accepted_for_other_scores(desk: Desk) -> None:
+    judging = desk.export().judging
+    assert desk.apply(fill(judging, always(5)), accept="we talked about it").status is SheetStatus.APPLIED
+    assert desk.apply(fill(judging, always(5))).status is SheetStatus.APPLIED
+    assert desk.apply(fill(judging, always(1))).status is SheetStatus.HELD
+    assert desk.apply(fill(judging, always(1))).accepted is None
+
+
 # Provisional judges
 
 

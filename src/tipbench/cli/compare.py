@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import out, print_json, print_table, safe_text, say, say_left_out
+from tipbench.cli.judge import checked_judge
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.cli.pairs import read_pair
 from tipbench.cli.writing import check_file, write_file
@@ -127,7 +128,7 @@ def compare(
             store,
             found[0],
             question,
-            baseline=read_pair(baseline, "--baseline") if baseline else None,
+            baseline=_baseline(baseline, by),
             by=by.value if by else None,
             cluster=cluster.value if cluster else None,
         )
@@ -146,6 +147,17 @@ def _names(settings: Settings, given: list[str] | None, flag: str | None) -> lis
     if len(names) == 2 and names[0] == names[1]:
         raise UsageError(f"{names[0]} was given twice; two experiments are compared.")
     return [chosen_experiment(settings, name) for name in names] or [chosen_experiment(settings, None)]
+
+
+def _baseline(text: str | None, by: Side | None) -> Pair | None:
+    """A pair; among models or prompts their name alone will do."""
+    from tipbench.compare.matrix import ALL, Pair
+
+    if text is None or by is None:
+        return read_pair(text, "--baseline") if text is not None else None
+    if by is Side.MODEL:
+        return Pair(text.strip().removesuffix(f"/{ALL}"), ALL)
+    return Pair(ALL, text.strip().removeprefix(f"{ALL}/"))
 
 
 def _check_files(html: Path | None, plot: Path | None) -> None:
@@ -170,7 +182,11 @@ def _question(where: list[str] | None, judge: str | None, *, provisional: bool) 
 
     if judge is not None and provisional:
         raise UsageError("--judge names a judge whose scores count; --provisional shows those that do not. Choose one.")
-    return Question(dict(read_filter(text) for text in where or []), judge, provisional)
+    filters: dict[str, str] = {}
+    for key, value in map(read_filter, where or []):
+        if filters.setdefault(key, value) != value:
+            raise UsageError(f"--where {key} is given twice, as {filters[key]} and {value}; no cell is both.")
+    return Question(filters, checked_judge(judge), provisional)
 
 
 def _compare_two(
@@ -226,14 +242,14 @@ def show_board(board: Leaderboard) -> None:
     from tipbench.compare import report
 
     console = out()
-    console.print(Text(board.verdict, style="bold"))
+    console.print(Text(safe_text(board.verdict), style="bold"))
     print()
     columns, rows = report.table_rows(board)
-    gone = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=7)
+    gone = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("P(best)"))
     print(flush=True)
     say_left_out(gone, "--format csv")
     for line in report.below(board):
-        print(line)
+        print(safe_text(line))
     for note in board.notes:
         say(f"note: {note}")
 

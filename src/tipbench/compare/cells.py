@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tipbench.compare.matrix import Pair
-from tipbench.errors import MixedRubrics, NotEnoughData
+from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.scores import SCORES, CellScores, read_scores
 from tipbench.record.current import stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
@@ -61,11 +61,15 @@ class BoardCells:
     stale: Mapping[Pair, int]  # runs of older builds
     other_conditions: int  # runs under conditions that are not looked at
     conditions: str
+    other_ids: tuple[str, ...] = ()  # those other conditions, newest first
 
 
 def read_board(store: RunStore, experiment_id: str, question: Question) -> BoardCells:
     """Read an experiment's cells and choose. NotEnoughData when there are none."""
-    where = {"kind": str(RunKind.CELL), **question.where}
+    kind = str(RunKind.CELL)
+    if question.where.get("kind", kind) != kind:
+        raise UsageError(f"A board is made of cells; --where kind={question.where['kind']} would leave none.")
+    where = {"kind": kind, **question.where}
     found = store.read(experiment_id, where=where, texts=(SCORES,))
     runs = [(run, read_scores(texts.get(SCORES))) for run, texts in found if run.tags.get("superseded") != "true"]
     if not runs:
@@ -82,17 +86,21 @@ def choose(runs: Sequence[tuple[StoredRun, CellScores]], question: Question) -> 
     current = [(run, scores) for run, scores in same if run.run_id not in old]
     provisional = question.provisional or (question.judge is None and not _any_judge(current))
     scored = _provisional(current) if provisional else _judged(current, question.judge)
+    judges = {name for _, _, _, names in scored for name in names}
+    if question.judge is not None and not judges:
+        raise NotEnoughData(_scored_nothing(question.judge, current))
     rubrics = Counter(rubric for _, _, rubric, _ in scored if rubric)
     if len(rubrics) > 1:
-        raise MixedRubrics(_mixed(rubrics))
+        raise MixedRubrics(_mixed(rubrics, "provisional_rubric" if provisional else "scores_rubric"))
     return BoardCells(
         cells=tuple(BoardCell(run, values) for run, values, _, _ in scored),
         rubric=next(iter(rubrics), ""),
-        judges=tuple(sorted({name for _, _, _, names in scored for name in names})),
+        judges=tuple(sorted(judges)),
         provisional=provisional,
         stale=Counter(_pair(run) for run, _ in same if run.run_id in old),
         other_conditions=len(runs) - len(same),
         conditions=conditions,
+        other_ids=_newest_first(run for run, _ in runs if run.tags.get("conditions", "") != conditions),
     )
 
 
@@ -152,11 +160,23 @@ def _pair(run: StoredRun) -> Pair:
     return Pair(run.params.get("model", ""), run.params.get("prompt_version", ""))
 
 
-def _mixed(rubrics: Mapping[str, int]) -> str:
+def _newest_first(runs: Iterable[StoredRun]) -> tuple[str, ...]:
+    """The conditions of these runs."""
+    ordered = sorted(runs, key=lambda run: (-run.start_ms, run.run_id))
+    return tuple(dict.fromkeys(run.tags.get("conditions", "") for run in ordered))
+
+
+def _scored_nothing(judge: str, runs: Iterable[tuple[StoredRun, CellScores]]) -> str:
+    others = sorted({given.judge for _, scores in runs for given in scores.counted})
+    who = f"scores of {', '.join(others)} count" if others else "nobody's scores count yet"
+    return f"No score of {judge} counts here; {who}. `tipbench judge status` shows who has judged what."
+
+
+def _mixed(rubrics: Counter[str], tag: str) -> str:
     counts = ", ".join(
-        f"{tag.split('@')[0]}@{tag.split('@')[-1][:8]} ({count} cells)" for tag, count in rubrics.items()
+        f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({count} cells)" for rubric, count in rubrics.most_common()
     )
     return (
         f"The scores were given under different rubrics: {counts}. They do not compare. Score the older ones again "
-        "(`tipbench judge export --rejudge`), or look at one (--where scores_rubric=ID@SHA256)."
+        f"(`tipbench judge export --rejudge`), or look at one: --where {tag}={rubrics.most_common(1)[0][0]}"
     )

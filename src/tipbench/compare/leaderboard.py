@@ -18,6 +18,7 @@ from tipbench.errors import UsageError
 
 MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 COMPOSITE = "composite"
+_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Leaderboard:
         return {
             "experiment": self.experiment,
             "suite": self.suite,
-            "rubric": self.rubric,
+            "rubric": self.rubric or None,
             "rubric_sha256": self.rubric_tag.partition("@")[2] or None,
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
@@ -226,11 +227,13 @@ def _conditions(cells: BoardCells) -> dict[str, Any]:
 
 
 def _notes(cells: BoardCells, standings: Sequence[Standing], hosts: Sequence[str]) -> Iterable[str]:
-    if cells.provisional:
-        who = ", ".join(cells.judges) or "nobody yet"
-        yield f"Provisional: scored by {who}, not by people."
+    if not any(standing.judged for standing in standings):
+        yield "Nobody has scored a cell yet: `tipbench judge export` makes a sheet for a judge."
+    elif cells.provisional:
+        yield f"Provisional: scored by {', '.join(cells.judges) or 'nobody yet'}, not by people."
     if cells.other_conditions:
-        yield f"{cells.other_conditions} runs under other conditions are left out; --where conditions=ID shows them."
+        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_LISTED])
+        yield f"{cells.other_conditions} runs under other conditions are left out; {ids or '--where'} shows them."
     if stale := sum(cells.stale.values()):
         yield f"{stale} runs of older model builds, prompts or scenarios are left out (flag: stale)."
     if any("incomplete" in standing.flags for standing in standings):

@@ -30,11 +30,10 @@ def read_leaderboard(
 
 
 def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
-    """The rubric's scales, from the rubric kept with one of the scored cells."""
+    """The rubric's scales, from the rubric kept with one of the scored cells, or as collected while none is scored."""
     tags = ("scores_rubric", "provisional_rubric")
     rubric = cells.rubric
-    scored = next((cell.run for cell in cells.cells if rubric and rubric in map(cell.run.tags.get, tags)), None)
-    if scored is None:
-        return ()
-    _, texts = store.get(scored.run_id)
+    runs = [cell.run for cell in cells.cells]
+    scored = next((run for run in runs if rubric and rubric in map(run.tags.get, tags)), None)
+    _, texts = store.get((scored or max(runs, key=lambda run: (run.start_ms, run.run_id))).run_id)
     return parse_rubric(texts[RUBRIC], Path("rubric.md")).scale_names if RUBRIC in texts else ()

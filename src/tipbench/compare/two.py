@@ -73,9 +73,12 @@ class TwoExperiments:
             names = [str(each.pair) for each in changed if each.difference and each.difference.mean * sign > 0]
             if names:
                 parts.append(f"{word} in {second}: {', '.join(names)}")
-        rest = len(self.pairs) - len(changed)
+        alone = sum(each.n_scenarios == 0 for each in self.pairs)
+        rest = len(self.pairs) - len(changed) - alone
         if rest:
             parts.append(f"{rest} of {len(self.pairs)} pairs cannot be told apart from what they were in {first}")
+        if alone:
+            parts.append(f"{alone} of {len(self.pairs)} pairs are scored in no scenario of both, so nothing is known")
         sentence = "; ".join(parts)
         return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -196,7 +199,7 @@ def _pair_of_two(both: tuple[Pair, Pair], before: Floats, after: Floats, p: floa
 def _notes(
     names: tuple[str, str], first: BoardCells, second: BoardCells, matched: Sequence[tuple[Pair, Pair]]
 ) -> Iterable[str]:
-    if first.provisional:
+    if first.provisional and (first.judges or second.judges):
         yield f"Provisional: scored by {_judges(first)} and {_judges(second)}, not by people."
     elif first.judges != second.judges:
         yield f"Scored by different judges ({_judges(first)}; {_judges(second)}): a difference may be theirs."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tipbench.errors import NotEnoughData
 from tipbench.judge.hiding import compose
-from tipbench.judge.judging import Judging, judgings, now_iso, record_judging, shown_controls
+from tipbench.judge.judging import Judging, controls_shown_to, now_iso, record_judging
 from tipbench.judge.material import JudgedCell, Material, material_of, read_cells, suites_of
 from tipbench.judge.selection import Candidate, Wish, choose_cells
 from tipbench.judge.sheet import Sheet
@@ -121,13 +121,12 @@ def _judging(
         for cell in known
         if not request.provisional and cell.run.run_id not in taken and _scored_before(cell, material, request.judge)
     ]
-    seen = judgings(store, experiment.experiment_id, experiment.name, request.judge) if request.judge else ()
     entries = compose(
         chosen,
         cards,
         material.controls,
         material.rubric,
-        shown=shown_controls(seen),
+        shown=controls_shown_to(store, request.judge) if request.judge else (),
         earlier=earlier,
         sheet_id=sheet_id,
         rng=rng,

@@ -7,7 +7,7 @@ on another that has neither the suite nor the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,6 +19,7 @@ from tipbench.errors import CorruptText
 from tipbench.judge.key import Behind, Entry
 from tipbench.judge.scores import RUBRIC, read_tip_score, tip_score_json
 from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip
+from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.plan.rubric import Rubric
 from tipbench.plan.rubric_files import parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -113,6 +114,19 @@ def judgings(store: RunStore, experiment_id: str, experiment: str, judge: str | 
     return _read(store, experiment_id, experiment, where)
 
 
+def controls_shown_to(store: RunStore, judge: str) -> list[str]:
+    """Ids of the controls this judge was given, in any experiment, each as often as it was."""
+    shown: list[str] = []
+    where = {"kind": str(RunKind.JUDGING), "judge": judge}
+    for experiment in store.experiments():
+        if not experiment.name.startswith(EXPERIMENT_PREFIX):
+            continue
+        for run, texts in store.read(experiment.experiment_id, where=where, texts=(KEY,)):
+            if run.tags.get(SHEET_KIND, "sheet") == "sheet":
+                shown += [control for item in json.loads(texts[KEY])["items"].values() for control in item["controls"]]
+    return shown
+
+
 def answers_text(answers: Mapping[str, ItemScore]) -> str:
     """What came back, as kept with the sheet."""
     value = {
@@ -202,8 +216,3 @@ def _read_answers(text: str | None) -> dict[str, ItemScore]:
 
 def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def shown_controls(sheets: Iterable[Judging]) -> list[str]:
-    """Ids of the controls on these sheets, each as often as it was shown."""
-    return [control for judging in sheets for entry in judging.entries for control in entry.controls]

@@ -9,8 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from report import Claim, NotMeasured, Progress, Result, minutes, say
 from servers import ScriptedProcess, start_mlflow
 from work import MODELS, LoggedRun, Work, asked, chats, heard, recorded_runs
 
-LOG_THREADS = (1, 2)
 _LOG_RUN_S = 0.07  # for the estimate: what MLflow on SQLite takes for a run
 _START_S = 1.0
 _MLFLOW_START_S = 15.0
@@ -46,7 +44,7 @@ class Scene:
     @property
     def round_s(self) -> float:
         collect_s = max(self.ask_s, self.log_s) + _START_S
-        return self.ask_s + collect_s + (len(LOG_THREADS) * self.log_s if self.logged else 0.0)
+        return self.ask_s + collect_s + (self.log_s if self.logged else 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,10 @@ class Collected:
 
 @dataclass
 class Round:
-    """One round of a scene. `log_s` has the seconds of the logging loop by its number of threads."""
+    """One round of a scene."""
 
     ask_s: float = 0.0
-    log_s: dict[int, float] = field(default_factory=dict)
+    log_s: float = 0.0
     collected: Collected | None = None
 
     @property
@@ -88,8 +86,8 @@ class Round:
 
     @property
     def rival_s(self) -> float:
-        """The larger of the two raw loops, the logging one with as many threads as suit it best."""
-        return max(self.ask_s, min(self.log_s.values(), default=0.0))
+        """The larger of the two raw loops."""
+        return max(self.ask_s, self.log_s)
 
 
 def scenes(cells: int, slow_cells: int) -> Scenes:
@@ -156,17 +154,16 @@ class _Bench:
             result.collected, self._runs[scene.name] = self._collect(scene.work)
             return result.collect.total_s
 
-        def log(threads: int) -> float:
-            result.log_s[threads] = log_loop(self._mlflow_url, self._fresh(), self._runs[scene.name], threads)
-            return result.log_s[threads]
+        def log() -> float:
+            result.log_s = log_loop(self._mlflow_url, self._fresh(), self._runs[scene.name])
+            return result.log_s
 
         steps: list[tuple[str, float, Callable[[], float]]] = [
             ("raw httpx loop", scene.ask_s, ask),
             ("tipbench collect", max(scene.ask_s, scene.log_s) + _START_S, collect),
         ]
-        for threads in LOG_THREADS if scene.logged else ():
-            name = f"raw REST loop, {threads} connection{'s' * (threads > 1)}"
-            steps.append((name, scene.log_s, partial(log, threads)))
+        if scene.logged:
+            steps.append(("raw REST loop", scene.log_s, log))
         for name, expected_s, step in reversed(steps) if backwards else steps:
             self._progress.step(name, expected_s, step())
         return result
@@ -261,8 +258,7 @@ def claims(plan: Scenes, many: list[Round], few: list[Round], slow: list[Round])
 
 
 def _rivals(rounds: Sequence[Round]) -> str:
-    logs = ", ".join(_mid(r.log_s[threads] for r in rounds) for threads in LOG_THREADS)
-    return f"raw loops {_mid(r.ask_s for r in rounds)} httpx, {logs} REST"
+    return f"raw loops {_mid(r.ask_s for r in rounds)} httpx, {_mid(r.log_s for r in rounds)} REST"
 
 
 def _mid(values: Iterator[float]) -> str:

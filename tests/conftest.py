@@ -17,7 +17,10 @@ from support.weights import shared_weights_home
 
 __all__ = ["browser", "mlflow_url"]
 
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed session still stops its servers
+# A killed session still stops its servers. One started in the background would ignore SIGINT, and so would the
+# processes that tests interrupt.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("tipbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tipbench")
 

@@ -116,11 +116,13 @@ def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
     assert "has no duels 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
 
 
-def test_filled_duels_are_not_written_over(tmp_path: Path) -> None:
+def test_filled_duels_are_kept_aside(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
     raw = exported(file, "--judge", "emil")
     fill(file, raw, {raw["items"][0]["item"]: "a"})
-    assert "Apply it first" in refused("judge", "duel", "--judge", "emil", "--out", str(file))
+    filled = file.read_bytes()
+    exported(file, "--sheet", raw["sheet"])
+    assert (tmp_path / "duels.json.1.old").read_bytes() == filled
 
 
 def test_a_decided_board_has_no_duels(tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ def test_json_has_everything() -> None:
     assert found["candidate"] == {"model": "bad:1b", "prompt_version": "v1"}
     assert set(found["difference"]) == {"mean", "ci_low", "ci_high", "p"}
     assert (found["margin"], found["n_scenarios"], found["scenarios_needed"]) == (1.0, 8, None)
+    assert (found["failed"], found["pending"], found["baseline_scenarios"]) == (0, 0, 8)
+    assert (found["judges"], found["rubric"].partition("@")[0]) == (["anna"], "tip-v1")
+    assert found["conditions"]
     assert any(line.startswith("::error title=") for line in ended.stderr.splitlines())
 
 
@@ -135,6 +138,10 @@ def test_a_judge_who_scored_nothing_is_not_enough() -> None:
         (("--candidate", GOOD, "--baseline", BAD, "--junit", "no/such/folder/x.xml"), "--junit takes a file"),
         (("--candidate", GOOD, "--baseline", BAD, "--judge", "rules"), "--judge takes a name"),
         (("--candidate", GOOD), "--baseline"),
+        (
+            ("--candidate", GOOD, "--baseline", BAD, "--where", "suite=a", "--where", "suite=b"),
+            "--where suite is given twice, as a and b; no cell is both",
+        ),
     ],
 )
 def test_misuse_is_told(options: tuple[str, ...], said: str) -> None:

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from invoking import Ended, invoke, refused
+from typer.testing import CliRunner
 
 from support.judging import Desk, always, by_hand, fill, fill_csv, items_of, record_cells
 from support.mlflow_server import free_port
+from tipbench.addresses import identity_of
+from tipbench.cli.main import app
+from tipbench.generate.lock import ResourceLock
 from tipbench.judge.judging import Judging, find_judging
 from tipbench.judge.key import Behind
 from tipbench.judge.scores import SCORES
@@ -123,13 +128,76 @@ def test_a_sheet_is_written_again_byte_for_byte_in_both_formats_and_to_stdout(ta
     assert sheets[0] == sheets[1] != ""
 
 
-def test_a_file_with_scores_in_it_is_not_overwritten(table: Table) -> None:
+def test_a_file_with_scores_in_it_is_kept_aside(table: Table) -> None:
     path, judging = table.export()
-    assert table.on("export", "--sheet", judging.sheet.id, "--out", str(path)).code == 0, "no scores yet"
-    path.write_text(json.dumps(fill(judging)))
-    said = refused("judge", "export", "--experiment", table.name, "--out", str(path), "--mlflow-url", table.url)
-    assert "is a sheet with scores in it. Apply it first" in said
-    assert json.loads(path.read_text()) == fill(judging)
+    assert table.on("export", "--sheet", judging.sheet.id, "--out", str(path)).code == 0
+    assert not path.with_name(f"{path.name}.1.old").exists(), "no scores yet"
+    for number in (1, 2):
+        path.write_text(json.dumps(fill(judging, seed=number)))
+        ended = table.on("export", "--sheet", judging.sheet.id, "--out", str(path))
+        aside = path.with_name(f"{path.name}.{number}.old")
+        assert f"it is now {aside}" in ended.stderr
+        assert json.loads(aside.read_text()) == fill(judging, seed=number)
+        assert json.loads(path.read_text())["sheet"] == judging.sheet.id
+
+
+@pytest.mark.parametrize(
+    "content", [b"my notes\n", b"{", b'{"format": "tipbench-sheet/1", "items": [{"tips": [{"sc', b'{"format": "other"}']
+)
+def test_a_file_of_any_other_kind_is_kept_aside(table: Table, content: bytes) -> None:
+    path = table.folder / "mine.json"
+    path.write_bytes(content)
+    assert table.on("export", "--out", str(path)).code == 0
+    assert path.with_name("mine.json.1.old").read_bytes() == content
+
+
+def test_an_empty_file_is_overwritten_and_a_note_protects_a_sheet(table: Table) -> None:
+    path = table.folder / "sheet.json"
+    path.touch()
+    _, judging = table.export()
+    assert not path.with_name("sheet.json.1.old").exists()
+    raw = json.loads(path.read_text())
+    raw["items"][0]["tips"][0]["note"] = "think about it"
+    path.write_text(json.dumps(raw))
+    assert table.on("export", "--sheet", judging.sheet.id, "--out", str(path)).code == 0
+    assert "think about it" in path.with_name("sheet.json.1.old").read_text()
+
+
+def test_a_sheet_comes_again_with_the_scores_given_so_far_when_asked_for(table: Table) -> None:
+    path, judging = table.export()
+    raw = fill(judging)
+    part = {**raw, "items": raw["items"][:4]}
+    assert table.apply(part, "--judge", "anna").code == 0
+    again = table.on("export", "--sheet", judging.sheet.id, "--out", "-")
+    assert again.stdout == path.read_text()
+    assert f"sheet {judging.sheet.id} once more: {len(raw['items'])} items on stdout" in again.stderr
+    filled = table.on("export", "--sheet", judging.sheet.id, "--out", "-", "--filled")
+    assert "4 of them with the scores given so far" in filled.stderr
+    got = json.loads(filled.stdout)
+    assert got["judge"] == "anna"
+    assert got["items"][:4] == part["items"]
+    assert {score for item in got["items"][4:] for tip in item["tips"] for score in tip["scores"].values()} == {None}
+    assert table.apply(got, "--json").json["changed"] == 0
+
+
+def test_export_to_stdout_and_apply_from_stdin(table: Table) -> None:
+    ended = table.on("export", "--judge", "anna", "--out", "-")
+    assert "items on stdout" in ended.stderr
+    assert "tipbench judge apply FILE" in ended.stderr
+    raw = fill(table.judging(json.loads(ended.stdout)["sheet"]))
+    given = ["judge", "apply", "-", "--mlflow-url", table.url]
+    assert CliRunner().invoke(app, given, input=json.dumps(raw).encode(), catch_exceptions=False).exit_code == 0
+    assert table.states() == {"judged"}
+
+
+def test_export_warns_of_a_sheet_that_cannot_measure_its_judge_and_of_old_conditions(table: Table) -> None:
+    record_cells(
+        table.desk.store, models=("beta:1b",), experiment=table.name, prompts="v1", temperature=0.1, start_ms=9_000
+    )
+    ended = table.on("export", "--judge", "anna", "--limit", "9", "--out", "-")
+    assert "the drift verdict of this sheet will be unknown" in ended.stderr
+    ended = table.on("export", "--judge", "anna", "--out", "-")
+    assert "8 answers have other conditions than the newest; compare shows only the newest" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,6 +209,7 @@ def test_a_file_with_scores_in_it_is_not_overwritten(table: Table) -> None:
         (("--out", "-", "--judge", "a\nb"), "printable characters on one line"),
         (("--out", "-", "--judge", ""), "a name of 1 to 60"),
         (("--out", "-", "--sheet", "nosuch"), "has no sheet 'nosuch'"),
+        (("--out", "-", "--filled"), "name it with --sheet ID"),
         (("--out", "-", "--suite", "/nowhere"), "there is no such suite"),
         (("--out", "-", "--limit", "0"), "--limit"),
         (("--out", "-", "--overlap", "1.5"), "--overlap"),
@@ -407,7 +476,7 @@ def test_a_held_sheet_says_scale_direction_and_size_and_shows_anchors_but_no_ite
     ended = large.apply(fill(judging, always(5)))
     assert ended.code == 1
     said = ended.stdout
-    assert re.search(r"relevance is scored too high: by \d\.\d\d points on average", said)
+    assert re.search(r"relevance is scored too high: by \d\.\d points on average", said)
     for scale in judging.sheet.rubric.scale_names:
         assert f"Anchors for {scale}:" in said
     assert judging.sheet.rubric.anchors[0].tip in said
@@ -444,6 +513,33 @@ def test_an_accepted_drift_counts_with_its_reason(large: Table) -> None:
     assert {run.metrics["composite"] for run in large.desk.cells().values()} == {17.0}
     (sheet,) = large.on("status", "--json").json["history"]
     assert (sheet["status"], sheet["accepted"]) == ("applied", "the team agreed")
+
+
+def test_a_dry_run_of_a_drifting_sheet_says_what_would_be_and_no_number_of_the_drift(large: Table) -> None:
+    _, judging = large.export("--judge", "anna")
+    ended = large.apply(fill(judging, always(5)), "--dry-run")
+    assert ended.code == 1
+    first, *_, status, drift, advice = ended.stdout.splitlines()
+    assert first.endswith(
+        ": not judged → held, does not count: relevance 5.00, actionability 5.00, tone 5.00, composite 17.00"
+    )
+    assert status.endswith("items would be held")
+    assert drift == "drift: beyond the limit"
+    assert "would be kept and not count" in advice
+    got = large.apply(fill(judging, always(5)), "--dry-run", "--json").json
+    assert (got["drift"], got["self_agreement"], got["alpha"]) == ({"verdict": "beyond the limit"}, None, {})
+    assert "about 1 of 20 sheets" in large.apply(fill(judging, always(5))).stdout
+
+
+def test_an_answer_deleted_in_mlflow_is_told_and_the_rest_is_applied(table: Table) -> None:
+    _, judging = table.export("--judge", "anna")
+    gone = next(entry.run_id for entry in judging.entries if entry.behind is Behind.CELL)
+    httpx.post(f"{table.url}/api/2.0/mlflow/runs/delete", json={"run_id": gone}).raise_for_status()
+    ended = table.apply(fill(judging))
+    assert ended.code == 0, ended
+    assert "1 answer was deleted in MLflow; its scores stay with the sheet" in ended.stdout
+    assert len(table.desk.cells()) == 7
+    assert table.states() == {"judged"}
 
 
 # Judges without a person
@@ -513,6 +609,26 @@ def test_a_program_that_counts_as_a_judge_is_held_like_one(large: Table) -> None
     again = large.on("run", "--with", program("honest.py", "5"), "--judge", "bot")
     assert again.code == 3
     assert "24 answers whose scores are held" in again.stderr
+    assert re.search(r"tipbench judge run .* --judge bot .*--accept-drift REASON", again.stderr.replace("\n", " "))
+    accepted = large.on("run", "--with", program("honest.py", "5"), "--judge", "bot", "--accept-drift", "as agreed")
+    assert (accepted.code, large.states()) == (0, {"judged"})
+    assert "The drift is accepted: as agreed" in accepted.stdout
+
+
+def test_a_second_run_for_the_same_judge_is_told_who_is_at_work(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIPBENCH_HOME", str(tmp_path))
+    resource = f"judge rules in {table.name} at {identity_of(table.url)}"
+    lock = ResourceLock(tmp_path, resource, "a judge run")
+    lock.acquire(wait=False, report=lambda _text: None)
+    try:
+        ended = table.on("run", "--with", "rules")
+    finally:
+        lock.release()
+    assert ended.code == 1
+    assert "a judge run (process" in ended.stderr
+    assert table.on("run", "--with", "rules").code == 0
 
 
 @pytest.mark.parametrize(
@@ -523,7 +639,16 @@ def test_a_program_that_counts_as_a_judge_is_held_like_one(large: Table) -> None
         (("--with", "ollama:"), "--with takes rules"),
         (("--with", "command:no-such-program-anywhere"), "was not found"),
         (("--with", "command:'unclosed"), "Check its quotes"),
-        (("--with", "rules", "--judge", "anna"), "--judge names the judge behind command:"),
+        (
+            ("--with", "rules", "--judge", "anna"),
+            "--judge belongs to --with command:…; it means nothing to --with rules",
+        ),
+        (("--with", "rules", "--evict"), "--evict belongs to --with ollama:…; it means nothing to --with rules"),
+        (("--with", "rules", "--accept-drift", "x"), "--accept-drift belongs to --with command:…"),
+        (("--with", "rules", "--timeout-s", "9"), "--timeout-s belongs to --with command:… and --with ollama:…"),
+        (("--with", "command:cat", "--num-ctx", "9"), "--num-ctx belongs to --with ollama:…"),
+        (("--with", "command:cat", "--allow-unknown-size"), "--allow-unknown-size belongs to --with ollama:…"),
+        (("--with", "ollama:x", "--batch", "9"), "--batch belongs to --with command:…"),
         (("--with", "command:cat", "--judge", "rules"), "belong to the provisional judges"),
         (("--with", "command:cat", "--accept-drift", ""), "--accept-drift takes a reason"),
     ],
@@ -544,6 +669,19 @@ def test_status_before_anybody_judged_says_how_to_begin(table: Table) -> None:
     assert ended.stdout.startswith(f"{table.name}: 8 answers, 0 judged (0 at the floor), 8 pending (0 of them held)")
     assert "nobody has judged yet: `tipbench judge export" in ended.stderr
     assert "the rules judge against the agreed scores" in ended.stdout
+
+
+def test_status_lists_sheets_that_are_out(table: Table) -> None:
+    _, judging = table.export()
+    (sheet,) = table.on("status", "--json").json["open_sheets"]
+    assert (sheet["sheet"], sheet["judge"], sheet["items"], sheet["finished"], sheet["exported"]) == (
+        judging.sheet.id, None, len(judging.entries), 0, judging.exported,
+    )  # fmt: skip
+    raw = fill(judging)
+    table.apply({**raw, "items": raw["items"][:4]}, "--judge", "anna")
+    assert re.search(rf"{judging.sheet.id} +anna +{len(judging.entries)} +4 ", table.on("status").stdout)
+    table.apply(raw)
+    assert table.on("status", "--json").json["open_sheets"] == []
 
 
 def test_status_shows_judges_agreement_history_and_draws_it(large: Table) -> None:

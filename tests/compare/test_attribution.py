@@ -12,6 +12,8 @@ MODELS, PROMPTS = ("a", "b", "c", "d"), ("v1", "v2", "v3")
 PAIRS = tuple(Pair(model, prompt) for model, prompt in product(MODELS, PROMPTS))
 NONE = np.zeros((4, 3))
 
+NAN = np.nan
+
 
 def planted(effects: Floats, *, seed: int = 1, n: int = 32, noise: float = 1.0, scenario: float = 2.0) -> ScoreMatrix:
     """Four models with three prompts, and what each pair adds."""
@@ -137,24 +139,23 @@ def test_persona_effects_show_as_a_part_of_the_scenarios() -> None:
     assert found.persona is not None
     assert 0.9 * found.scenario.share < found.persona.share <= found.scenario.share
     assert p_of(found.persona) < 1e-6
-    assert p_of(found.persona_by_pair) > 0.01
 
 
-def test_a_pair_that_suits_one_persona_shows_as_a_part_of_the_residual() -> None:
+def test_what_is_left_out_of_the_layout_is_named_as_shortly_as_it_can_be() -> None:
     matrix = planted(NONE)
-    moved = matrix.values.copy()
-    moved[[at % 8 == 0 for at in range(32)], 5] += 8
-    found = attributed(board(moved, PAIRS, matrix.personas))
-    assert found.persona_by_pair is not None
-    assert found.persona_by_pair.share <= found.residual.share
-    assert p_of(found.persona_by_pair) < 1e-6
+    assert attributed(matrix).without == ()
+    holes = matrix.values.copy()
+    holes[0, [at for at, pair in enumerate(matrix.pairs) if pair.model == matrix.pairs[-1].model]] = NAN
+    assert attributed(board(holes, matrix.pairs, matrix.personas)).without == (matrix.pairs[-1].model,)
+    holes = matrix.values.copy()
+    holes[0, [at for at, pair in enumerate(matrix.pairs) if pair.prompt == matrix.pairs[0].prompt]] = NAN
+    assert attributed(board(holes, matrix.pairs, matrix.personas)).without == (matrix.pairs[0].prompt,)
 
 
 def test_one_scenario_for_each_persona_tells_nothing_about_personas() -> None:
     matrix = planted(NONE, n=8)
     found = attributed(board(matrix.values, PAIRS))
     assert found.persona is None
-    assert found.persona_by_pair is None
 
 
 def test_one_model_has_no_share_of_its_own_and_the_rest_sums_to_one() -> None:

@@ -35,12 +35,24 @@ def decided(
 
 def test_a_leader_that_is_separated_is_said_to_be() -> None:
     decision = decided({A: HIGH, B: LOW}, A)
-    assert decision.findings == ("a:1b/v1 leads, and every other pair is separated from it.",)
+    assert decision.findings == ("a:1b/v1 leads over 8 scenarios, and every other pair is separated from it.",)
     assert decision.to_json()["standing"] == "leader"
 
 
 def test_a_leader_that_ties_is_said_to() -> None:
-    assert decided({A: SAME, B: LOW}, A).findings == ("a:1b/v1 leads, but cannot be told apart from a:1b/v2.",)
+    said = "a:1b/v1 leads over 8 scenarios, but cannot be told apart from a:1b/v2."
+    assert decided({A: SAME, B: LOW}, A).findings == (said,)
+
+
+def test_a_finding_says_what_the_verdict_says() -> None:
+    for columns, chosen in (({A: HIGH, B: LOW}, A), ({A: SAME, B: LOW}, A), ({A: LOW, B: LOW}, B), ({A: LOW}, A)):
+        made = decided(columns, chosen)
+        assert made.board.verdict.startswith(made.findings[0])
+
+
+def test_a_pair_that_shares_the_lead_is_not_said_to_follow() -> None:
+    (said,) = decided({A: LOW, B: LOW}, B).findings
+    assert said.startswith("a:1b/v1 and a:1b/v2 share the lead")
 
 
 def test_a_tied_pair_that_does_not_lead_is_said_not_to() -> None:

@@ -224,3 +224,8 @@ def test_equal_scores_are_drawn() -> None:
     made = board(lead=0, noise=0, n=4)
     for draw in CHARTS[:3]:
         assert to_svg(draw(made))
+
+
+def test_a_filtered_board_says_so_under_its_title() -> None:
+    assert "only cells with suite=x; only anna" in svg_of(forest(board(where={"suite": "x"}, judge="anna")))
+    assert "only" not in svg_of(forest(board()))

@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations
 from math import log
 from random import Random
@@ -8,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import board
 
 from tipbench.compare.duels import Duel, DuelTable, duel_table
 from tipbench.compare.matrix import Pair
+from tipbench.compare.ranking import Ranking, rank
 from tipbench.compare.statistics import Unknown
+from tipbench.compare.verdict import verdict_text
 
 A, B, C, D = (Pair(name, "v1") for name in "abcd")
 Winner = Literal["first", "second", "tie"]
@@ -192,3 +196,18 @@ def test_intervals_of_differences_cover_the_truth() -> None:
         assert strength.ci_high is not None
         inside += strength.ci_low <= 0.6 <= strength.ci_high
     assert inside / 150 >= 0.93
+
+
+def test_nobody_has_won_while_a_row_of_the_group_has_not_met_the_others() -> None:
+    duels = match(A, B, 8, 8)
+    assert table(duels).winner == A
+    found = duel_table(duels, {A, B, C})
+    assert isinstance(found, DuelTable)
+    assert (found.winner, found.absent) == (None, (C,))
+    told = verdict_text(replace(ranked(), tied=(B, C)), found)
+    assert told.endswith("The duels inside that group name no winner yet: c/v1 has not met the others.")
+
+
+def ranked() -> Ranking:
+    values = np.random.default_rng(3).normal(12, 2, size=(8, 3))
+    return rank(board(values, (A, B, C)))

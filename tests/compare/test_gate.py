@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.judged import scored
+from support.judged import RUBRIC, scored
+from tipbench.compare.cells import BoardCells
 from tipbench.compare.gate import GateResult, Outcome, judge_gate, unknown
 from tipbench.compare.gate_report import annotation, junit_xml
 from tipbench.compare.matrix import Pair
@@ -200,3 +202,32 @@ def test_an_annotation_is_one_line_that_names_cannot_break_out_of() -> None:
     assert not set(title) & set(":,\r\n\x00")
     assert "v%251%0D%0A%3A%3Aerror%3A%3Ax%2Cy" in title
     assert message == "unknown: 50 %25 of%0D%0A::error::all"
+
+
+def with_holes(state: str) -> BoardCells:
+    """The candidate lacks two of eight cells."""
+    base = scored({OLD: BASE, NEW: [*[one + 2 for one in BASE[:6]], None, None]})
+    cells = [
+        each if each.values else replace(each, run=replace(each.run, tags={**each.run.tags, "state": state}))
+        for each in base.cells
+    ]
+    return replace(base, cells=tuple(cells))
+
+
+@pytest.mark.parametrize("state", ["failed", "pending"])
+def test_what_is_missing_of_the_candidate_is_said_and_warned_of(state: str) -> None:
+    result = judge_gate(with_holes(state), NEW, OLD)
+    assert (result.outcome, result.exit_code(strict=True)) == (Outcome.NOT_WORSE, 0)
+    assert f"; 2 candidate cells {state}." in result.reason
+    assert annotation("tip-bench-x", result).startswith("::warning ")
+    found = result.to_json()
+    assert (found["failed"], found["pending"]) == ((2, 0) if state == "failed" else (0, 2))
+    assert (found["baseline_scenarios"], found["n_scenarios"]) == (8, 6)
+
+
+def test_json_names_rubric_judges_and_conditions() -> None:
+    found = gate(WAVE).to_json()
+    assert (found["rubric"], found["judges"], found["conditions"]) == (RUBRIC, ["anna"], "c" * 8)
+    assert (found["failed"], found["pending"]) == (0, 0)
+    nothing = unknown(NEW, OLD, 1.0, "nothing is there.").to_json()
+    assert {nothing[name] for name in ("failed", "pending", "rubric", "judges", "conditions")} == {None}

@@ -236,3 +236,22 @@ def test_ids_of_two_charts_do_not_meet() -> None:
     assert 'id="one-c1"' in one
     assert "url(#one-c1)" in one
     assert "http" not in one
+
+
+def test_a_filtered_board_says_so_and_its_judging_is_of_the_whole_experiment() -> None:
+    page = html_report(board(where={"params.model": "a"}, judge="anna"), judging=judging())
+    assert "only cells with params.model=a; only anna&#x27;s scores" in page
+    assert "whole experiment" in page
+    plain = html_report(board(), judging=judging())
+    assert "whole experiment" not in plain
+    assert ">filter<" not in plain
+
+
+def test_with_a_baseline_both_differences_and_both_ps_are_there() -> None:
+    page = Page(html_report(board(baseline=TWELVE[0])))
+    heads = [text for text in page.texts if text in ("to leader", "standing", "p", "to baseline", "p (baseline)")]
+    assert heads[:5] == ["to leader", "standing", "p", "to baseline", "p (baseline)"]
+
+
+def test_the_smallest_difference_that_would_be_found_is_told() -> None:
+    assert "would probably not be found with 8 scenarios" in html_report(board())

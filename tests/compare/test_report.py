@@ -24,6 +24,7 @@ from tipbench.compare.report import (
     number,
     one_line,
     percent,
+    plain_markdown,
     probability,
     shortened,
     state_of,
@@ -47,13 +48,43 @@ def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
     assert {len(row) for row in rows} == {len(columns)}
 
 
-def test_with_a_baseline_the_differences_are_to_it() -> None:
-    made = board(baseline=TWELVE[0])
+def test_with_a_baseline_the_differences_to_it_stand_beside_those_to_the_leader() -> None:
+    made, plain = board(baseline=TWELVE[0]), board()
     columns, rows = table_rows(made)
-    at = columns.index("to baseline")
+    assert columns[6:11] == ["to leader", "standing", "p", "to baseline", "p (baseline)"]
     own = [row for row in rows if row[1:3] == [TWELVE[0].model, TWELVE[0].prompt]]
-    assert own[0][at] is None
-    assert all(row[at] for row in rows if row not in own)
+    assert own[0][9:11] == [None, None]
+    assert all(row[9] and row[10] for row in rows if row not in own)
+    assert [row[:9] for row in rows] == [row[:9] for row in table_rows(plain)[1]], "p and standing belong together"
+
+
+@pytest.mark.parametrize(("n", "shown"), [(4, False), (8, True)])
+def test_a_chance_of_being_best_is_shown_to_people_from_six_scenarios_on(n: int, shown: bool) -> None:
+    made = board(n=n)
+    columns, rows = table_rows(made)
+    assert all((row[columns.index("P(best)")] is not None) is shown for row in rows)
+    assert any(note.startswith("P(best) is shown from 6 scenarios on") for note in made.notes) is not shown
+    chances = [row["p_best"] for row in made.to_json()["standings"]]
+    assert sum(chances) == pytest.approx(1), "programs get the numbers either way"
+
+
+def test_the_smallest_difference_that_would_be_found_stands_below() -> None:
+    made = board()
+    least = made.to_json()["verdict"]["smallest_detectable"]
+    assert below(made)[0] == (
+        f"Differences to the leader under {least:.1f} points would probably not be found with 8 scenarios."
+    )
+    assert not any("would probably not be found" in line for line in below(board(n=4)))
+
+
+def test_attribution_says_which_rows_it_leaves_out() -> None:
+    def without_llama(pair: Pair, scenario: str) -> bool:
+        return pair.model == "llama3.2:3b" and scenario.startswith("nurse")
+
+    made = board(missing=without_llama)
+    (said,) = [line for line in below(made) if line.startswith("The spread")]
+    assert said.startswith("The spread of scores (over the complete rows, without llama3.2:3b) is due to: model ")
+    assert made.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
 
 
 def test_a_board_by_model_has_no_column_for_prompts() -> None:
@@ -101,11 +132,37 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
     assert "'=HYPERLINK(1)" in {cell for row in rows for cell in row}
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\0", exclude_categories=["Cs"])), min_size=1, max_size=4))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"])), min_size=1, max_size=4))
 def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str]) -> None:
     columns = [f"c{at}" for at in range(len(cells))]
     _, row = csv.reader(io.StringIO(csv_text(columns, [cells]), newline=""))
     assert [cell.removeprefix("'") for cell in row] == [cell.removeprefix("'") for cell in cells]
+
+
+@given(st.text())
+def test_a_csv_holds_nothing_that_moves_a_terminal(text: str) -> None:
+    made = csv_text(["a"], [[text]])
+    assert not {char for char in made if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n", "\t"}
+    made.encode()
+
+
+def test_csv_says_on_every_line_whether_it_is_provisional() -> None:
+    for provisional in (True, False):
+        rows = csv.DictReader(io.StringIO(to_csv(board(provisional=provisional))))
+        assert {row["provisional"] for row in rows} == {str(provisional).lower()}
+
+
+@pytest.mark.parametrize(
+    "text", ["@team see", "mail a.b@example.org", "(@team)", "https://evil.example/x", "www.evil.example"]
+)
+def test_markdown_calls_nobody_and_links_nowhere(text: str) -> None:
+    made = plain_markdown(text)
+    assert not re.search(r"(?<!\w)@\w|@[\w-]+\.\w|\w://|www\.", made)
+    assert re.sub("[\\\\\u200b]", "", made) == text
+
+
+def test_scenarios_and_hashes_stay_as_they_are_in_markdown() -> None:
+    assert plain_markdown("nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1") == "nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1"
 
 
 @given(st.text())
@@ -127,7 +184,7 @@ def test_markdown_has_verdict_table_and_reasons() -> None:
 
 
 def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
-    (line, *_) = below(board())
+    (line,) = [line for line in below(board()) if line.startswith("The spread")]
     assert re.fullmatch(
         r"The spread of scores is due to: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
         r"rest, noise included \d+%\.",

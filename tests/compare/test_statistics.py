@@ -7,7 +7,6 @@ from worlds import board, world
 from tipbench.compare.matrix import Floats, Pair
 from tipbench.compare.statistics import (
     differences_to,
-    levels,
     mean_estimate,
     paired_difference,
     pseudo_values,
@@ -39,18 +38,21 @@ def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> No
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
+def levels(values: Floats) -> Floats:
+    """What rows are ordered by."""
+    return np.asarray(pseudo_values(values).mean(axis=0))
+
+
 def test_one_scenario_gives_a_mean_and_no_interval() -> None:
     found = mean_estimate(np.array([7.5, NAN]))
     assert found is not None
     assert (found.mean, found.ci_low, found.ci_high, found.sd, found.n) == (7.5, None, None, None, 1)
-    assert found.why_no_interval == "one scenario has no spread"
 
 
 def test_equal_scores_give_no_interval_because_one_without_width_would_claim_certainty() -> None:
     found = mean_estimate(np.full(8, 5.0))
     assert found is not None
     assert (found.mean, found.ci_low, found.ci_high) == (5.0, None, None)
-    assert "same number" in (found.why_no_interval or "")
 
 
 def test_a_constant_difference_has_no_interval_even_after_rounding() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.judged import scored
-from tipbench.compare.cells import BoardCell, BoardCells
+from tipbench.compare.cells import BoardCell, BoardCells, Question
 from tipbench.compare.matrix import Pair
 from tipbench.compare.two import TwoExperiments, compare_two
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
@@ -175,3 +175,30 @@ def test_the_order_of_cells_changes_nothing(order: list[int], values: list[float
     second = scored({A: values[8:], B: values[:8]})
     shuffled = replace(first, cells=tuple(first.cells[at] for at in order))
     assert compared(shuffled, second) == compared(first, second)
+
+
+def test_provisional_scores_of_different_judges_do_not_compare() -> None:
+    first = scored({A: LOW}, provisional=True, judges=("rules",))
+    second = scored({A: HIGH}, provisional=True, judges=("ollama:q",))
+    with pytest.raises(NotEnoughData, match=r"tip-bench-may are by rules, those of tip-bench-june by ollama:q"):
+        compared(first, second)
+    assert compared(first, replace(second, judges=("rules",))).verdict.startswith("Provisional: ")
+
+
+def test_stale_runs_of_either_are_noted() -> None:
+    notes = compared(scored({A: LOW}, stale={A: 3}), scored({A: HIGH}, stale={A: 1})).notes
+    assert "3 runs of tip-bench-may of older model builds, prompts or scenarios are left out." in notes
+    assert "1 run of tip-bench-june of older model builds, prompts or scenarios is left out." in notes
+
+
+def test_markdown_has_its_notes_and_csv_says_whether_it_is_provisional() -> None:
+    found = compared(scored({A: LOW}, stale={A: 3}), scored({A: HIGH}))
+    assert "\n- Note: 3 runs of tip-bench-may" in found.markdown()
+    assert found.csv().splitlines()[0].endswith(",provisional")
+    assert found.csv().splitlines()[1].endswith(",false")
+
+
+def test_a_filter_is_noted() -> None:
+    asked = Question({"suite": "tips"}, "anna")
+    notes = compared(scored({A: LOW}, question=asked), scored({A: HIGH}, question=asked)).notes
+    assert "Only cells with suite=tips; only anna's scores." in notes

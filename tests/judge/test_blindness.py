@@ -6,7 +6,10 @@ the classifier sees a leak when there is one.
 
 from __future__ import annotations
 
+import copy
+import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
@@ -14,15 +17,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from support.judging import Desk, fill, honest, record_cells
+from tipbench.cli.judge_applied import applied_json, show_applied
 from tipbench.generate.parsing import Tip
 from tipbench.judge.hiding import compose
+from tipbench.judge.judging import Judging
 from tipbench.judge.key import Behind, Entry, control_id
 from tipbench.judge.selection import Candidate, Wish, choose_cells
 from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
 from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
+from tipbench.record.memory import MemoryStore
 
 SUITE = load_suite("tips")
 CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}
@@ -209,3 +217,91 @@ def test_the_file_does_not_say_which_items_are_hidden() -> None:
     items = sheet_json(as_sheet(make_entries(0)))["items"]
     assert len({tuple(sorted(item)) for item in items}) == 1
     assert not any(f'"{word}"' in text for word in ("behind", "control", "repeat", "references", "run_id"))
+
+
+# What applying tells
+
+
+def answered() -> tuple[Desk, Judging, dict[str, Any]]:
+    """A sheet with answers of another judge's, of this judge's own from before, and controls; filled in."""
+    store = MemoryStore()
+    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    for judge in ("anna", "ben"):
+        desk.judged_by(judge, everything=True)
+    record_cells(store, models=("beta:1b",))
+    desk.judged_by("ben", everything=True)
+    judging = desk.export("anna", everything=True).judging
+    assert {entry.behind for entry in judging.entries} == set(Behind)
+    return desk, judging, fill(judging, honest)
+
+
+def told(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool) -> str:
+    """All that comes out of an apply but the judge's own scores, item by item."""
+    applied = desk.apply(raw, dry_run=dry_run)
+    show_applied(replace(applied, changes=()))
+    said = applied_json(applied)
+    changes, changed = said.pop("changes", None), said.pop("changed")
+    assert changes is None or len(changes) == changed
+    return (json.dumps(said) + capsys.readouterr().out).replace(applied.sheet, "the sheet")
+
+
+def alone(raw: dict[str, Any], at: int) -> dict[str, Any]:
+    return {**raw, "items": [raw["items"][at]]}
+
+
+def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
+    other = copy.deepcopy(raw)
+    for tip in other["items"][at]["tips"]:
+        tip["scores"] = {name: 1 if score > 2 else 5 for name, score in tip["scores"].items()}
+    return other
+
+
+def test_a_single_finished_item_tells_nothing_of_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    desk, judging, raw = answered()
+    said = {told(desk, alone(raw, at), capsys, dry_run=True) for at in range(len(judging.entries))}
+    assert len(said) == 1
+
+
+def test_nor_does_it_in_a_real_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    said = set()
+    for behind in Behind:
+        desk, judging, raw = answered()
+        at = next(at for at, entry in enumerate(judging.entries) if entry.behind is behind)
+        said.add(told(desk, alone(raw, at), capsys, dry_run=False))
+    assert len(said) == 1
+
+
+def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    desk, judging, raw = answered()
+    said: dict[str, set[str]] = {}
+    for at in range(len(judging.entries)):
+        text = told(desk, flipped(raw, at), capsys, dry_run=True)
+        said.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
+    assert {len(texts) for texts in said.values()} == {1}
+    assert not any(re.search(r"\d\.\d", text) for texts in said.values() for text in texts)
+
+
+def test_numbers_come_with_a_verdict_and_one_decimal_and_agreement_with_the_whole_sheet() -> None:
+    store = MemoryStore()
+    desk = Desk(store, record_cells(store))
+    judging = desk.export("anna").judging
+    raw = fill(judging, honest)
+    part = {**raw, "items": raw["items"][:10]}
+    unknown = desk.apply(part).to_json()
+    assert unknown["drift"]["verdict"] == "unknown"
+    numbers = [unknown["drift"][name] for name in ("n_controls", "error", "error_limit", "contrast", "contrast_limit")]
+    numbers += [scale[name] for scale in unknown["drift"]["scales"] for name in ("n", "bias", "interval", "error")]
+    assert set(numbers) == {None}
+    assert (unknown["self_agreement"], unknown["alpha"]) == (None, {})
+    most = desk.apply({**raw, "items": raw["items"][:-1]}).to_json()
+    assert most["drift"]["verdict"] != "unknown"
+    assert (most["drift"]["n_controls"], most["alpha"]) == (None, {})
+    whole = desk.apply(raw)
+    drift = whole.to_json()["drift"]
+    assert drift["error"] == round(drift["error"], 1) != whole.drift.error
+    assert drift["n_controls"] == whole.drift.n_controls
+    assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
+    _, texts = desk.store.get(judging.run_id)
+    assert json.loads(texts["artifact:drift.json"])["error"] == whole.drift.error, "exact where it is kept"

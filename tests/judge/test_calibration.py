@@ -315,7 +315,7 @@ def test_scales_of_different_ranges_weigh_alike_in_the_error() -> None:
 def test_a_held_judge_reads_scale_direction_and_size() -> None:
     drift = one_drift(leaning(0, 1.0))
     sentence = drift.sentences(shipped_rubric())[0]
-    assert sentence.startswith(f"{SCALES[0].name} is scored too high: by {drift.scales[0].bias:.2f} points")
+    assert sentence.startswith(f"{SCALES[0].name} is scored too high: by {drift.scales[0].bias:.1f} points")
     assert "1 to 5" in sentence
 
 
@@ -323,12 +323,13 @@ def test_a_judge_too_strict_reads_too_low() -> None:
     assert "is scored too low: by" in one_drift(leaning(2, -1.0)).sentences(shipped_rubric())[0]
 
 
-def test_a_random_judge_reads_by_how_much_the_error_is_over_the_limit() -> None:
+def test_a_random_judge_reads_that_the_error_is_over_the_limit() -> None:
     drift = one_drift(at_random)
     assert drift.error is not None
     assert drift.error_limit is not None
     said = " ".join(drift.sentences(shipped_rubric()))
-    assert f"{drift.error - drift.error_limit:.2f} more than the limit of {drift.error_limit:.2f}" in said
+    assert f"The scores are {drift.error:.1f} points away" in said
+    assert f"more than the limit of {drift.error_limit:.1f}." in said
 
 
 def test_an_always_three_judge_reads_that_tips_get_scores_too_much_alike() -> None:

@@ -79,17 +79,70 @@ def test_scores_survive_their_text(scores: CellScores) -> None:
     assert scores_text(read_scores(scores_text(scores))) == scores_text(scores)
 
 
+def everything(scores: CellScores) -> list[Judgement]:
+    return [*scores.judges.values(), *scores.held.values(), *scores.history]
+
+
 @given(cell_scores(), judgements())
-def test_history_grows_by_the_former_judgement_and_by_nothing_else(scores: CellScores, given_: Judgement) -> None:
-    former = scores.judges.get(given_.judge)
+def test_what_was_said_is_somewhere_for_ever(scores: CellScores, given_: Judgement) -> None:
+    """Released or withdrawn with the same scores it only moves; else it becomes history."""
+    after = everything(scores.with_judgement(given_))
+    for former in everything(scores):
+        moved = replace(former, held=given_.held, at=given_.at) == given_
+        assert moved or any(kept.says_the_same_as(former) for kept in after)
+
+
+@given(cell_scores(), judgements())
+def test_a_judgement_touches_nobody_else(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_)
-    released = former is not None and replace(former, held=given_.held, at=given_.at) == given_
-    grown = () if former is None or after is scores or released else (former,)
-    assert after.history == scores.history + grown
-    assert after.judges[given_.judge].says_the_same_as(given_)
-    assert {name: kept for name, kept in after.judges.items() if name != given_.judge} == {
-        name: kept for name, kept in scores.judges.items() if name != given_.judge
-    }
+    for one, other in ((scores.judges, after.judges), (scores.held, after.held)):
+        names = (one.keys() | other.keys()) - {given_.judge}
+        assert all(one[name] == other[name] for name in names)
+    assert not any(kept.held for kept in after.judges.values())
+    assert all(kept.held for kept in after.held.values())
+
+
+@given(cell_scores(), judgements())
+def test_a_counted_judgement_stands_unless_a_sheet_exported_later_does(scores: CellScores, given_: Judgement) -> None:
+    new = replace(given_, held=False)
+    standing = scores.with_judgement(new).judges[new.judge]
+    assert standing.says_the_same_as(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
+    held = scores.with_judgement(new).held.get(new.judge)
+    assert held is None or held.sheet != new.sheet
+
+
+@given(judgements(), judgements())
+def test_a_held_sheet_takes_nothing_away_that_counts_from_another(counted: Judgement, held: Judgement) -> None:
+    counted = replace(counted, held=False, sheet="one")
+    held = replace(held, held=True, sheet="two", judge=counted.judge)
+    scores = NOBODY.with_judgement(counted).with_judgement(held)
+    assert (scores.counted, scores.history) == ([counted], ())
+    assert scores.held == {held.judge: held}
+    assert run_change(scores, RUBRICS, 7).tags["held"] == "true"
+
+
+@given(judgements(), judgements(), st.booleans())
+def test_a_sheet_that_becomes_held_takes_its_own_scores_back_and_what_they_replaced_stands_again(
+    first: Judgement, second: Judgement, revised: bool
+) -> None:
+    first = replace(first, held=False, sheet="one", exported="2026-01-01")
+    second = replace(second, held=False, sheet="two", exported="2026-01-02", judge=first.judge)
+    scores = NOBODY.with_judgement(first).with_judgement(second)
+    assert (scores.counted, scores.history) == ([second], (first,))
+    held = replace(second, held=True, format_ok=second.format_ok != revised)
+    scores = scores.with_judgement(held)
+    assert scores.counted == [first]
+    assert scores.held == {held.judge: held}
+    assert scores.history == ((second,) if revised else ())
+    assert scores.with_judgement(replace(held, held=False)).counted == [replace(held, held=False)]
+
+
+@given(judgements(), judgements())
+def test_a_held_sheet_that_is_accepted_too_late_is_history(old: Judgement, new: Judgement) -> None:
+    old = replace(old, held=True, sheet="one", exported="2026-01-01")
+    new = replace(new, held=False, sheet="two", exported="2026-01-02", judge=old.judge)
+    scores = NOBODY.with_judgement(old).with_judgement(new).with_judgement(replace(old, held=False))
+    assert (scores.counted, scores.held, scores.history) == ([new], {}, (old,))
 
 
 @given(cell_scores(), judgements())
@@ -102,7 +155,8 @@ def test_a_provisional_judgement_moves_nothing_that_counts(scores: CellScores, g
 def test_release_and_hold_alone_make_no_history(given_: Judgement, held: bool) -> None:
     scores = NOBODY.with_judgement(given_).with_judgement(replace(given_, held=held, at="later"))
     assert scores.history == ()
-    assert scores.judges[given_.judge].held is held
+    assert (scores.held if held else scores.judges).keys() == {given_.judge}
+    assert not (scores.judges if held else scores.held)
 
 
 @given(cell_scores())
@@ -150,7 +204,7 @@ def test_a_run_is_judged_exactly_when_something_counts(scores: CellScores) -> No
         assert change.tags["scores_rubric"] == scores.counted[0].rubric
         assert change.texts["artifact:rubric.md"] == RUBRICS[scores.counted[0].rubric].text
     else:
-        assert state == ("pending" if scores.judges else None)
+        assert state == ("pending" if scores.held else None)
         assert "composite" not in change.metrics
     assert json.loads(change.tags["judges"]) == sorted(given_.judge for given_ in scores.counted)
     assert any(name.startswith("provisional_") for name in change.metrics) == bool(scores.provisional)
@@ -181,6 +235,14 @@ def test_a_floor_comes_from_the_rubric() -> None:
 def test_a_spoilt_text_is_told_and_not_guessed_at(text: str) -> None:
     with pytest.raises(CorruptText, match=r"artifact:scores\.json is not what tipbench writes"):
         read_scores(text)
+
+
+@given(judgements())
+def test_held_scores_of_an_earlier_version_are_read_from_among_the_others(given_: Judgement) -> None:
+    held = replace(given_, held=True)
+    raw = json.loads(scores_text(NOBODY.with_judgement(held)))
+    raw["judges"] = raw.pop("held")
+    assert read_scores(json.dumps(raw)) == NOBODY.with_judgement(held)
 
 
 def test_no_text_is_nobody() -> None:

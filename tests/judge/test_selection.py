@@ -137,11 +137,11 @@ def test_everything_is_all_that_this_judge_has_not_scored(judge: str | None, cou
     assert len(choose(world, judge=judge, everything=True)) == count
 
 
-def test_scenarios_with_controls_come_first_then_those_the_caller_wants() -> None:
+def test_what_the_caller_wants_comes_first_then_scenarios_with_controls() -> None:
     chosen = choose(
         grid(), seed=3, controls=("persona6@slot", "persona2@slot"), first=["persona5@slot", "persona2@slot"]
     )
-    assert scenarios_of(chosen)[:3] == ["persona2@slot", "persona6@slot", "persona5@slot"]
+    assert scenarios_of(chosen)[:3] == ["persona5@slot", "persona2@slot", "persona6@slot"]
 
 
 def test_not_every_judge_begins_with_the_same_scenario() -> None:

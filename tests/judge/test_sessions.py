@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from support.judging import Desk, always, at_random, by_hand, fill, items_of, record_cells, three_tips
 from tipbench.errors import MlflowAway, NotEnoughData, SheetRefused, UsageError
+from tipbench.judge import running
+from tipbench.judge import sheet as sheet_module
 from tipbench.judge.exporting import Request
 from tipbench.judge.filler import Unscored
 from tipbench.judge.judging import SheetStatus, find_judging, judgings
 from tipbench.judge.key import Behind
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import Ran, run_judge
+from tipbench.judge.running import Around, Ran, run_judge
 from tipbench.judge.sheet import ItemScore, Sheet, TipScore, sheet_text
 from tipbench.plan.grid import PlannedCell
 from tipbench.plan.suite import load_suite
@@ -174,7 +176,7 @@ def test_a_judge_who_does_not_look_is_held_and_the_cells_stay_pending(desk: Desk
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
     assert states(desk) == {"pending": CELLS}
-    assert all(scores.judges["anna"].held for scores in desk.scores().values()), "stored all the same"
+    assert all(scores.held["anna"].held for scores in desk.scores().values()), "stored all the same"
     assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
 
 
@@ -606,11 +608,27 @@ def test_floors_alone_can_be_computed_anew(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughData):
         desk.export()
     folder = warm_suite(tmp_path)
-    judging = desk.export(suite=str(folder), rejudge=True).judging
-    assert judging.sheet.items == ()
-    applied = desk.apply(json.loads(sheet_text(judging.sheet)))
-    assert (applied.status, applied.finished) == ("applied", 0)
+    with pytest.raises(
+        NotEnoughData, match=r"48 answers without a usable tip were floored anew under warm-v1\. Nothing"
+    ):
+        desk.export(suite=str(folder), rejudge=True)
     assert {run.metrics["composite"] for run in desk.cells().values()} == {-6.0}
+    assert not find_sheets(desk)
+    with pytest.raises(NotEnoughData, match=r"^Nothing in"):
+        desk.export(suite=str(folder), rejudge=True)
+
+
+def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
+    """Neither a provisional judge, nor a sheet of which nothing is finished, may move a board to another rubric."""
+    desk, _ = some_floored()
+    desk.judged_by("anna")
+    folder = str(warm_suite(tmp_path))
+    run_judge(desk.store, desk.experiment, Script(score=1), Request(suite=folder, rejudge=True))
+    judging = desk.export("anna", suite=folder, rejudge=True).judging
+    desk.apply(json.loads(sheet_text(judging.sheet)))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"tip-v1"}
+    desk.apply(fill_warm(judging))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"warm-v1"}
 
 
 def test_two_rubrics_are_never_mixed_in_one_mean(tmp_path: Path) -> None:
@@ -701,12 +719,13 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
 
 
 class Script:
-    """A filler that scores everything with 3, stops where it is told to, and remembers what it was asked."""
+    """A filler that scores everything alike, stops where it is told to, and remembers what it was asked."""
 
     provisional = True
 
-    def __init__(self, *, dies_after: int | None = None, skips: int = 0) -> None:
+    def __init__(self, *, dies_after: int | None = None, skips: int = 0, score: int = 3) -> None:
         self.name = "script"
+        self._score = score
         self.asked: list[int] = []
         self._dies_after = dies_after
         self._skips = skips
@@ -720,13 +739,14 @@ class Script:
             if at < self._skips:
                 yield Unscored(item.id, "no answer came")
             else:
-                scores = dict.fromkeys(sheet.rubric.scale_names, 3)
+                scores = dict.fromkeys(sheet.rubric.scale_names, self._score)
                 yield ItemScore(item.id, item.format_ok, tuple(TipScore(scores, tip.overlong) for tip in item.tips))
 
 
 def run_script(desk: Desk, script: Script, said: list[str] | None = None, **options: Any) -> Ran:
     report: Callable[[str], None] = (said if said is not None else []).append
-    return run_judge(desk.store, desk.experiment, script, Request(), report=report, **options)
+    accept = options.pop("accept", None)
+    return run_judge(desk.store, desk.experiment, script, Request(), accept=accept, around=Around(report, **options))
 
 
 def test_a_judge_that_was_interrupted_continues_its_sheet(desk: Desk) -> None:
@@ -783,9 +803,13 @@ def test_a_judge_that_counts_is_held_like_a_person(desk: Desk) -> None:
     assert states(desk) == {"pending": CELLS}
     script = Script()
     script.provisional = False
-    with pytest.raises(NotEnoughData, match="held"):
+    again = rf"held.* If the scores of the sheet {ran.applied.sheet} shall stand: the same command with --accept-drift"
+    with pytest.raises(NotEnoughData, match=again):
         run_script(desk, script)
     assert script.asked == []
+    assert run_script(desk, script, accept="a test").applied.accepted == "a test"
+    assert script.asked == [], "what was scored before is taken as it is"
+    assert states(desk) == {"judged": CELLS}
 
 
 def test_a_judge_that_counts_may_be_accepted_at_once(desk: Desk) -> None:
@@ -793,3 +817,123 @@ def test_a_judge_that_counts_may_be_accepted_at_once(desk: Desk) -> None:
     script.provisional = False
     assert run_script(desk, script, accept="a test").applied.status == "applied"
     assert states(desk) == {"judged": CELLS}
+
+
+def counting_script(**options: Any) -> Script:
+    script = Script(**options)
+    script.provisional = False
+    return script
+
+
+@pytest.mark.parametrize("provisional", [True, False])
+@pytest.mark.parametrize("survived", [1, 2, 30])
+def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int, provisional: bool) -> None:
+    store = DyingStore()
+    desk = Desk(store, record_cells(store))
+    script = Script()
+    script.provisional = provisional
+    store.updates_left = survived + 1  # the answers are saved first
+    with pytest.raises(MlflowAway):
+        run_script(desk, script, accept=None if provisional else "a test")
+    store.updates_left = None
+    said: list[str] = []
+    ran = run_script(desk, script, said)
+    assert script.asked == [ran.applied.finished], "nothing was scored twice"
+    assert said == [f"the sheet {ran.applied.sheet} was not applied to its end: doing so now"]
+    name = "provisional_composite" if provisional else "composite"
+    assert {run.metrics[name] for run in desk.cells().values()} == {11.0}
+    assert ran.continued
+    with pytest.raises(NotEnoughData):
+        run_script(desk, script)
+
+
+def test_what_waits_is_judged_after_what_a_dead_run_left() -> None:
+    store = DyingStore()
+    desk = Desk(store, record_cells(store))
+    store.updates_left = 10
+    with pytest.raises(MlflowAway):
+        run_script(desk, Script())
+    store.updates_left = None
+    record_cells(store, models=("gamma:3b",))
+    script = Script()
+    run_script(desk, script)
+    assert len(script.asked) == 1
+    assert script.asked[0] < CELLS
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reason(desk: Desk) -> None:
+    held = run_script(desk, counting_script()).applied.sheet
+    record_cells(desk.store, models=("gamma:3b",))
+    script = counting_script()
+    ran = run_script(desk, script, accept="we looked at them")
+    assert (ran.applied.sheet, ran.applied.accepted, script.asked) == (held, "we looked at them", [])
+    assert states(desk) == {"judged": CELLS, "pending": CELLS // 2}
+
+
+# MLflow is away while a filler judges
+
+
+class Outage(Script):
+    """MLflow goes away before an item and comes back before another."""
+
+    def __init__(self, store: MemoryStore, away_at: int, back_at: int | None) -> None:
+        super().__init__()
+        self._store, self._away_at, self._back_at = store, away_at, back_at
+
+    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """As `Script.fill`."""
+        for at, outcome in enumerate(super().fill(sheet, report)):
+            if at in (self._away_at, self._back_at):
+                self._store.away = at == self._away_at
+            yield outcome
+
+
+def test_an_mlflow_that_is_away_for_a_while_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SAVE_S", 0.0)
+    store = MemoryStore()
+    desk = Desk(store, record_cells(store))
+    said: list[str] = []
+    ran = run_script(desk, Outage(store, 5, 30), said)
+    assert ran.applied.unfinished == 0
+    assert sum("Judging goes on" in line for line in said) == 1
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+def test_an_mlflow_that_stays_away_costs_no_score(tmp_path: Path) -> None:
+    store = MemoryStore()
+    desk = Desk(store, record_cells(store))
+
+    def rescue(sheet: str, text: str) -> Path:
+        path = tmp_path / f"{sheet}.json"
+        path.write_text(text)
+        return path
+
+    with pytest.raises(MlflowAway, match=r"items are scored, .* `tipbench judge apply .*\.json`") as away:
+        run_script(desk, Outage(store, 5, None), rescue=rescue)
+    (path,) = tmp_path.iterdir()
+    assert str(path) in str(away.value)
+    store.away = False
+    assert desk.apply(json.loads(path.read_text())).unfinished == 0
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+# What an export says
+
+
+def test_an_export_tells_whether_it_can_measure_and_which_cells_compare_leaves_out(desk: Desk) -> None:
+    assert desk.export("anna").enough_controls
+    assert not desk.export("anna", limit=3).enough_controls
+    assert desk.export("anna").other_conditions == 0
+    record_cells(desk.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))
+    assert desk.export("anna").other_conditions == CELLS
+
+
+def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = desk.export().judging
+    before = sheet_text(judging.sheet)
+    monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
+    (found,) = find_sheets(desk)
+    assert sheet_text(found.sheet) == before

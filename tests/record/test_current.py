@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.record.current import stale_runs
+from tipbench.record.current import newest_run, stale_runs
 from tipbench.record.run import StoredRun
 
 
@@ -79,3 +79,35 @@ def test_what_is_left_never_mixes_two_builds_and_has_the_newest_of_each_name(man
             if each.run_id not in stale:
                 seen.setdefault(key, set()).add(value)
         assert all(values == {newest[key]} for key, values in seen.items())
+
+
+def failed(made: StoredRun) -> StoredRun:
+    return replace(made, status="FAILED", tags={**made.tags, "state": "failed"})
+
+
+def test_a_build_that_never_answered_replaces_nothing_and_is_not_old() -> None:
+    runs = [run("answered", at=1), failed(run("tried", digest="d2", text="p2", at=2))]
+    assert stale_runs(runs) == set()
+
+
+def test_a_failure_of_an_older_build_is_stale() -> None:
+    assert stale_runs([failed(run("tried", at=1)), run("answered", digest="d2", at=2)]) == {"tried"}
+
+
+def test_where_nothing_has_answered_the_newest_failure_decides() -> None:
+    assert stale_runs([failed(run("old", at=1)), failed(run("new", digest="d2", at=2))]) == {"old"}
+
+
+def test_a_scenario_that_was_rewritten_makes_its_older_content_stale() -> None:
+    def at(run_id: str, content: str, when: int) -> StoredRun:
+        made = run(run_id, at=when)
+        return replace(made, params={**made.params, "scenario": "s"}, tags={**made.tags, "scenario_hash": content})
+
+    assert stale_runs([at("old", "h1", 1), at("new", "h2", 2)]) == {"old"}
+    assert stale_runs([at("old", "h1", 1), failed(at("tried", "h2", 2))]) == set()
+
+
+def test_the_newest_run_is_the_newest_answer_in_whatever_order() -> None:
+    runs = [run("a", at=1), run("b", at=1), failed(run("c", at=9))]
+    assert newest_run(runs) == newest_run(runs[::-1]) == runs[1]
+    assert newest_run(runs[2:]) == runs[2]

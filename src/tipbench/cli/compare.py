@@ -13,11 +13,11 @@ from tipbench.cli.judge import checked_judge
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.cli.pairs import read_pair
 from tipbench.cli.writing import check_file, write_file
-from tipbench.errors import UsageError
+from tipbench.errors import TipbenchError, UsageError
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.compare.cells import Question
+    from tipbench.compare.cells import BoardCells, Question
     from tipbench.compare.leaderboard import Leaderboard
     from tipbench.compare.matrix import Pair
     from tipbench.record.mlflow import MlflowStore
@@ -57,7 +57,7 @@ WhereOption = Annotated[
 
 def compare(
     experiments: Annotated[
-        list[str] | None, typer.Argument(metavar="[EXPERIMENT]…", help="One experiment, or two to be compared.")
+        list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment, or two to be compared.")
     ] = None,
     experiment: ExperimentOption = None,
     format_: Annotated[
@@ -108,7 +108,6 @@ def compare(
       tipbench compare tip-bench-may tip-bench-june --format md
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.keeping import keep_board
     from tipbench.compare.reading import read_leaderboard
 
     settings = load_settings()
@@ -124,7 +123,7 @@ def compare(
             return
         if map_:
             raise UsageError("--map pairs up rows of two experiments; name two.")
-        board, _ = read_leaderboard(
+        board, cells = read_leaderboard(
             store,
             found[0],
             question,
@@ -132,12 +131,22 @@ def compare(
             by=by.value if by else None,
             cluster=cluster.value if cluster else None,
         )
-        keep_board(store, found[0].experiment_id, board)
         if html is not None:
-            _write_html(store, found[0], board, question, html)
-    if plot is not None:
-        _draw(board, plot)
-    _print(board, chosen)
+            _write_html(store, found[0], board, cells, html)
+        if plot is not None:
+            _draw(board, plot)
+        _print(board, chosen)
+        _keep(store, found[0], board)
+
+
+def _keep(store: MlflowStore, experiment: Experiment, board: Leaderboard) -> None:
+    """In MLflow; whoever may only read still gets the board."""
+    from tipbench.compare.keeping import keep_board
+
+    try:
+        keep_board(store, experiment.experiment_id, board)
+    except TipbenchError as exc:
+        say(f"note: the board could not be kept in MLflow ({exc})")
 
 
 def _names(settings: Settings, given: list[str] | None, flag: str | None) -> list[str]:
@@ -178,23 +187,27 @@ def _refuse(**options: object) -> None:
 
 def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> Question:
     from tipbench.compare.cells import Question
-    from tipbench.record.reading import read_filter
 
     if judge is not None and provisional:
         raise UsageError("--judge names a judge whose scores count; --provisional shows those that do not. Choose one.")
+    return Question(read_filters(where), checked_judge(judge), provisional)
+
+
+def read_filters(where: list[str] | None) -> dict[str, str]:
+    """What --where says, all of it; UsageError when no cell could be so."""
+    from tipbench.record.reading import read_filter
+
     filters: dict[str, str] = {}
     for key, value in map(read_filter, where or []):
         if filters.setdefault(key, value) != value:
             raise UsageError(f"--where {key} is given twice, as {filters[key]} and {value}; no cell is both.")
-    return Question(filters, checked_judge(judge), provisional)
+    return filters
 
 
 def _compare_two(
     store: MlflowStore, found: list[Experiment], question: Question, mapped: list[str], format_: BoardFormat
 ) -> None:
     from tipbench.compare.cells import read_board
-    from tipbench.compare.report import markdown_table, plain_markdown
-    from tipbench.compare.spreadsheet import csv_text
     from tipbench.compare.two import compare_two
 
     boards = [read_board(store, each.experiment_id, question) for each in found]
@@ -203,15 +216,15 @@ def _compare_two(
     if format_ is BoardFormat.JSON:
         print_json(result.to_json())
         return
-    columns, rows = result.table()
     if format_ is BoardFormat.CSV:
-        print(csv_text(columns, rows), end="")
+        print(result.csv(), end="")
     elif format_ is BoardFormat.MARKDOWN:
-        print(f"{plain_markdown(result.verdict)}\n\n{markdown_table(columns, rows, text=_NAMES)}", end="")
+        print(result.markdown(), end="")
     else:
+        columns, rows = result.table()
         print(safe_text(f"{result.verdict}\n"))
         print_table(columns, rows, text=_NAMES)
-    for note in result.notes:
+    for note in result.notes if format_ is not BoardFormat.MARKDOWN else ():
         say(f"note: {note}")
 
 
@@ -228,7 +241,8 @@ def _print(board: Leaderboard, format_: BoardFormat) -> None:
     if format_ is BoardFormat.JSON:
         print_json(board.to_json())
     elif format_ is BoardFormat.CSV:
-        print(report.to_csv(board), end="")
+        print(report.to_csv(board), end="", flush=True)
+        _say_notes(board)
     elif format_ is BoardFormat.MARKDOWN:
         print(report.to_markdown(board), end="")
     else:
@@ -250,6 +264,10 @@ def show_board(board: Leaderboard) -> None:
     say_left_out(gone, "--format csv")
     for line in report.below(board):
         print(safe_text(line))
+    _say_notes(board)
+
+
+def _say_notes(board: Leaderboard) -> None:
     for note in board.notes:
         say(f"note: {note}")
 
@@ -262,11 +280,11 @@ def _draw(board: Leaderboard, path: Path) -> None:
     say(f"drawn: {path}")
 
 
-def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, question: Question, path: Path) -> None:
+def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, path: Path) -> None:
     from tipbench.compare.answers import read_answers
     from tipbench.compare.html import html_report
     from tipbench.judge.status import judging_status
 
-    answers = read_answers(store, experiment, board, question.where)
+    answers = read_answers(store, experiment, board, cells)
     write_file(path, html_report(board, answers, judging_status(store, experiment)), "--html")
     say(f"report: {path}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tipbench.cli.compare import read_filters
 from tipbench.cli.console import print_json, safe_text, say
 from tipbench.cli.judge import checked_judge
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
@@ -62,13 +63,12 @@ def gate(
     from tipbench.compare.cells import Question
     from tipbench.compare.gate import unknown
     from tipbench.compare.gate_report import annotation, junit_xml
-    from tipbench.record.reading import read_filter
 
     settings = load_settings()
     pairs = read_pair(candidate, "--candidate"), read_pair(baseline, "--baseline")
     if not isfinite(margin) or margin < 0:
         raise UsageError(f"--margin takes points, 0 or more (got {margin:g}).")
-    question = Question(dict(read_filter(text) for text in where or []), checked_judge(judge))
+    question = Question(read_filters(where), checked_judge(judge))
     name = chosen_experiment(settings, experiment)
     if junit is not None:
         check_file(junit, "--junit")
@@ -113,5 +113,7 @@ def _tell(result: GateResult) -> None:
     if result.outcome is Outcome.UNKNOWN:
         raise NotEnoughData(result.reason)
     print(safe_text(result.reason))
+    if result.evidence and result.evidence.unfinished:
+        say(f"warning: the answer rests on part of the candidate's cells: {result.evidence.unfinished}")
     if result.outcome is Outcome.UNDECIDED:
         say("warning: the gate is undecided; --strict makes that a failure")

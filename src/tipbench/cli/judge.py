@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shlex
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,20 +12,20 @@ import typer
 
 from tipbench.cli.console import print_json, say
 from tipbench.cli.counting import counting
+from tipbench.cli.judge_applied import alone, applied_json, refused_json, show_applied
+from tipbench.cli.judge_files import check_target, is_stream, read_filled, write_text
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.applying import Applied, Change
     from tipbench.judge.exporting import Exported, Request
     from tipbench.judge.judging import Judging
-    from tipbench.plan.rubric import Rubric
+    from tipbench.judge.telling import Applied
     from tipbench.record.mlflow import MlflowStore
 
 app = typer.Typer(help="Score answers blind against the pinned rubric.", no_args_is_help=True, rich_markup_mode=None)
 
-_ANCHORS_SHOWN = 5
 JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Who judges.")]
 SuiteOption = Annotated[
     str | None,
@@ -70,6 +67,9 @@ def export(
     sheet: Annotated[
         str | None, typer.Option("--sheet", metavar="ID", help="Write this sheet once more, byte for byte.")
     ] = None,
+    filled: Annotated[
+        bool, typer.Option("--filled", help="With --sheet: with the scores that have come back so far.")
+    ] = False,
     format_: Annotated[
         SheetFormat, typer.Option("--format", metavar="json|csv", help="csv is for spreadsheets.", show_default=True)
     ] = SheetFormat.JSON,
@@ -106,11 +106,13 @@ def export(
         seed=seed,
         suite=suite,
     )
+    if filled and sheet is None:
+        raise UsageError("--filled is for a sheet that was exported before: name it with --sheet ID.")
     check_target(out)
     with open_store(settings, mlflow_url) as store:
         found = existing_experiment(store, chosen_experiment(settings, experiment))
         if sheet is not None:
-            _write(out, format_, _recorded(store, found.experiment_id, found.name, sheet))
+            _write_again(out, format_, _recorded(store, found.experiment_id, found.name, sheet), filled=filled)
             return
         if focus:
             request = _focused(store, found.experiment_id, request)
@@ -148,34 +150,6 @@ def checked_judge(name: str | None) -> str | None:
     return tidy_name(name)
 
 
-def check_target(path: Path) -> None:
-    """Refuse what cannot be written, or holds somebody's scores, before anything is done."""
-    if str(path) == "-":
-        return
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise UsageError(f"--out takes a file; {path} {what}.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--out {path} cannot be written: no permission. Choose another file.")
-    if path.exists() and _has_scores(path):
-        raise UsageError(
-            f"{path} is a sheet with scores in it. Apply it first (tipbench judge apply {path}), or take another file."
-        )
-
-
-def _has_scores(path: Path) -> bool:
-    from tipbench.judge.sheet_files import read_sheet_file
-
-    try:
-        raw = read_sheet_file(path)
-        if any(item.get("winner") is not None for item in raw["items"]):
-            return True
-        tips = [tip for item in raw["items"] for tip in item["tips"]]
-        return any(score is not None for tip in tips for score in tip["scores"].values())
-    except (SheetRefused, UsageError, KeyError, TypeError, AttributeError):
-        return False
-
-
 def _recorded(store: MlflowStore, experiment_id: str, name: str, sheet: str) -> Judging:
     from tipbench.judge.judging import find_judging
 
@@ -185,39 +159,46 @@ def _recorded(store: MlflowStore, experiment_id: str, name: str, sheet: str) -> 
     return found
 
 
-def _write(path: Path, format_: SheetFormat, judging: Judging) -> None:
-    from tipbench.generate.durable import write_whole
+def _write_again(path: Path, format_: SheetFormat, judging: Judging, *, filled: bool) -> None:
+    if filled:  # whoever fills it further need not sign it again
+        judging = replace(judging, sheet=replace(judging.sheet, judge=judging.owner))
+    _write(path, format_, judging, filled=filled)
+    scored = f", {judging.finished} of them with the scores given so far" if filled else ""
+    say(f"sheet {judging.sheet.id} once more: {len(judging.entries)} items {_place(path)}{scored}")
+
+
+def _write(path: Path, format_: SheetFormat, judging: Judging, *, filled: bool = False) -> None:
     from tipbench.judge.sheet import sheet_text
     from tipbench.judge.sheet_csv import sheet_csv
 
-    text = sheet_text(judging.sheet) if format_ is SheetFormat.JSON else sheet_csv(judging.sheet)
-    content = text.encode("utf-8", "backslashreplace")  # half a character becomes its JSON escape
-    if str(path) == "-":
-        sys.stdout.buffer.write(content)
-        return
-    try:
-        write_whole(path, content)
-    except OSError as exc:
-        raise UsageError(
-            f"--out {path} could not be written: {exc.strerror}. The sheet is kept: tipbench judge export "
-            f"--experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE writes it again."
-        ) from exc
+    form = sheet_text if format_ is SheetFormat.JSON else sheet_csv
+    text = form(judging.sheet, judging.answers if filled else None)
+    again = f"tipbench judge export --experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE"
+    write_text(path, text, f"The sheet is kept: {again} writes it again.")
+
+
+def _place(path: Path) -> str:
+    return "on stdout" if is_stream(path) else f"in {path}"
 
 
 def _say_exported(done: Exported, request: Request, out: Path) -> None:
     items = len(done.judging.entries)
     who = f" for {request.judge}" if request.judge else ""
-    say(f"sheet {done.judging.sheet.id}{who}: {items} items in {out}")
+    say(f"sheet {done.judging.sheet.id}{who}: {items} items {_place(out)}")
     if done.unknown_scenarios:
         say(f"left out: {done.unknown_scenarios} cells whose scenario the suite does not have as it was; see --suite")
     if done.older_rubric:
         say(f"{done.older_rubric} cells were scored under another rubric; --rejudge scores them again")
-    say(f"next: fill in the scores, then `tipbench judge apply {out}`")
+    if done.other_conditions:
+        say(f"{done.other_conditions} answers have other conditions than the newest; compare shows only the newest")
+    if not done.enough_controls:
+        say("the drift verdict of this sheet will be unknown: it has too little in it that measures the judge")
+    say(f"next: fill in the scores, then `tipbench judge apply {'FILE' if is_stream(out) else shlex.quote(str(out))}`")
 
 
 @app.command("apply")
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The filled sheet, JSON or CSV, or the filled duels.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The filled sheet (JSON, CSV) or duels; - is stdin.")],
     judge: JudgeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
     accept_drift: Annotated[
@@ -239,14 +220,13 @@ def apply(
       tipbench judge apply anna.json --accept-drift "agreed in the team on 3 May"
     """
     from tipbench.judge.duel_sheet import FORMAT as DUELS
-    from tipbench.judge.sheet_files import read_sheet_file
 
     settings = load_settings()
     reason = checked_reason(accept_drift)
     name = checked_judge(judge)
     raw: dict[str, Any] = {}
     try:
-        raw = read_sheet_file(file)
+        raw = read_filled(file)
         if raw.get("format") == DUELS:
             _apply_duels(settings, mlflow_url, raw, name, reason, dry_run=dry_run, json_=json_)
             return
@@ -254,12 +234,12 @@ def apply(
     except SheetRefused as exc:
         if not json_:
             raise
-        print_json(_refused_json(exc, raw.get("sheet")))
+        print_json(refused_json(exc, raw.get("sheet")))
         raise typer.Exit(1) from exc
     if json_:
-        print_json({**applied.to_json(), **({"dry_run": True, "changes": _changes_json(applied)} if dry_run else {})})
+        print_json(applied_json(applied))
     else:
-        _say_applied(applied, dry_run=dry_run)
+        show_applied(applied)
     if applied.held:
         raise typer.Exit(1)
 
@@ -304,75 +284,3 @@ def _apply_duels(
         raise UsageError("--accept-drift is for sheets with scores; duels have no drift to accept.")
     with open_store(settings, url) as store, alone(settings, store):
         apply_duel_file(store, raw, judge, dry_run=dry_run, json_=json_)
-
-
-@contextmanager
-def alone(settings: Settings, store: MlflowStore) -> Iterator[None]:
-    """While it lasts no other command of this machine writes scores there; a second one waits."""
-    from tipbench.cli.session import writable_home
-    from tipbench.generate.lock import ResourceLock
-
-    lock = ResourceLock(writable_home(settings), f"judging at {store.url}", "another judge command")
-    lock.acquire(wait=True, report=say)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _refused_json(exc: SheetRefused, sheet: object) -> dict[str, Any]:
-    from tipbench.judge.checking import Problem
-
-    errors = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
-    told = errors or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    name = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
-    return {"sheet": name, "status": "refused", "applied": 0, "unfinished": 0, "errors": told, "drift": None}
-
-
-def _changes_json(applied: Applied) -> list[dict[str, Any]]:
-    return [{"item": change.item, "before": change.before, "after": change.after} for change in applied.changes]
-
-
-def _say_applied(applied: Applied, *, dry_run: bool) -> None:
-    if dry_run:
-        for change in applied.changes:
-            print(_change_line(change))
-    would = "would be " if dry_run else ""
-    left = f", {applied.unfinished} not finished and still pending" if applied.unfinished else ""
-    state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
-    for sentence in applied.drift.sentences(applied.rubric):
-        print(sentence)
-    if applied.held:
-        say_held(applied)
-    elif applied.accepted:
-        print(f"The drift is accepted: {applied.accepted}")
-
-
-def _change_line(change: Change) -> str:
-    def numbers(values: dict[str, float] | None) -> str:
-        return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
-
-    before = dict(change.before) if change.before else None
-    after = dict(change.after) if change.after else None
-    return f"  {change.item}: {numbers(before)} → {numbers(after)}"
-
-
-def say_held(applied: Applied) -> None:
-    """Show the anchors of the scales that drifted, and the two ways on. Never which items were controls."""
-    drifted = {scale.scale for scale in applied.drift.scales if scale.beyond}
-    for name in applied.rubric.scale_names:
-        if name in drifted or not drifted:
-            print(f"\nAnchors for {name}:")
-            for line in _anchor_lines(applied.rubric, name):
-                print(line)
-    print(
-        "\nThe scores are kept and do not count yet. Look at them again beside the anchors, change the sheet and apply "
-        "it again; or, if they shall stand, pass --accept-drift with the reason."
-    )
-
-
-def _anchor_lines(rubric: Rubric, scale: str) -> list[str]:
-    by_step = {anchor.scores[scale]: anchor for anchor in reversed(rubric.anchors)}
-    shown = [by_step[step] for step in sorted(by_step)]
-    return [f"  {anchor.scores[scale]}  “{anchor.tip}” ({anchor.why})" for anchor in shown[:_ANCHORS_SHOWN]]

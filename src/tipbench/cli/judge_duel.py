@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tipbench.cli.console import print_json, say
-from tipbench.cli.judge import JudgeOption, SeedOption, SuiteOption, check_target, checked_judge
+from tipbench.cli.judge import JudgeOption, SeedOption, SuiteOption, checked_judge
+from tipbench.cli.judge_files import check_target, write_text
 from tipbench.cli.options import ExperimentOption, MlflowOption, chosen_experiment
-from tipbench.cli.writing import write_file
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.settings import load_settings
 
@@ -110,12 +109,9 @@ def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> DuelJud
 def _write(path: Path, judging: DuelJudging) -> None:
     from tipbench.judge.duel_sheet import duel_text
 
-    text, sheet = duel_text(judging.sheet), judging.sheet
-    if str(path) == "-":
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-        return
+    sheet = judging.sheet
     again = f"They are kept: tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
-    write_file(path, text, "--out", f"{again} writes them again.")
+    write_text(path, duel_text(sheet), f"{again} writes them again.")
 
 
 def _say_exported(done: DuelExported, judge: str | None, out: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,21 +20,33 @@ from tipbench.cli.judge import (
     RejudgeOption,
     SeedOption,
     SuiteOption,
-    alone,
     checked_judge,
     checked_reason,
-    say_held,
 )
+from tipbench.cli.judge_applied import alone, only_run_of, show_held
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.errors import UsageError
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from tipbench.judge.filler import Filler
-    from tipbench.judge.running import Ran
+    from tipbench.judge.running import Around, Progress, Ran
     from tipbench.plan.config import CollectConfig
+    from tipbench.record.mlflow import MlflowStore
 
 _REASONS_SHOWN = 5
+_COMMAND_TIMEOUT_S = 900.0
+_BELONGS = {  # to which judges an option means something; the others are for all
+    "judge": ("command",),
+    "batch": ("command",),
+    "accept_drift": ("command",),
+    "timeout_s": ("command", "ollama"),
+    "ollama_url": ("ollama",),
+    "max_model_b": ("ollama",),
+    "num_ctx": ("ollama",),
+    "evict": ("ollama",),
+    "allow_unknown_size": ("ollama",),
+}
 
 
 def run(
@@ -53,8 +67,14 @@ def run(
     seed: SeedOption = None,
     suite: SuiteOption = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=1.0, metavar="SECONDS", help="How long a program may take for a call.")
-    ] = 900.0,
+        float | None,
+        typer.Option(
+            "--timeout-s",
+            min=1.0,
+            metavar="SECONDS",
+            help="How long a call of a program, or an answer of a model, may take. [default: 900, 300]",
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option("--batch", min=1, metavar="NUMBER", help="Items a program gets at once. [default: all]"),
@@ -71,6 +91,14 @@ def run(
             "--max-model-b", metavar="NUMBER", help="Largest model, in billions of parameters. [default: 4.0]"
         ),
     ] = None,
+    num_ctx: Annotated[
+        str | None, typer.Option("--num-ctx", metavar="NUMBER", help="The model's context, in tokens. [default: 4096]")
+    ] = None,
+    evict: Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")] = False,
+    allow_unknown_size: Annotated[
+        bool, typer.Option("--allow-unknown-size", help="Also a model that does not tell its size.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")] = False,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -94,30 +122,75 @@ def run(
 
     settings = load_settings()
     request = Request(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
+    ours: dict[str, object] = {"ollama_url": ollama_url, "max_model_b": max_model_b, "num_ctx": num_ctx}
+    ours |= {"evict": evict or None, "allow_unknown_size": allow_unknown_size or None}
+    own = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
+    _check_options(with_, {**own, **ours})
     name = checked_judge(judge)
     reason = checked_reason(accept_drift)
-    rule = settings.collect_config({"ollama_url": ollama_url, "max_model_b": max_model_b})
+    rule = settings.collect_config({**ours, "wait": wait or None})
     with (
         open_store(settings, mlflow_url) as store,
         _filler(with_, name, settings, rule, timeout_s=timeout_s, batch=batch) as filler,
         counting(f"{filler.name} judges") as count,
     ):
-        ran = run_judge(
-            store,
-            existing_experiment(store, chosen_experiment(settings, experiment)),
-            filler,
-            request,
-            report=say,
-            progress=lambda scored, unscored, of: count(scored + unscored, of),
-            accept=reason,
-            alone=lambda: alone(settings, store),
-        )
+        found = existing_experiment(store, chosen_experiment(settings, experiment))
+        with only_run_of(settings, store, found.name, filler.name, wait=rule.wait):
+            accepting = _accepting(with_, filler.name, found.name, mlflow_url)
+            around = _around(
+                settings, store, rule, lambda scored, unscored, of: count(scored + unscored, of), accepting
+            )
+            ran = run_judge(store, found, filler, request, accept=reason, around=around)
     if json_:
         print_json(ran.to_json())
     else:
         show_ran(ran, provisional=filler.provisional)
     if ran.applied.held or ran.unscored:
         raise typer.Exit(1)
+
+
+def _check_options(with_: str, given: Mapping[str, object]) -> None:
+    """UsageError for an option that means nothing to the chosen judge."""
+    kind = with_.partition(":")[0]
+    if kind not in ("rules", "command", "ollama"):
+        return  # `_filler` says so
+    for key, value in given.items():
+        if value is not None and kind not in _BELONGS[key]:
+            flag, whose = "--" + key.replace("_", "-"), " and ".join(f"--with {each}:…" for each in _BELONGS[key])
+            raise UsageError(f"{flag} belongs to {whose}; it means nothing to --with {with_[:80]}. Leave it out.")
+
+
+def _around(settings: Settings, store: MlflowStore, rule: CollectConfig, progress: Progress, accepting: str) -> Around:
+    from tipbench.judge.running import Around
+
+    return Around(
+        report=say,
+        progress=progress,
+        alone=lambda: alone(settings, store),
+        wait_s=rule.server_wait_s,
+        rescue=lambda sheet, text: _rescue(settings, sheet, text),
+        how_to_accept=accepting,
+    )
+
+
+def _accepting(with_: str, judge: str, experiment: str, mlflow_url: str | None) -> str:
+    where = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
+    return (
+        f"tipbench judge run --experiment {experiment} --with {shlex.quote(with_)} --judge {shlex.quote(judge)}{where} "
+        "--accept-drift REASON"
+    )
+
+
+def _rescue(settings: Settings, sheet: str, text: str) -> Path:
+    """A filled sheet that MLflow could not take, in the home folder."""
+    from tipbench.cli.session import writable_home
+    from tipbench.generate.durable import write_whole
+
+    folder = writable_home(settings) / "sheets"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{sheet}.json"
+    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    return path
 
 
 @contextmanager
@@ -127,7 +200,7 @@ def _filler(
     settings: Settings,
     rule: CollectConfig,
     *,
-    timeout_s: float,
+    timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[Filler]:
     """The judge that `--with` names, open while it judges."""
@@ -135,11 +208,9 @@ def _filler(
     if kind == "command" and rest.strip():
         from tipbench.judge.command import CommandJudge, default_name
 
-        yield CommandJudge(rest, judge or checked_judge(default_name(rest)) or "", timeout_s=timeout_s, batch=batch)
-        return
-    if judge is not None:
-        raise UsageError(f"--judge names the judge behind command:…; --with {text} has its own name.")
-    if text == "rules":
+        limit_s = _COMMAND_TIMEOUT_S if timeout_s is None else timeout_s
+        yield CommandJudge(rest, judge or checked_judge(default_name(rest)) or "", timeout_s=limit_s, batch=batch)
+    elif text == "rules":
         from tipbench.judge.rules import RulesJudge
 
         yield RulesJudge()
@@ -149,6 +220,8 @@ def _filler(
 
         keys = ("ollama_url", "max_model_b", "num_ctx", "server_wait_s", "evict", "wait", "allow_unknown_size")
         memory_rule = {key: getattr(rule, key) for key in keys}
+        if timeout_s is not None:
+            memory_rule["timeout_s"] = timeout_s
         with open_model_judge(rest, home=writable_home(settings), report=say, **memory_rule) as opened:
             yield opened
     else:
@@ -169,7 +242,9 @@ def show_ran(ran: Ran, *, provisional: bool) -> None:
             print(f"  {each.item}: {each.reason}")
         if len(ran.unscored) > _REASONS_SHOWN:
             print(f"  and {len(ran.unscored) - _REASONS_SHOWN} more; --json lists all")
-    for sentence in applied.drift.sentences(applied.rubric):
+    for sentence in applied.sentences():
         print(sentence)
     if applied.held:
-        say_held(applied)
+        show_held(applied)
+    elif applied.accepted:
+        print(f"The drift is accepted: {applied.accepted}")

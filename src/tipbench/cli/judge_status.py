@@ -12,11 +12,12 @@ from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, cho
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
+    from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
 
 _COLUMNS = (
     "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "same again", "min/item",
 )  # fmt: skip
+_OPEN = ("sheet", "judge", "items", "finished", "exported")
 _WIDTH = 25  # of a strip: from two points too low to two too high
 _REACH = 2.0
 
@@ -86,6 +87,9 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
         print(f"\nagreement on {state.twice} answers that two or more judged (Krippendorff's alpha; 1 is full):")
         for name, value in state.alpha.items():
             print(f"  {name:<16}{'unknown' if value is None else f'{value:.2f}'}")
+    if state.open_sheets:
+        print("\nsheets that are out (`judge export --sheet ID --filled` writes one again with its scores):")
+        print_table(_OPEN, [_open_row(sheet) for sheet in state.open_sheets], text=_OPEN[:2])
     if state.history:
         print("\nbias on the hidden controls, sheet by sheet (the line is the interval; | is none)")
         for line in history_lines(state.history):
@@ -101,6 +105,10 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
 
 def _number(value: float | None, form: str) -> str:
     return "unknown" if value is None else format(value, form)
+
+
+def _open_row(sheet: OpenSheet) -> list[object]:
+    return [sheet.sheet, sheet.judge or "unsigned", sheet.items, sheet.finished, sheet.exported[:16].replace("T", " ")]
 
 
 def _row(judge: JudgeStatus) -> list[object]:

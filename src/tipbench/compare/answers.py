@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tipbench.compare.cells import BoardCell, Question, choose
+from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.errors import CorruptText, NotEnoughData, SuiteError
+from tipbench.errors import CorruptText, SuiteError
 from tipbench.judge.material import CANDIDATES
 from tipbench.judge.scores import NOBODY, SCORES, CellScores, Judgement, read_scores
 from tipbench.plan.suite import load_suite
@@ -54,21 +54,18 @@ class ScenarioAnswers:
 
 
 def read_answers(
-    store: RunStore, experiment: Experiment, board: Leaderboard, where: Mapping[str, str] | None = None
+    store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
-    """The answers behind a board; `where` is the filter that the board was made with."""
-    asked = {"kind": str(RunKind.CELL), **(where or {})}
-    found = [
-        (run, texts)
+    """The answers behind a board: those of the cells it rests on."""
+    asked = {"kind": str(RunKind.CELL), **cells.question.where}
+    there = {cell.run.run_id for cell in cells.cells}
+    found = {
+        run.run_id: (run, texts)
         for run, texts in store.read(experiment.experiment_id, where=asked, texts=(CANDIDATES, SCORES))
-        if run.tags.get("superseded") != "true"
-    ]
-    if not found:
-        raise NotEnoughData("No cell matches: there are no answers to show.")
-    scores = {run.run_id: read_scores(texts.get(SCORES)) for run, texts in found}
-    judge = board.judges[0] if len(board.judges) == 1 and not board.provisional else None
-    cells = choose([(run, scores[run.run_id]) for run, _ in found], Question(where or {}, judge, board.provisional))
-    tips = {run.run_id: _tips(run.run_id, run.params, texts.get(CANDIDATES, "[]")) for run, texts in found}
+        if run.run_id in there
+    }
+    scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in found.items()}
+    tips = {run_id: _tips(run_id, run.params, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in found.items()}
     names = {cell.run.params.get("suite", "") for cell in cells.cells}
     return arrange(board, cells.cells, tips, scores, _cards(names))
 

@@ -9,7 +9,7 @@ a pair does differently from scenario to scenario, noise included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class InteractionFlag:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Shares sum to 1 over model, prompt, interaction, scenario and residual. A side with one member is None."""
+    """Of the complete rows. Shares sum to 1 over those there are; a side with one member is None."""
 
     model: Factor | None
     prompt: Factor | None
@@ -55,11 +55,11 @@ class Attribution:
     scenario: Factor
     residual: Factor
     persona: Factor | None  # part of scenario; None with one persona, or one scenario for each
-    persona_by_pair: Factor | None  # part of residual: pairs that suit some personas better than others
     models: tuple[Marginal, ...]
     prompts: tuple[Marginal, ...]
     flags: tuple[InteractionFlag, ...]
     n_scenarios: int
+    without: tuple[str, ...] = ()  # models, prompts or pairs of the board that are not complete
 
     def shares(self) -> dict[str, float | None]:
         """The five shares by name, as in the leaderboard's JSON."""
@@ -80,7 +80,18 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
     if reason:
         return Unknown(reason)
     scores = values.reshape(len(rows), len(models), len(prompts))  # pairs are sorted by model, then prompt
-    return _attribution(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)
+    found = _attribution(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)
+    return replace(found, without=_without(matrix.pairs, board.pairs))
+
+
+def _without(pairs: Sequence[Pair], used: Sequence[Pair]) -> tuple[str, ...]:
+    """What the layout leaves out, said as shortly as it can be: whole models, whole prompts, single pairs."""
+    left = [pair for pair in pairs if pair not in used]
+    models = {pair.model for pair in left} - {pair.model for pair in used}
+    prompts = {pair.prompt for pair in left} - {pair.prompt for pair in used}
+    rest = [pair for pair in left if pair.model not in models]
+    alone = [str(pair) for pair in rest if pair.prompt not in prompts]
+    return (*sorted(models), *sorted({pair.prompt for pair in rest if pair.prompt in prompts}), *alone)
 
 
 def _why_not(board: ScoreMatrix, missing: Sequence[str], values: Floats) -> str | None:
@@ -113,15 +124,13 @@ def _attribution(
         return _factor(_Squares(weight * _sum(effects), freedom), noise, total) if freedom else None
 
     scenario = _Squares(k_models * k_prompts * _sum(by_scenario), n - 1)
-    persona, persona_by_pair = _personas(by_scenario, rest, personas, total)
     return Attribution(
         model=factor(by_model, n * k_prompts, k_models - 1),
         prompt=factor(by_prompt, n * k_models, k_prompts - 1),
         interaction=factor(crossed, n, (k_models - 1) * (k_prompts - 1)),
         scenario=_factor(scenario, noise, total),
         residual=Factor(noise.squares / total, noise.squares, noise.freedom, None),
-        persona=persona,
-        persona_by_pair=persona_by_pair,
+        persona=_persona(by_scenario, personas, k_models * k_prompts, total),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
         flags=_flags(scores, models, prompts, seed=seed, flips=flips),
@@ -152,22 +161,15 @@ def _f_test(effect: _Squares, against: _Squares, total: float) -> float | None:
     return float(fdtrc(effect.freedom, against.freedom, ratio))
 
 
-def _personas(
-    by_scenario: Floats, rest: Floats, personas: Sequence[str], total: float
-) -> tuple[Factor | None, Factor | None]:
+def _persona(by_scenario: Floats, personas: Sequence[str], pairs: int, total: float) -> Factor | None:
     names = sorted(set(personas))
-    n, pairs = len(personas), rest[0].size
-    inside = n - len(names)
+    inside = len(personas) - len(names)
     if len(names) < 2 or not inside:
-        return None, None
+        return None
     members = [np.array(personas) == name for name in names]
     between = sum(float(rows.sum()) * float(by_scenario[rows].mean()) ** 2 for rows in members) * pairs
-    specific = sum(float(rows.sum()) * _sum(rest[rows].mean(axis=0)) for rows in members)
-    persona = _Squares(between, len(names) - 1)
     slots = _Squares(pairs * _sum(by_scenario) - between, inside)
-    suited = _Squares(specific, (len(names) - 1) * (pairs - 1))
-    unsuited = _Squares(_sum(rest) - specific, inside * (pairs - 1))
-    return _factor(persona, slots, total), _factor(suited, unsuited, total)
+    return _factor(_Squares(between, len(names) - 1), slots, total)
 
 
 def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:

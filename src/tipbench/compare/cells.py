@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tipbench.compare.matrix import Pair
+from tipbench.compare.rubrics import find_rubric, floor_values
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.judge.scores import SCORES, CellScores, read_scores
-from tipbench.record.current import stale_runs
+from tipbench.generate.parsing import is_overlong, parse_answer
+from tipbench.judge.material import RAW
+from tipbench.judge.scores import SCORES, CellScores, Judgement, read_scores
+from tipbench.plan.rubric import FLAGS, Rubric
+from tipbench.record.current import newest_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
@@ -32,6 +36,18 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]
+    computed: Mapping[str, float] | None = None  # flags by code, where those of the run are judges' that do not count
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """What there is without a score: diversity, speed, and the flags as code computes them."""
+        if self.computed is None:
+            return self.run.metrics
+        return {**{name: value for name, value in self.run.metrics.items() if name not in FLAGS}, **self.computed}
+
+    @property
+    def floored(self) -> bool:
+        return self.run.tags.get("floored") == "true"
 
     @property
     def pair(self) -> Pair:
@@ -62,6 +78,12 @@ class BoardCells:
     other_conditions: int  # runs under conditions that are not looked at
     conditions: str
     other_ids: tuple[str, ...] = ()  # those other conditions, newest first
+    question: Question = field(default_factory=Question)
+
+    @property
+    def gone(self) -> frozenset[Pair]:
+        """Pairs of which every run is stale."""
+        return frozenset(self.stale) - {cell.pair for cell in self.cells}
 
 
 def read_board(store: RunStore, experiment_id: str, question: Question) -> BoardCells:
@@ -70,41 +92,81 @@ def read_board(store: RunStore, experiment_id: str, question: Question) -> Board
     if question.where.get("kind", kind) != kind:
         raise UsageError(f"A board is made of cells; --where kind={question.where['kind']} would leave none.")
     where = {"kind": kind, **question.where}
-    found = store.read(experiment_id, where=where, texts=(SCORES,))
-    runs = [(run, read_scores(texts.get(SCORES))) for run, texts in found if run.tags.get("superseded") != "true"]
-    if not runs:
+    texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
+    found = [
+        (run, kept)
+        for run, kept in store.read(experiment_id, where=where, texts=texts)
+        if run.tags.get("superseded") != "true"
+    ]
+    if not found:
         raise NotEnoughData("No cell matches: nothing can be compared yet. `tipbench runs list` shows what there is.")
-    return choose(runs, question)
+    board = choose([(run, read_scores(kept.get(SCORES))) for run, kept in found], question)
+    return _completed(store, experiment_id, board, {run.run_id: kept.get(RAW) for run, kept in found})
 
 
 def choose(runs: Sequence[tuple[StoredRun, CellScores]], question: Question) -> BoardCells:
     """The newest conditions, the newest build of every name, and their scores."""
-    newest = max((run for run, _ in runs), key=lambda run: run.start_ms)
-    conditions = newest.tags.get("conditions", "")
+    conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
     same = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
-    old = stale_runs([run for run, _ in same]) | _stale_scenarios([run for run, _ in same])
+    old = stale_runs([run for run, _ in same])
     current = [(run, scores) for run, scores in same if run.run_id not in old]
     provisional = question.provisional or (question.judge is None and not _any_judge(current))
     scored = _provisional(current) if provisional else _judged(current, question.judge)
-    judges = {name for _, _, _, names in scored for name in names}
+    judges = {name for _, _, names in scored for name in names}
     if question.judge is not None and not judges:
         raise NotEnoughData(_scored_nothing(question.judge, current))
-    rubrics = Counter(rubric for _, _, rubric, _ in scored if rubric)
-    if len(rubrics) > 1:
-        raise MixedRubrics(_mixed(rubrics, "provisional_rubric" if provisional else "scores_rubric"))
     return BoardCells(
-        cells=tuple(BoardCell(run, values) for run, values, _, _ in scored),
-        rubric=next(iter(rubrics), ""),
+        cells=tuple(cell for cell, _, _ in scored),
+        rubric=_rubric_of(scored, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
         stale=Counter(_pair(run) for run, _ in same if run.run_id in old),
         other_conditions=len(runs) - len(same),
         conditions=conditions,
         other_ids=_newest_first(run for run, _ in runs if run.tags.get("conditions", "") != conditions),
+        question=question,
     )
 
 
-_Scored = tuple[StoredRun, Mapping[str, float], str, tuple[str, ...]]  # values, rubric, judges
+def _completed(store: RunStore, experiment_id: str, board: BoardCells, raws: Mapping[str, str | None]) -> BoardCells:
+    """With what needs the text of the rubric: floors of another rubric at this one's, flags that no judge changed."""
+    other = any(_floored_elsewhere(cell, board.rubric) for cell in board.cells)
+    flags = any(cell.computed is not None for cell in board.cells)
+    if not board.rubric or not (other or flags):
+        return board
+    rubric = find_rubric(store, experiment_id, board.rubric, (cell.run for cell in board.cells))
+    if rubric is None:
+        return board
+    return replace(board, cells=tuple(_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells))
+
+
+def _under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
+    if _floored_elsewhere(cell, rubric.tag):
+        return replace(cell, values={**cell.values, **floor_values(rubric)})
+    if cell.computed is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
+        return cell
+    n_tips = int(cell.run.params["n_tips"])
+    answer = parse_answer(raw, n_tips)
+    judged = answer.tips[:n_tips]
+    overlong = sum(is_overlong(tip.tip, rubric.word_limit) for tip in judged) / max(len(judged), 1)
+    return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong})
+
+
+def _floored_elsewhere(cell: BoardCell, rubric: str) -> bool:
+    return cell.floored and cell.run.tags.get("scores_rubric") != rubric
+
+
+def _rubric_of(scored: Iterable[_Scored], *, provisional: bool) -> str:
+    """The one rubric of the scores. A floor is nobody's score; where there is nothing else, its rubric is named."""
+    scored = list(scored)
+    rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
+    if len(rubrics) > 1:
+        raise MixedRubrics(_mixed(rubrics, provisional=provisional))
+    floors = [cell.run for cell, rubric, _ in scored if rubric and cell.floored]
+    return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
+
+
+_Scored = tuple[BoardCell, str, tuple[str, ...]]  # with its rubric and judges
 
 
 def _judged(runs: Iterable[tuple[StoredRun, CellScores]], judge: str | None) -> list[_Scored]:
@@ -112,16 +174,16 @@ def _judged(runs: Iterable[tuple[StoredRun, CellScores]], judge: str | None) -> 
 
 
 def _judged_cell(run: StoredRun, scores: CellScores, judge: str | None) -> _Scored:
-    if run.state != RunState.JUDGED:
-        return run, {}, "", ()
+    cell = BoardCell(run, run.metrics)
     rubric = run.tags.get("scores_rubric", "")
-    if run.tags.get("floored") == "true":
-        return run, run.metrics, rubric, ()
-    counted = scores.counted
+    if run.state == RunState.JUDGED and cell.floored:
+        return cell, rubric, ()
     if judge is None:
-        return run, run.metrics, rubric, tuple(given.judge for given in counted)
+        judged = run.state == RunState.JUDGED
+        return (cell, rubric, tuple(given.judge for given in scores.counted)) if judged else _unscored(run)
+    counted = scores.counted if run.state == RunState.JUDGED else []
     own = next((given for given in counted if given.judge == judge), None)
-    return (run, {**run.metrics, **own.means}, own.rubric, (judge,)) if own else (run, {}, "", ())
+    return _given(run, own) if own else _unscored(run, judged=bool(scores.judges))
 
 
 def _provisional(runs: Sequence[tuple[StoredRun, CellScores]]) -> list[_Scored]:
@@ -132,28 +194,24 @@ def _provisional(runs: Sequence[tuple[StoredRun, CellScores]]) -> list[_Scored]:
 
 
 def _provisional_cell(run: StoredRun, scores: CellScores, judge: str | None) -> _Scored:
-    if run.tags.get("floored") == "true":
-        return run, run.metrics, run.tags.get("scores_rubric", ""), ()
-    given = scores.provisional.get(judge or "")
-    return (run, {**run.metrics, **given.means}, given.rubric, (given.judge,)) if given else (run, {}, "", ())
+    cell = BoardCell(run, run.metrics)
+    if cell.floored:
+        return cell, run.tags.get("scores_rubric", ""), ()
+    given = scores.provisional.get(judge or "") if run.state != RunState.FAILED else None
+    return _given(run, given) if given else _unscored(run, judged=bool(scores.judges))
+
+
+def _given(run: StoredRun, given: Judgement) -> _Scored:
+    return BoardCell(run, {**run.metrics, **given.means}), given.rubric, (given.judge,)
+
+
+def _unscored(run: StoredRun, *, judged: bool = False) -> _Scored:
+    """`judged`: by others, so that the run's flags are theirs."""
+    return BoardCell(run, {}, {} if judged else None), "", ()
 
 
 def _any_judge(runs: Iterable[tuple[StoredRun, CellScores]]) -> bool:
     return any(run.state == RunState.JUDGED and run.tags.get("floored") != "true" for run, _ in runs)
-
-
-def _stale_scenarios(runs: Sequence[StoredRun]) -> set[str]:
-    """Runs of a scenario whose content has changed since, under the same id."""
-    newest: dict[str, StoredRun] = {}
-    for run in runs:
-        scenario = run.params.get("scenario", "")
-        if scenario not in newest or run.start_ms > newest[scenario].start_ms:
-            newest[scenario] = run
-    return {
-        run.run_id
-        for run in runs
-        if run.tags.get("scenario_hash") != newest[run.params.get("scenario", "")].tags.get("scenario_hash")
-    }
 
 
 def _pair(run: StoredRun) -> Pair:
@@ -172,11 +230,13 @@ def _scored_nothing(judge: str, runs: Iterable[tuple[StoredRun, CellScores]]) ->
     return f"No score of {judge} counts here; {who}. `tipbench judge status` shows who has judged what."
 
 
-def _mixed(rubrics: Counter[str], tag: str) -> str:
+def _mixed(rubrics: Counter[str], *, provisional: bool) -> str:
     counts = ", ".join(
-        f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({count} cells)" for rubric, count in rubrics.most_common()
+        f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({count} cell{'s' if count > 1 else ''})"
+        for rubric, count in rubrics.most_common()
     )
+    again = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
     return (
-        f"The scores were given under different rubrics: {counts}. They do not compare. Score the older ones again "
-        f"(`tipbench judge export --rejudge`), or look at one: --where {tag}={rubrics.most_common(1)[0][0]}"
+        f"The scores were given under different rubrics: {counts}. They do not compare. "
+        f"Score the older ones again with `{again}`."
     )

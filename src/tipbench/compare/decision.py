@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import Any
 
 import tipbench
+from tipbench.compare.board_json import pair_json
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.gate import check_known
-from tipbench.compare.leaderboard import Leaderboard, Standing, pair_json
+from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import (
     State,
@@ -29,6 +30,7 @@ from tipbench.compare.report import (
     to_markdown,
 )
 from tipbench.compare.statistics import Difference
+from tipbench.compare.verdict import standing_sentence
 from tipbench.errors import UsageError
 from tipbench.record.run import NewRun, RunKind
 
@@ -213,23 +215,14 @@ def _findings(decision: Decision) -> Iterable[str]:
         yield f"Nothing of {chosen} is scored: the numbers say nothing for or against it."
     elif state is State.INCOMPLETE:
         yield f"{chosen} is not ranked: it is not scored in every scenario that counts."
-    elif state is State.LEADER:
-        yield _as_leader(board)
+    elif state is State.LEADER or row.rank == 1:
+        yield standing_sentence(board.ranking, board.telling)
     elif state is State.TIED:
         yield f"{chosen} does not lead: {leader} does, but the two cannot be told apart ({_gap(row.to_leader)})."
     else:
         yield f"{chosen} does not lead: {leader} does, and {chosen} is separated from it ({_gap(row.to_leader)})."
     if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
         yield f"In the duels inside the tied group {board.duels.winner} wins."
-
-
-def _as_leader(board: Leaderboard) -> str:
-    ranking = board.ranking
-    if ranking.decided:
-        return f"{ranking.leader} leads, and every other pair is separated from it."
-    if not ranking.tied:
-        return f"{ranking.leader} is the only pair that can be ranked: there is nothing to compare it with."
-    return f"{ranking.leader} leads, but cannot be told apart from {', '.join(map(str, ranking.tied))}."
 
 
 def _gap(found: Difference | None) -> str:

@@ -13,11 +13,12 @@ from tipbench.compare.attribution import Attribution
 from tipbench.compare.heat_map import heat_map
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.marks import NARROW, SAID, WIDE, labels_of, state_colours, state_marks
+from tipbench.compare.notes import question_text
 from tipbench.compare.pareto import pareto
 from tipbench.compare.report import (
     NOTHING,
     State,
-    chance,
+    best_text,
     factors_of,
     interval,
     label_of,
@@ -29,6 +30,7 @@ from tipbench.compare.report import (
     shortened,
     state_of,
 )
+from tipbench.compare.words import counted
 
 __all__ = ["attribution_bar", "forest", "heat_map", "pareto"]
 
@@ -61,12 +63,12 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
 
 
 def _sentence(board: Leaderboard, standing: Standing, value: str, state: State) -> str:
-    rank = rank_text(standing)
+    rank, best = rank_text(standing), best_text(board, standing)
     parts = [
         f"{shortened(label_of(board, standing.pair), 120)}: composite {value}",
         SAID[state],
         f"rank {rank}" if rank else None,
-        f"probability of being best {chance(standing.row.p_best)}" if standing.row.p_best is not None else None,
+        f"probability of being best {best}" if best else None,
         f"judged {standing.judged} of {standing.total}",
     ]
     return "; ".join(part for part in parts if part)
@@ -111,9 +113,11 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
 
 def _forest_title(board: Leaderboard) -> tuple[str, list[str]]:
     what = {"model": "models", "prompt": "prompts"}.get(board.by or "", "pairs of model and prompt")
-    over = f"{board.ranking.n_scenarios} {'personas' if board.cluster else 'scenarios'}"
+    over = counted(board.ranking.n_scenarios, board.unit)
     kind = " · provisional scores" if board.provisional else ""
     lines = [f"{shortened(one_line(board.experiment), 60)} · over {over}{kind}"]
+    if asked := question_text(board.where, board.judge):
+        lines.append(shortened(one_line(asked), 110))
     if board.ranking.tied:
         lines.append("shaded: the leader and what cannot be told apart from it (by paired differences, not by overlap)")
     return f"How good the {what} are", lines

@@ -39,9 +39,9 @@ def with_duels(
     """The board with the duels inside its tied set beside it; ranks, leader and `decided` stay as they are."""
     if board.provisional or board.by is not None or not board.ranking.tied:
         return board
-    among = {board.ranking.leader, *board.ranking.tied}
+    among = {pair for pair in (board.ranking.leader, *board.ranking.tied) if pair is not None}
     duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
-    return replace(board, duels=duel_table(duels)) if duels else board
+    return replace(board, duels=duel_table(duels, among)) if duels else board
 
 
 def _duel(duel: JudgedDuel) -> Duel:

@@ -12,7 +12,7 @@ never under 1). A winner is a row whose difference to every other row has an int
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -69,10 +69,14 @@ class DuelTable:
     winner: Pair | None
     first_share: float  # points of the side shown first: 0.5 when the order does not matter
     n_scenarios: int
+    absent: tuple[Pair, ...] = ()  # rows of the group without a duel: while there are any, nobody has won
 
 
-def duel_table(duels: Sequence[Duel]) -> DuelTable | Unknown:
-    """Strengths of the rows that met; unknown without duels, or when some rows never met, even through others."""
+def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable | Unknown:
+    """Strengths of the rows that met; unknown without duels, or when some rows never met, even through others.
+
+    `among` is the group they are about: who beats those met has not won while others of it are unmet.
+    """
     if any(duel.first == duel.second for duel in duels):
         raise ValueError("A row cannot meet itself in a duel.")
     if not duels:
@@ -86,9 +90,10 @@ def duel_table(duels: Sequence[Duel]) -> DuelTable | Unknown:
     order = sorted(range(len(games.pairs)), key=lambda at: (-round(float(best[at]), 9), games.pairs[at]))
     standings = tuple(_standing(games, duels, best, at, order[0]) for at in order)
     gaps = [row.behind_top.ci_low for row in standings if row.behind_top]
-    won = all(gap is not None and gap > 0 for gap in gaps)
+    absent = tuple(sorted(set(among) - set(games.pairs)))
+    won = not absent and all(gap is not None and gap > 0 for gap in gaps)
     first = sum(POINTS[duel.winner] for duel in duels) / len(duels)
-    return DuelTable(standings, standings[0].pair if won else None, first, games.n_scenarios)
+    return DuelTable(standings, standings[0].pair if won else None, first, games.n_scenarios, absent)
 
 
 def _standing(games: _Games, duels: Sequence[Duel], best: Floats, at: int, top: int) -> DuelStanding:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from tipbench.compare.board_json import difference_json, pair_json
 from tipbench.compare.cells import BoardCell, BoardCells
-from tipbench.compare.leaderboard import COMPOSITE, difference_json, pair_json
+from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, score_matrix
+from tipbench.compare.notes import not_on_board
 from tipbench.compare.resampling import MIN_SCENARIOS, NOTHING, step_down
 from tipbench.compare.statistics import Difference, paired_difference, scenarios_needed
+from tipbench.compare.words import counted
 from tipbench.errors import UsageError
 
 MARGIN = 1.0
-_LISTED = 12
 
 
 class Outcome(StrEnum):
@@ -25,6 +27,25 @@ class Outcome(StrEnum):
     WORSE = "worse"  # the upper bound is below −margin
     UNDECIDED = "undecided"  # −margin lies within the interval
     UNKNOWN = "unknown"  # there is nothing to judge by
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the answer rests on, and what of the candidate it does not rest on."""
+
+    failed: int  # cells of the candidate
+    pending: int
+    baseline_scenarios: int  # in which the baseline is judged
+    rubric: str | None  # id@sha256
+    judges: tuple[str, ...]
+    conditions: str
+
+    @property
+    def unfinished(self) -> str:
+        """In words; empty when every cell of the candidate counts."""
+        counts = ((self.failed, "failed"), (self.pending, "pending"))
+        parts = [f"{counted(n, 'candidate cell')} {state}" for n, state in counts if n]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,7 @@ class GateResult:
     difference: Difference | None = None  # candidate − baseline
     n_scenarios: int = 0
     scenarios_needed: int | None = None  # in all, while undecided; None when that cannot be told
+    evidence: Evidence | None = None  # None when nothing could be read
 
     def exit_code(self, *, strict: bool = False) -> int:
         """0 passes, 1 does not, 3 cannot be told."""
@@ -56,6 +78,7 @@ class GateResult:
             "margin": self.margin,
             "n_scenarios": self.n_scenarios,
             "scenarios_needed": self.scenarios_needed,
+            **_evidence_json(self.evidence),
             "reason": self.reason,
         }
 
@@ -65,33 +88,59 @@ def judge_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: float
     check_known(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different ones.")
+    evidence = _evidence(cells, candidate, baseline)
     if cells.provisional:
-        return unknown(candidate, baseline, margin, f"only provisional scores: no judge has scored {_any(cells)}.")
+        why = f"only provisional scores: no judge has scored {_any(cells)}."
+        return unknown(candidate, baseline, margin, why, evidence=evidence)
     difference = _difference(cells.cells, candidate, baseline)
     if difference is None or difference.n < 2:
         n = difference.n if difference else 0
         shared = f"{n or 'no'} scenario{'s' if n != 1 else ''} in which {candidate} and {baseline} are both judged"
-        return unknown(candidate, baseline, margin, f"there {'is' if n == 1 else 'are'} {shared}; it takes two.", n)
+        why = f"there {'is' if n == 1 else 'are'} {shared}; it takes two{_but(evidence)}."
+        return unknown(candidate, baseline, margin, why, n, evidence)
     outcome, why = _outcome(difference, margin)
     needed = _needed(difference, margin) if outcome is Outcome.UNDECIDED else None
     outlook = f" {_outlook(needed)}" if outcome is Outcome.UNDECIDED else ""
-    reason = f"{outcome}: {candidate} − {baseline} = {_numbers(difference)}; {why}.{outlook}"
-    return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed)
+    reason = f"{outcome}: {candidate} − {baseline} = {_numbers(difference)}; {why}{_but(evidence)}.{outlook}"
+    return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed, evidence)
 
 
-def unknown(candidate: Pair, baseline: Pair, margin: float, why: str, n: int = 0) -> GateResult:
+def unknown(
+    candidate: Pair, baseline: Pair, margin: float, why: str, n: int = 0, evidence: Evidence | None = None
+) -> GateResult:
     """The gate cannot say anything, and why."""
-    return GateResult(candidate, baseline, margin, Outcome.UNKNOWN, f"unknown: {why}", n_scenarios=n)
+    reason = f"unknown: {why}"
+    return GateResult(candidate, baseline, margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
+
+
+def _evidence(cells: BoardCells, candidate: Pair, baseline: Pair) -> Evidence:
+    own = [cell for cell in cells.cells if cell.pair == candidate]
+    failed = sum(cell.failed for cell in own)
+    return Evidence(
+        failed=failed,
+        pending=sum(not cell.values for cell in own) - failed,
+        baseline_scenarios=len({cell.scenario for cell in cells.cells if cell.pair == baseline and cell.values}),
+        rubric=cells.rubric or None,
+        judges=cells.judges,
+        conditions=cells.conditions,
+    )
+
+
+def _evidence_json(evidence: Evidence | None) -> dict[str, Any]:
+    values = {each.name: getattr(evidence, each.name, None) for each in fields(Evidence)}
+    return {**values, "judges": list(values["judges"]) if values["judges"] is not None else None}
+
+
+def _but(evidence: Evidence) -> str:
+    return f"; {evidence.unfinished}" if evidence.unfinished else ""
 
 
 def check_known(cells: BoardCells, *pairs: Pair) -> None:
     """UsageError for a pair that the board does not have, with those it has."""
     there = sorted({cell.pair for cell in cells.cells})
-    named = ", ".join(map(str, there[:_LISTED])) + (f" and {len(there) - _LISTED} more" if there[_LISTED:] else "")
-    left_out = f" {cells.other_conditions} runs under other conditions are left out." if cells.other_conditions else ""
     for pair in pairs:
         if pair not in there:
-            raise UsageError(f"There is no pair {pair} on this board. There are: {named}.{left_out}")
+            raise UsageError(not_on_board(pair, there, cells))
 
 
 def _difference(cells: Iterable[BoardCell], candidate: Pair, baseline: Pair) -> Difference | None:

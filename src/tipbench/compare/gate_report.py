@@ -38,9 +38,9 @@ def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> s
 
 
 def annotation(experiment: str, result: GateResult, *, strict: bool = False) -> str:
-    """One workflow command: error, warning or notice."""
+    """One workflow command: error, warning (undecided, or cells of the candidate are missing) or notice."""
     level = "error" if result.exit_code(strict=strict) else "warning"
-    if result.outcome is Outcome.NOT_WORSE:
+    if result.outcome is Outcome.NOT_WORSE and not (result.evidence and result.evidence.unfinished):
         level = "notice"
     title = f"tipbench gate: {result.candidate} against {result.baseline} in {experiment}"
     return f"::{level} title={_escaped(title, _PROPERTY)}::{_escaped(result.reason, _DATA)}"

@@ -26,8 +26,10 @@ from tipbench.compare.html_tables import (
 )
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.markup import Html, element, inline_svg, joined
-from tipbench.compare.report import attribution_lines
+from tipbench.compare.notes import question_text
+from tipbench.compare.report import attribution_lines, detectable_lines
 from tipbench.compare.statistics import Unknown
+from tipbench.compare.words import counted
 from tipbench.judge.status import JudgingStatus
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -82,13 +84,13 @@ def _variables(theme: Theme) -> str:
 
 def _head(board: Leaderboard) -> Html:
     conditions = ", ".join(f"{name} {value}" for name, value in board.conditions.items() if value and name != "id")
-    unit = "personas" if board.cluster else "scenarios"
     rubric = f"{board.rubric} ({board.rubric_tag.partition('@')[2][:12]})" if board.rubric else "none yet"
     pairs = [
         ("suite", board.suite),
         ("rubric", rubric),
         ("judged by", ", ".join(board.judges) or "nobody yet"),
-        ("over", f"{board.ranking.n_scenarios} {unit}"),
+        ("over", counted(board.ranking.n_scenarios, board.unit)),
+        ("filter", question_text(board.where, board.judge) or None),
         ("baseline", str(board.baseline) if board.baseline else None),
         ("conditions", conditions),
         ("hosts", ", ".join(board.hosts) or None),
@@ -129,7 +131,8 @@ def _standings(board: Leaderboard) -> Html:
         "from the leader. Square: separated from it. Hollow triangle: incomplete, not ranked. Rows are compared by "
         "paired differences: intervals may overlap and the rows still be told apart."
     )
-    return joined(_figure("forest", forest, board, caption), standings_table(board))
+    least = [element("p", line, class_="muted") for line in detectable_lines(board)]
+    return joined(_figure("forest", forest, board, caption), standings_table(board), *least)
 
 
 def _grid(board: Leaderboard) -> Html | None:

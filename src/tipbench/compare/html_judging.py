@@ -20,8 +20,10 @@ def judging_part(board: Leaderboard, judging: JudgingStatus | None) -> Html | No
     if judging.judged:
         twice += f" ({percent(judging.twice / judging.judged)})"
     alpha = "; ".join(f"{name} {number(value) or 'unknown'}" for name, value in judging.alpha.items())
+    filtered = "whole experiment, whatever the board is filtered by" if board.where or board.judge else None
     strip = facts(
         [
+            ("of", filtered),
             ("rubric", board.rubric_tag or None),
             ("answers", f"{judging.judged} judged ({judging.floored} at the floor), {judging.pending} pending"),
             ("judged twice", twice),

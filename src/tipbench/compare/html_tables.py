@@ -24,16 +24,19 @@ from tipbench.compare.report import (
     table_rows,
 )
 from tipbench.compare.statistics import Unknown
+from tipbench.compare.words import counted, listed
 
 LONGEST = 80  # letters of a name; JSON and CSV have it whole
 _STANDINGS = (
-    "composite", "95 % interval", "rank", "P(best)", "to baseline", "to leader", "p", "standing", "judged", "flags",
+    "composite", "95 % interval", "rank", "P(best)", "to leader", "standing", "p", "to baseline", "p (baseline)",
+    "judged", "flags",
 )  # fmt: skip
 
 
 def standings_table(board: Leaderboard) -> Html:
     """What decides: composite, ranks, differences, flags."""
-    versus = f"Differences are row − {board.baseline or 'leader'}, with 95 % interval; p is adjusted for all rows. "
+    other = f", or − {shortened(one_line(str(board.baseline)), LONGEST)} (baseline)" if board.baseline else ""
+    versus = f"Differences are row − leader{other}, with 95 % interval; p is adjusted for all rows. "
     caption = f"{versus}A rank has its range in brackets."
     return _board_table(board, caption, _STANDINGS)
 
@@ -83,7 +86,8 @@ def attribution_tables(found: Attribution) -> Html:
         for label, factor in factors_of(found)
     ]
     columns = [Column("source", text=True, head=True), Column("share"), Column("degrees of freedom"), Column("p")]
-    caption = f"Sources of the spread, over {found.n_scenarios} scenarios."
+    rows = "complete rows" if found.without else "rows"
+    caption = f"Sources of the spread, of the {rows} over {counted(found.n_scenarios, 'scenario')}."
     return joined(
         table(caption, columns, sources),
         _marginals("Models, over all prompts.", "model", found.models),
@@ -114,6 +118,8 @@ def duel_part(board: Leaderboard) -> Html | None:
     if isinstance(duels, Unknown):
         return element("p", duels.reason)
     winner = f"{duels.winner} wins." if duels.winner else "Nobody wins clearly."
+    if duels.absent:
+        winner = f"No winner yet: {listed(duels.absent, 3)} not met."
     shown = f"The side shown first got {percent(duels.first_share)} of the points. Duels change no rank."
     return joined(element("p", f"{winner} {shown}"), _duel_table(board, duels))
 

@@ -41,7 +41,7 @@ def _run(board: Leaderboard, content: Mapping[str, Any], record_id: str) -> NewR
         params={"rubric": board.rubric_tag or "none", "conditions": str(board.conditions.get("id", ""))},
         metrics={
             "pairs": float(len(board.standings)),
-            "scenarios": float(board.ranking.n_scenarios),
+            "scenarios": float(board.n_scenarios),
             "decided": float(board.ranking.decided),
             "tied": float(len(board.ranking.tied)),
             **({"leader_composite": top.mean} if top else {}),

@@ -7,7 +7,7 @@ Scenarios and pairs are sorted: the same scores give the same matrix, in whateve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, isfinite
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+Side = Literal["model", "prompt"]
+
 ALL = "*"  # stands for what was averaged over
+OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}
 
 
 @dataclass(frozen=True, order=True)
@@ -101,15 +104,14 @@ class ScoreMatrix:
         means = [self.values[rows].mean(axis=0) for rows in members]
         return ScoreMatrix(personas, personas, self.pairs, _stacked(means, len(self.pairs)))
 
-    def by(self, side: Literal["model", "prompt"]) -> ScoreMatrix:
+    def by(self, side: Side) -> ScoreMatrix:
         """Means per model over the prompts that every model has, or per prompt over such models.
 
         Unknown in a scenario where one of them is missing. The other side reads `*`.
         """
-        other: Literal["model", "prompt"] = "prompt" if side == "model" else "model"
+        other = OTHER[side]
         names = sorted({getattr(pair, side) for pair in self.pairs})
-        owned = [{getattr(pair, other) for pair in self.pairs if getattr(pair, side) == name} for name in names]
-        shared = set.intersection(*owned) if owned else set()
+        shared = shared_by_all(self.pairs, side)
         columns = [
             [at for at, pair in enumerate(self.pairs) if getattr(pair, side) == name and getattr(pair, other) in shared]
             for name in names
@@ -119,6 +121,14 @@ class ScoreMatrix:
             return replace(self, pairs=merged, values=np.full((len(self.scenarios), len(names)), np.nan))
         means = [self.values[:, members].mean(axis=1) for members in columns]
         return replace(self, pairs=merged, values=_stacked(means, len(self.scenarios)).T)
+
+
+def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
+    """The prompts that every model of the pairs has, or the models that every prompt has."""
+    owned: dict[str, set[str]] = defaultdict(set)
+    for pair in pairs:
+        owned[getattr(pair, side)].add(getattr(pair, OTHER[side]))
+    return set.intersection(*owned.values()) if owned else set()
 
 
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tipbench.compare.matrix import Pair, ScoreMatrix
+from tipbench.compare.missing import Gap, gap_of
 from tipbench.compare.resampling import FLIPS, MIN_SCENARIOS, NOTHING, RESAMPLES, SEED, best_shares, better_than
 from tipbench.compare.statistics import (
     Difference,
@@ -48,6 +49,7 @@ class Ranking:
     smallest_detectable: float | None  # difference that would be found with 80 % power
     n_scenarios: int  # core scenarios
     too_few: bool  # under MIN_SCENARIOS nothing can be decided, whatever the scores
+    gap: Gap | None = None  # what is missing, where no row is complete
 
 
 def rank(
@@ -77,6 +79,7 @@ def rank(
         smallest_detectable=_detectable(rivals, core),
         n_scenarios=core,
         too_few=core < MIN_SCENARIOS,
+        gap=gap_of(matrix),
     )
 
 

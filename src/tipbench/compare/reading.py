@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from tipbench.compare.cells import BoardCells, Question, read_board
 from tipbench.compare.duelled import with_duels
 from tipbench.compare.leaderboard import Leaderboard, Options, make_board
 from tipbench.compare.matrix import Pair
+from tipbench.compare.rubrics import find_rubric, read_rubric
 from tipbench.judge.scores import RUBRIC
-from tipbench.plan.rubric_files import parse_rubric
+from tipbench.record.current import newest_run
 from tipbench.record.store import Experiment, RunStore
 
 
@@ -25,15 +25,15 @@ def read_leaderboard(
 ) -> tuple[Leaderboard, BoardCells]:
     """The board of an experiment, with its duels, and the cells it rests on."""
     cells = read_board(store, experiment.experiment_id, question)
-    board = make_board(experiment.name, cells, Options(baseline, cluster, by, scale_names(store, cells)))
+    scales = scale_names(store, experiment.experiment_id, cells)
+    board = make_board(experiment.name, cells, Options(baseline, cluster, by, scales))
     return with_duels(store, experiment, board, cells, judge=question.judge), cells
 
 
-def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
-    """The rubric's scales, from the rubric kept with one of the scored cells, or as collected while none is scored."""
-    tags = ("scores_rubric", "provisional_rubric")
-    rubric = cells.rubric
+def scale_names(store: RunStore, experiment_id: str, cells: BoardCells) -> tuple[str, ...]:
+    """The scales of the rubric that the scores were given under, or of the one collected with while there are none."""
     runs = [cell.run for cell in cells.cells]
-    scored = next((run for run in runs if rubric and rubric in map(run.tags.get, tags)), None)
-    _, texts = store.get((scored or max(runs, key=lambda run: (run.start_ms, run.run_id))).run_id)
-    return parse_rubric(texts[RUBRIC], Path("rubric.md")).scale_names if RUBRIC in texts else ()
+    found = find_rubric(store, experiment_id, cells.rubric, runs) if cells.rubric else None
+    if found is None and runs:
+        found = read_rubric(store.get(newest_run(runs).run_id)[1].get(RUBRIC))
+    return found.scale_names if found else ()

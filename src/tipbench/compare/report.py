@@ -12,6 +12,7 @@ from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.spreadsheet import csv_text
 from tipbench.compare.statistics import Difference, Unknown
+from tipbench.compare.words import counted, listed
 
 __all__ = ["State", "below", "csv_text", "markdown_table", "state_of", "table_rows", "to_csv", "to_markdown"]
 
@@ -26,6 +27,8 @@ FACTORS = {
 }
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
+_CALLING = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # a mention, or an address of mail
+_LINK = re.compile(r"(?<=\w)(:)(?=//)|(?i:(?<=\bwww)(\.))")
 _BLANKS = re.compile(r"\s+")
 _HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -52,11 +55,11 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
     """The table for people: what matters most on the left, numbers rounded, unknown is None."""
-    versus = "to baseline" if board.baseline else "to leader"
     names = {"model": ["model"], "prompt": ["prompt"]}.get(board.by or "", ["model", "prompt"])
+    baseline = ["to baseline", "p (baseline)"] if board.baseline else []
     columns = [
-        "rank", *names, "composite", "95 % interval", "P(best)", versus, "standing", "p", "judged", "flags",
-        *board.scales, "format", "overlong", "diversity", "latency s", "tokens/s",
+        "rank", *names, "composite", "95 % interval", "P(best)", "to leader", "standing", "p", *baseline, "judged",
+        "flags", *board.scales, "format", "overlong", "diversity", "latency s", "tokens/s",
     ]  # fmt: skip
     return columns, [_people_row(board, standing, names) for standing in board.standings]
 
@@ -64,16 +67,17 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
 def _people_row(board: Leaderboard, standing: Standing, names: Sequence[str]) -> list[str | None]:
     row, means = standing.row, standing.means
     estimate = row.estimate
-    versus = row.to_baseline if board.baseline else row.to_leader
+    baseline = [difference_text(row.to_baseline), p_text(row.to_baseline)] if board.baseline else []
     return [
         rank_text(standing),
         *(one_line(getattr(row.pair, name)) for name in names),
         number(estimate.mean if estimate else None),
         interval(estimate.ci_low, estimate.ci_high) if estimate else None,
-        chance(row.p_best),
-        difference_text(versus),
+        best_text(board, standing),
+        difference_text(row.to_leader),
         str(state_of(board, row.pair)),
-        probability(versus.p if versus else None),
+        p_text(row.to_leader),
+        *baseline,
         f"{standing.judged}/{standing.total}",
         " ".join(standing.flags),
         *(number(means.get(scale)) for scale in board.scales),
@@ -99,7 +103,7 @@ def _flat(board: Leaderboard, standing: Standing) -> dict[str, object]:
             flat |= {f"{name}_{part}": (value or {}).get(part) for part in ("mean", "ci_low", "ci_high", "p")}
         else:
             flat[name] = " ".join(value) if isinstance(value, list) else value
-    return {**flat, "standing": str(state_of(board, standing.pair))}
+    return {**flat, "standing": str(state_of(board, standing.pair)), "provisional": str(board.provisional).lower()}
 
 
 def to_markdown(board: Leaderboard) -> str:
@@ -132,13 +136,23 @@ def _cell(value: object) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """The text on one line, with nothing that Markdown or HTML would obey."""
-    return _MARKDOWN.sub(r"\\\1", one_line(text))
+    """The text on one line, with nothing that Markdown, HTML or a forge would obey: no markup, link or mention."""
+    quiet = _CALLING.sub("@\u200b", one_line(text))  # escaped, a mention would still call; a blank of no width ends it
+    return _LINK.sub(lambda found: f"\\{found[0]}", _MARKDOWN.sub(r"\\\1", quiet))
 
 
 def below(board: Leaderboard) -> list[str]:
-    """The lines under the table: what the spread is due to, which prompts help whom, the duels."""
-    return [*attribution_lines(board.attribution), *_duel_lines(board.duels)]
+    """The lines under the table: what could have been found, what the spread is due to, the duels."""
+    return [*detectable_lines(board), *attribution_lines(board.attribution), *_duel_lines(board.duels)]
+
+
+def detectable_lines(board: Leaderboard) -> list[str]:
+    """How small a difference these scenarios would show; nothing where that is unknown."""
+    least = board.ranking.smallest_detectable
+    if least is None:
+        return []
+    over = counted(board.ranking.n_scenarios, board.unit)
+    return [f"Differences to the leader under {least:.1f} points would probably not be found with {over}."]
 
 
 def attribution_lines(found: Attribution | Unknown) -> list[str]:
@@ -146,7 +160,8 @@ def attribution_lines(found: Attribution | Unknown) -> list[str]:
     if isinstance(found, Unknown):
         return [f"No attribution: {found.reason}"]
     shares = [f"{FACTORS[name]} {share:.0%}" for name, share in found.shares().items() if share is not None]
-    lines = [f"The spread of scores is due to: {', '.join(shares)}."]
+    rows = f" (over the complete rows, without {listed(found.without, 3)})" if found.without else ""
+    lines = [f"The spread of scores{rows} is due to: {', '.join(shares)}."]
     if found.persona is not None:
         lines.append(f"Of the whole, {found.persona.share:.0%} is differences between personas (part of scenario).")
     return [*lines, *(flag_line(flag) for flag in found.flags)]
@@ -164,7 +179,10 @@ def _duel_lines(duels: DuelTable | Unknown | None) -> Iterator[str]:
     elif duels is not None:
         points = [f"{each.pair} {each.points:g} of {each.duels}" for each in duels.standings]
         winner = f"{duels.winner} wins" if duels.winner else "nobody wins clearly"
-        yield f"Duels inside the tied group over {duels.n_scenarios} scenarios (points): {', '.join(points)}; {winner}."
+        if duels.absent:
+            winner = f"not met yet: {listed(duels.absent, 3)}"
+        over = counted(duels.n_scenarios, "scenario")
+        yield f"Duels inside the tied group over {over} (points): {', '.join(points)}; {winner}."
 
 
 def factors_of(found: Attribution) -> list[tuple[str, Factor]]:
@@ -231,6 +249,16 @@ def chance(p: float | None) -> str | None:
     if p is None:
         return None
     return "<1 %" if p < 0.005 else ">99 %" if p >= 0.995 else percent(p)
+
+
+def best_text(board: Leaderboard, standing: Standing) -> str | None:
+    """The chance of being best; with too few scenarios resampling them says too little to be shown."""
+    return None if board.ranking.too_few else chance(standing.row.p_best)
+
+
+def p_text(found: Difference | None) -> str | None:
+    """The p of a difference."""
+    return probability(found.p) if found else None
 
 
 def probability(p: float | None) -> str | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # but tab and newline
 
 
 def guarded(value: object) -> object:
@@ -13,9 +16,17 @@ def guarded(value: object) -> object:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A header and rows; unknown is an empty cell, numbers are not rounded."""
+    """A header and rows; unknown is an empty cell, numbers are not rounded.
+
+    Control characters become visible: a board on a terminal must not move its cursor, whatever a model is called.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([guarded(column) for column in columns])
-    writer.writerows([guarded(value) for value in row] for row in rows)
+    writer.writerow([_shown(column) for column in columns])
+    writer.writerows([_shown(value) for value in row] for row in rows)
     return out.getvalue()
+
+
+def _shown(value: object) -> object:
+    safe = guarded(value)
+    return _HIDDEN.sub("\ufffd", safe) if isinstance(safe, str) else safe

@@ -42,15 +42,6 @@ class Estimate:
     sd: float | None  # over scenarios; None below two
     n: int  # scenarios
 
-    @property
-    def why_no_interval(self) -> str | None:
-        """In words; None when there is one."""
-        if self.ci_low is not None:
-            return None
-        if self.n < 2:
-            return "one scenario has no spread"
-        return f"all {self.n} scenarios give the same number, which says nothing about the next one"
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -110,11 +101,6 @@ def differences_to(
         for at, pair in enumerate(matrix.pairs)
         if at != own
     }
-
-
-def levels(values: Floats) -> Floats:
-    """Least-squares level of each column in score ~ scenario + column; column means when nothing is missing."""
-    return np.asarray(pseudo_values(values).mean(axis=0))
 
 
 def pseudo_values(values: Floats) -> Floats:

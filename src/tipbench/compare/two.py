@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from tipbench.compare.board_json import difference_json, pair_json
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.gate import check_known
-from tipbench.compare.leaderboard import COMPOSITE, difference_json, pair_json
+from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Floats, Pair, Score, score_matrix
+from tipbench.compare.notes import left_out, question_text
+from tipbench.compare.report import csv_text, markdown_table, plain_markdown
 from tipbench.compare.resampling import step_down
 from tipbench.compare.statistics import Difference, paired_difference
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
@@ -80,7 +83,8 @@ class TwoExperiments:
         if alone:
             parts.append(f"{alone} of {len(self.pairs)} pairs are scored in no scenario of both, so nothing is known")
         sentence = "; ".join(parts)
-        return f"{sentence[:1].upper()}{sentence[1:]}."
+        said = f"{sentence[:1].upper()}{sentence[1:]}."
+        return f"Provisional: {said}" if self.provisional else said
 
     def to_json(self) -> dict[str, Any]:
         """As PRODUCT.md has it."""
@@ -90,6 +94,21 @@ class TwoExperiments:
             "provisional": self.provisional,
             "notes": list(self.notes),
         }
+
+    def markdown(self) -> str:
+        """Verdict, table and notes."""
+        columns, rows = self.table()
+        parts = [
+            f"**{plain_markdown(self.verdict)}**",
+            markdown_table(columns, rows, text=("model", "prompt")).rstrip(),
+            "\n".join(f"- Note: {plain_markdown(note)}" for note in self.notes),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def csv(self) -> str:
+        """Not rounded, for spreadsheets."""
+        columns, rows = self.table()
+        return csv_text([*columns, "provisional"], [[*row, str(self.provisional).lower()] for row in rows])
 
     def table(self) -> tuple[list[str], list[list[object]]]:
         """Columns and rows for people; unknown is None."""
@@ -123,6 +142,11 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
         raise NotEnoughData(
             f"{judged} has judges' scores, {not_yet} only provisional ones: they do not compare. Judge {not_yet} "
             "first, or pass --provisional to look at the provisional scores of both."
+        )
+    if first.provisional and first.judges and second.judges and first.judges != second.judges:
+        raise NotEnoughData(
+            f"The provisional scores of {names[0]} are by {_judges(first)}, those of {names[1]} by {_judges(second)}: "
+            "they do not compare. Score both with the same one (`tipbench judge run --with …`)."
         )
     if first.rubric and second.rubric and first.rubric != second.rubric:
         tags = [f"{name} under {_short(board.rubric)}" for name, board in zip(names, (first, second), strict=True)]
@@ -200,9 +224,11 @@ def _notes(
     names: tuple[str, str], first: BoardCells, second: BoardCells, matched: Sequence[tuple[Pair, Pair]]
 ) -> Iterable[str]:
     if first.provisional and (first.judges or second.judges):
-        yield f"Provisional: scored by {_judges(first)} and {_judges(second)}, not by people."
+        yield f"Provisional: scored by {_judges(first if first.judges else second)}, not by people."
     elif first.judges != second.judges:
         yield f"Scored by different judges ({_judges(first)}; {_judges(second)}): a difference may be theirs."
+    if asked := question_text(first.question.where, first.question.judge):
+        yield f"{asked[:1].upper()}{asked[1:]}."
     if first.conditions != second.conditions:
         before, after = (_params(board) for board in (first, second))
         changed = [f"{name} {before[name]} → {after[name]}" for name in _CONDITIONS if before[name] != after[name]]
@@ -212,7 +238,9 @@ def _notes(
         if alone:
             yield f"Only in {name}: {_some(alone)}."
         if board.other_conditions:
-            yield f"{board.other_conditions} runs of {name} under other conditions are left out; see --where."
+            yield f"{left_out(board.other_conditions, f'of {name} under other conditions')}; see --where."
+        if stale := sum(board.stale.values()):
+            yield f"{left_out(stale, f'of {name} of older model builds, prompts or scenarios')}."
 
 
 def _params(board: BoardCells) -> Mapping[str, str | None]:

@@ -67,7 +67,7 @@ class ScaleDrift:
     """One scale, in its own points; None where there is too little to say."""
 
     scale: str
-    n: int
+    n: int | None  # None: not told
     bias: float | None  # mean of score − what an honest judge gives at that reference
     interval: tuple[float, float] | None  # of the bias, at the level of the test
     difference: float | None  # plain mean of score − reference
@@ -80,7 +80,7 @@ class Drift:
     """A judge measured on controls. Pooled numbers are in points of a five-step scale."""
 
     verdict: Verdict
-    n_controls: int
+    n_controls: int | None  # None: not told
     false_alarm_rate: float
     scales: tuple[ScaleDrift, ...]
     error: float | None  # mean absolute difference from the references
@@ -104,21 +104,22 @@ class Drift:
         if self.error_beyond and self.error is not None and self.error_limit is not None:
             points = _points(rubric)
             said.append(
-                f"The scores are {self.error:.2f} {points} away from the agreed ones on average, "
-                f"{self.error - self.error_limit:.2f} more than the limit of {self.error_limit:.2f}."
+                f"The scores are {self.error:.1f} {points} away from the agreed ones on average, "
+                f"more than the limit of {self.error_limit:.1f}."
             )
         if self.contrast_beyond and self.contrast is not None and self.contrast_limit is not None:
             said.append(
                 "Good and poor tips get scores that are too much alike: where the agreed scores are 1 point apart, "
-                f"these are {self.contrast:.2f} apart on average; the limit is {self.contrast_limit:.2f}."
+                f"these are {self.contrast:.1f} apart on average; the limit is {self.contrast_limit:.1f}."
             )
         return said
 
     def _in_one_sentence(self, points: str) -> str:
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
+            count = "the" if self.n_controls is None else self.n_controls
             return (
-                f"No drift shows on {self.n_controls} control tips: the scores are {self.error:.2f} {points} away from "
-                f"the agreed ones on average (limit {self.error_limit:.2f}), and no scale is too high or too low."
+                f"No drift shows on {count} control tips: the scores are {self.error:.1f} {points} away from "
+                f"the agreed ones on average (limit {self.error_limit:.1f}), and no scale is too high or too low."
             )
         return (
             f"Whether the judge drifts is unknown: that takes {MIN_CONTROLS} control tips scored on every scale, "
@@ -135,8 +136,8 @@ def _bias_sentence(scale: ScaleDrift, ends: str) -> str:
     bias, (low, high) = scale.bias or 0.0, scale.interval or (0.0, 0.0)
     least, most = sorted((abs(low), abs(high)))
     return (
-        f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.2f} points on average, "
-        f"on a scale of {ends} (allowing for chance, by {least:.2f} to {most:.2f})."
+        f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.1f} points on average, "
+        f"on a scale of {ends} (allowing for chance, by {least:.1f} to {most:.1f})."
     )
 
 

@@ -40,11 +40,6 @@ class Winner(StrEnum):
     B = "b"
     TIE = "tie"
 
-    @property
-    def swapped(self) -> Winner:
-        """The same verdict with the sides exchanged."""
-        return {Winner.A: Winner.B, Winner.B: Winner.A}.get(self, self)
-
 
 @dataclass(frozen=True)
 class DuelItem:

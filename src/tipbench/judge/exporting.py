@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tipbench.errors import NotEnoughData
+from tipbench.judge.applying import refloor
+from tipbench.judge.calibration import MIN_CONTROLS
 from tipbench.judge.hiding import compose
 from tipbench.judge.judging import Judging, controls_shown_to, now_iso, record_judging
 from tipbench.judge.material import JudgedCell, Material, material_of, read_cells, suites_of
 from tipbench.judge.selection import Candidate, Wish, choose_cells
-from tipbench.judge.sheet import Sheet
+from tipbench.judge.sheet import Sheet, instructions
 from tipbench.record.store import Experiment, RunStore
 
 
@@ -40,11 +42,22 @@ class Exported:
     cells: int  # real ones on the sheet
     unknown_scenarios: int = 0  # cells whose scenario the suite does not have (any more)
     older_rubric: int = 0  # cells judged under another rubric, left alone without --rejudge
+    other_conditions: int = 0  # cells on the sheet that were not collected as the newest ones: compare leaves them out
+
+    @property
+    def enough_controls(self) -> bool:
+        """Whether the judge's drift can be told from this sheet at all."""
+        return sum(len(entry.controls) for entry in self.judging.entries) >= MIN_CONTROLS
 
 
-def export_sheet(store: RunStore, experiment: Experiment, request: Request) -> Exported:
-    """Make a sheet and keep it. NotEnoughData when nothing waits for this judge."""
-    cells = read_cells(store, experiment.experiment_id)
+def export_sheet(
+    store: RunStore, experiment: Experiment, request: Request, cells: Sequence[JudgedCell] | None = None
+) -> Exported:
+    """Make a sheet and keep it. NotEnoughData when nothing waits for this judge; `cells` as `read_cells` has read them.
+
+    When nothing is left to do under another rubric but floors, these are computed at once, and no sheet is made.
+    """
+    cells = read_cells(store, experiment.experiment_id) if cells is None else cells
     if not cells:
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. `tipbench collect` makes some.")
     material = material_of(suites_of(cells, request.suite))
@@ -59,15 +72,30 @@ def export_sheet(store: RunStore, experiment: Experiment, request: Request) -> E
     chosen = choose_cells(
         candidates, _wish(request), {control.scenario for control in material.controls}, rng, request.first
     )
-    refloor = _refloor(known, material, request)
-    if not chosen and not refloor:
-        raise NotEnoughData(_nothing(experiment.name, request, known, unknown))
+    floors = _floors(known, material, request)
+    if not chosen:
+        told = _floored_anew(store, experiment, material, floors) if floors else ""
+        raise NotEnoughData(told + _nothing(experiment.name, request, known, unknown))
     judging = _judging(store, experiment, material, request, known, chosen, rng)
-    judging = replace(judging, refloor=refloor, seed=seed)
+    judging = replace(judging, refloor=floors, seed=seed)
     run_id = record_judging(store, experiment.experiment_id, judging)
     store.touch(experiment.experiment_id)
     older = 0 if request.rejudge else sum(_under_another(cell, material) for cell in known)
-    return Exported(replace(judging, run_id=run_id), len(chosen), unknown, older)
+    other = _other_conditions(known, {candidate.run_id for candidate in chosen})
+    return Exported(replace(judging, run_id=run_id), len(chosen), unknown, older, other)
+
+
+def _floored_anew(store: RunStore, experiment: Experiment, material: Material, floors: Sequence[str]) -> str:
+    changed = refloor(store, floors, material.rubric, now_iso())
+    store.touch(experiment.experiment_id)
+    return f"{changed} answers without a usable tip were floored anew under {material.rubric.id}. "
+
+
+def _other_conditions(cells: Sequence[JudgedCell], chosen: Iterable[str]) -> int:
+    """How many of the chosen cells were collected under other conditions than the newest cell."""
+    conditions = {cell.run.run_id: cell.run.tags.get("conditions") for cell in cells}
+    newest = max(cells, key=lambda cell: cell.run.start_ms).run.run_id
+    return sum(conditions[run_id] != conditions[newest] for run_id in chosen)
 
 
 def _rng(seed: int | None) -> tuple[random.Random, int]:
@@ -81,18 +109,16 @@ def _wish(request: Request) -> Wish:
 
 def _scored_by(cell: JudgedCell, material: Material, request: Request) -> frozenset[str]:
     """Who has scored it, for this export. Held scores do not count, so others may have the cell meanwhile."""
-    given = cell.scores.provisional if request.provisional else cell.scores.judges
+    given = list((cell.scores.provisional if request.provisional else cell.scores.judges).values())
+    if not request.provisional:
+        given += [held for name, held in cell.scores.held.items() if name == request.judge]
     present = material.rubric.tag
-    return frozenset(
-        name
-        for name, judgement in given.items()
-        if (judgement.rubric == present or not (request.rejudge or request.provisional))
-        and (name == request.judge or not judgement.held)
-    )
+    any_rubric = not (request.rejudge or request.provisional)
+    return frozenset(judgement.judge for judgement in given if any_rubric or judgement.rubric == present)
 
 
-def _refloor(cells: Sequence[JudgedCell], material: Material, request: Request) -> tuple[str, ...]:
-    if not request.rejudge:
+def _floors(cells: Sequence[JudgedCell], material: Material, request: Request) -> tuple[str, ...]:
+    if not request.rejudge or request.provisional:
         return ()
     return tuple(cell.run.run_id for cell in cells if cell.floored and _under_another(cell, material))
 
@@ -131,13 +157,14 @@ def _judging(
         sheet_id=sheet_id,
         rng=rng,
     )
-    sheet = Sheet(sheet_id, experiment.name, request.judge, material.rubric, tuple(entry.item for entry in entries))
+    items, told = tuple(entry.item for entry in entries), instructions(material.rubric)
+    sheet = Sheet(sheet_id, experiment.name, request.judge, material.rubric, items, told)
     return Judging(sheet, entries, now_iso(), provisional=request.provisional, owner=request.judge)
 
 
 def _scored_before(cell: JudgedCell, material: Material, judge: str | None) -> bool:
     given = cell.scores.judges.get(judge) if judge else None
-    return given is not None and not given.held and given.rubric == material.rubric.tag
+    return given is not None and given.rubric == material.rubric.tag
 
 
 def _nothing(name: str, request: Request, known: Sequence[JudgedCell], unknown: int) -> str:
@@ -147,8 +174,7 @@ def _nothing(name: str, request: Request, known: Sequence[JudgedCell], unknown: 
             f"None of the {unknown} cells of {name} belongs to a scenario of the suite as it is now. "
             "Pass the suite they were collected with (--suite)."
         )
-    own = [given for cell in known for name, given in cell.scores.judges.items() if name == request.judge]
-    if held := sum(given.held for given in own):
+    if held := 0 if request.provisional else sum(request.judge in cell.scores.held for cell in known):
         return (
             f"Nothing in {name} waits {who} but {held} answers whose scores are held: revise their sheet and apply it "
             "again, or accept the drift. `tipbench judge status` names the sheet."

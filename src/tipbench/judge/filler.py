@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tipbench.judge.sheet import ItemScore, Sheet
+from tipbench.record.events import Event, Message, Observer, Resumed, Waiting
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,17 @@ class Filler(Protocol):
     def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """One outcome for every item, each as soon as it is known. `report` takes messages for people."""
         ...
+
+
+def telling(report: Callable[[str], None]) -> Observer:
+    """Waits for a server, in words."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Waiting):
+            report(f"{event.what} is away: waiting for at most {event.limit_s:g} s")
+        elif isinstance(event, Resumed):
+            report(f"{event.what} is back")
+        elif isinstance(event, Message):
+            report(event.text)
+
+    return tell

@@ -16,9 +16,10 @@ from typing import Any
 
 import tipbench
 from tipbench.errors import CorruptText
+from tipbench.judge.answers import Replaced, read_answers, scores_mark
 from tipbench.judge.key import Behind, Entry
-from tipbench.judge.scores import RUBRIC, read_tip_score, tip_score_json
-from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip
+from tipbench.judge.scores import RUBRIC
+from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, instructions
 from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.plan.rubric import Rubric
 from tipbench.plan.rubric_files import parse_rubric
@@ -54,7 +55,9 @@ class Judging:
     run_id: str = ""
     status: SheetStatus = SheetStatus.EXPORTED
     answers: Mapping[str, ItemScore] = field(default_factory=dict)
-    accepted: str | None = None  # why its drift was accepted
+    replaced: tuple[Replaced, ...] = ()  # answers that later ones took the place of
+    acceptance: str | None = None  # why a drift of this sheet was accepted, and for which scores
+    accepted_for: str | None = None
     drift: Mapping[str, Any] | None = None
     applied_at: str | None = None
     owner: str | None = None  # whose sheet it is: by export, or the first who filled it
@@ -63,6 +66,15 @@ class Judging:
     @property
     def finished(self) -> int:
         return len(self.answers)
+
+    @property
+    def accepted(self) -> str | None:
+        """Why the drift of the present scores is accepted, if it is."""
+        return self.acceptance_of(self.answers)
+
+    def acceptance_of(self, answers: Mapping[str, ItemScore]) -> str | None:
+        """Why the drift of these scores was accepted: an acceptance is for the scores and flags it was given for."""
+        return self.acceptance if self.acceptance and self.accepted_for == scores_mark(answers) else None
 
 
 def now_iso() -> str:
@@ -127,15 +139,6 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
     return shown
 
 
-def answers_text(answers: Mapping[str, ItemScore]) -> str:
-    """What came back, as kept with the sheet."""
-    value = {
-        item: {"format_ok": score.format_ok, "tips": [tip_score_json(tip) for tip in score.tips]}
-        for item, score in sorted(answers.items())
-    }
-    return _compact(value)
-
-
 def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]) -> Iterator[Judging]:
     rubrics: dict[str, Rubric] = {}
     for run, texts in store.read(experiment_id, where=where, texts=_TEXTS):
@@ -152,10 +155,12 @@ def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[s
 def _judging(experiment: str, run: StoredRun, texts: Mapping[str, str], rubrics: dict[str, Rubric]) -> Judging:
     text = texts[RUBRIC]
     rubric = rubrics.get(text) or rubrics.setdefault(text, parse_rubric(text, Path("rubric.md")))
-    items = _read_items(json.loads(texts[SHEET]))
+    shown = json.loads(texts[SHEET])
+    items = _read_items(shown)
     key = json.loads(texts[KEY])
+    answers, replaced = read_answers(texts.get(ANSWERS))
     return Judging(
-        sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items),
+        sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items, shown.get("instructions", "")),
         entries=tuple(_entry(item, key["items"][item.id]) for item in items),
         exported=run.tags["exported_at"],
         provisional=run.tags.get("provisional") == "true",
@@ -163,8 +168,10 @@ def _judging(experiment: str, run: StoredRun, texts: Mapping[str, str], rubrics:
         seed=int(run.params["seed"]),
         run_id=run.run_id,
         status=SheetStatus(run.tags["sheet_status"]),
-        answers=_read_answers(texts.get(ANSWERS)),
-        accepted=run.tags.get("drift_accepted") or None,
+        answers=answers,
+        replaced=replaced,
+        acceptance=run.tags.get("drift_accepted"),
+        accepted_for=run.tags.get("drift_accepted_for"),
         drift=json.loads(texts[DRIFT]) if DRIFT in texts else None,
         applied_at=run.tags.get("applied_at"),
         owner=run.tags.get("judge"),
@@ -178,7 +185,8 @@ def _sheet_text(sheet: Sheet) -> str:
         [item.id, item.scenario["id"], item.format_ok, [[tip.tip, tip.rationale, tip.overlong] for tip in item.tips]]
         for item in sheet.items
     ]
-    return _compact({"cards": cards, "items": items})
+    text = sheet.instructions or instructions(sheet.rubric)
+    return _compact({"instructions": text, "cards": cards, "items": items})
 
 
 def _read_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -204,14 +212,6 @@ def _key_text(judging: Judging) -> str:
 
 def _entry(item: Item, raw: Mapping[str, Any]) -> Entry:
     return Entry(item, Behind(raw["behind"]), raw["run"], tuple(raw["controls"]), tuple(raw["references"]))
-
-
-def _read_answers(text: str | None) -> dict[str, ItemScore]:
-    raw: Mapping[str, Any] = json.loads(text) if text else {}
-    return {
-        item: ItemScore(item, bool(given["format_ok"]), tuple(read_tip_score(tip) for tip in given["tips"]))
-        for item, given in raw.items()
-    }
 
 
 def _compact(value: object) -> str:

@@ -97,7 +97,8 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
 def _cell(run: StoredRun, texts: Mapping[str, str]) -> JudgedCell:
     tips = tuple(_tips(run, texts.get(CANDIDATES, "[]")))
     scores = read_scores(texts.get(SCORES))
-    if scores.judges and RAW in texts:  # the metric has become the judges' mean: the next one must not see it
+    touched = scores.judges or scores.held or scores.history
+    if touched and RAW in texts:  # the metric has become the judges' mean: the next one must not see it
         format_ok = parse_answer(texts[RAW], int(run.params["n_tips"])).format_ok
     else:
         format_ok = run.metrics.get("format_ok") == 1.0

@@ -17,13 +17,12 @@ from tipbench.generate.lock import ResourceLock
 from tipbench.generate.machine import free_memory
 from tipbench.generate.residency import Evidence
 from tipbench.generate.sizing import Memory, memory_needed, memory_warning
-from tipbench.judge.filler import Unscored
+from tipbench.judge.filler import Unscored, telling
 from tipbench.judge.model_questions import Question, questions, read_answer, system_prompt
 from tipbench.judge.salvage import safe_line
 from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.scenarios import Persona, Scenario, Slot
-from tipbench.record.events import Event, Message, Resumed, Waiting
 from tipbench.record.generation import Pause
 
 # No penalty for repeating: two tips may well deserve the same scores.
@@ -59,7 +58,7 @@ class ModelJudge:
         if not sheet.items:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
-        pause = Pause(self._config.server_wait_s, _teller(report), self._cancel)
+        pause = Pause(self._config.server_wait_s, telling(report), self._cancel)
         with self._in_memory(pause, report):
             for item in sheet.items:
                 yield self._score(_Asking(item, sheet, system, pause, item is sheet.items[-1]))
@@ -257,15 +256,3 @@ def _warn_of_memory(facts: ModelFacts, config: CollectConfig, report: Callable[[
     free = free_memory() if is_loopback(config.ollama_url) else Memory()
     if warning := memory_warning(facts, memory_needed(facts, num_ctx=config.num_ctx), free):
         report(warning)
-
-
-def _teller(report: Callable[[str], None]) -> Callable[[Event], None]:
-    def tell(event: Event) -> None:
-        if isinstance(event, Waiting):
-            report(f"{event.what} is away: waiting for at most {event.limit_s:g} s")
-        elif isinstance(event, Resumed):
-            report(f"{event.what} is back")
-        elif isinstance(event, Message):
-            report(event.text)
-
-    return tell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -40,25 +40,57 @@ class Judgement:
 
 @dataclass(frozen=True)
 class CellScores:
-    """Everything anybody has said of a cell. The latest judgement of each judge stands, the rest is history."""
+    """Everything anybody has said of a cell. The latest judgement of each judge stands, the rest is history.
+
+    A held judgement stands beside what the same judge has counted from another sheet and takes nothing away from it.
+    """
 
     judges: Mapping[str, Judgement]
     provisional: Mapping[str, Judgement]
     history: tuple[Judgement, ...] = ()
+    held: Mapping[str, Judgement] = field(default_factory=dict)
 
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
         """With this judgement in place of the judge's former one; the same object when it says nothing new."""
-        there = self.provisional if provisional else self.judges
-        former = there.get(new.judge)
-        if former is not None and former.says_the_same_as(new):
-            return self
-        history = self.history
-        if former is not None and not provisional and not _only_released(former, new):
-            history = (*history, former)
-        updated = {name: given for name, given in there.items() if name != new.judge} | {new.judge: new}
         if provisional:
-            return replace(self, provisional=updated, history=history)
-        return replace(self, judges=updated, history=history)
+            former = self.provisional.get(new.judge)
+            same = former is not None and former.says_the_same_as(new)
+            return self if same else replace(self, provisional={**self.provisional, new.judge: new})
+        return self._with_held(new) if new.held else self._with_counted(new)
+
+    def _with_counted(self, new: Judgement) -> CellScores:
+        """Of a judge's sheets the one exported last stands; what the same sheet had held is released by this."""
+        standing, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
+        later = _is_later(standing, new)
+        if released is None and (later or (standing is not None and standing.says_the_same_as(new))):
+            return self
+        gone = [released] if later else [given for given in (standing, released) if not _is_only_moved(given, new)]
+        return replace(
+            self,
+            judges=self.judges if later else {**self.judges, new.judge: new},
+            held=_without(self.held, new.judge) if released else self.held,
+            history=(*self.history, *(given for given in gone if given)),
+        )
+
+    def _with_held(self, new: Judgement) -> CellScores:
+        """A sheet that becomes held takes its own scores back, and what they had replaced stands again."""
+        withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
+        later = _is_later(former, new)
+        if withdrawn is None and (later or (former is not None and former.says_the_same_as(new))):
+            return self
+        judges, history = self.judges, self.history
+        if withdrawn is not None:
+            judges = _without(judges, new.judge)
+            if restored := _replaced_by(withdrawn, history):
+                judges = {**judges, new.judge: restored}
+                history = tuple(given for given in history if given is not restored)
+        gone = [withdrawn] if later else [given for given in (withdrawn, former) if not _is_only_moved(given, new)]
+        return replace(
+            self,
+            judges=judges,
+            held=self.held if later else {**self.held, new.judge: new},
+            history=(*history, *(given for given in gone if given)),
+        )
 
     @property
     def counted(self) -> list[Judgement]:
@@ -77,8 +109,29 @@ class CellScores:
 NOBODY = CellScores({}, {})
 
 
-def _only_released(former: Judgement, new: Judgement) -> bool:
-    return replace(former, held=new.held, at=new.at) == new
+def _of_sheet(given: Judgement | None, sheet: str) -> Judgement | None:
+    return given if given is not None and given.sheet == sheet else None
+
+
+def _is_later(given: Judgement | None, new: Judgement) -> bool:
+    """Whether what stands was given on another sheet that was exported later."""
+    return given is not None and given.sheet != new.sheet and given.exported > new.exported
+
+
+def _is_only_moved(former: Judgement | None, new: Judgement) -> bool:
+    """Released or withdrawn with the very same scores: that is no revision."""
+    return former is not None and replace(former, held=new.held, at=new.at) == new
+
+
+def _replaced_by(withdrawn: Judgement, history: Iterable[Judgement]) -> Judgement | None:
+    """What the judge had counted from other sheets; nothing where that was withdrawn itself."""
+    last = {given.sheet: given for given in history if given.judge == withdrawn.judge}
+    others = [given for given in last.values() if given.sheet != withdrawn.sheet and not given.held]
+    return max(others, key=lambda given: given.exported, default=None)
+
+
+def _without(given: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
+    return {name: judgement for name, judgement in given.items() if name != judge}
 
 
 def read_scores(text: str | None) -> CellScores:
@@ -87,10 +140,13 @@ def read_scores(text: str | None) -> CellScores:
         return NOBODY
     try:
         raw = json.loads(text)
-        return CellScores(
-            judges={name: _judgement(name, given) for name, given in raw["judges"].items()},
+        named = {name: _judgement(name, given) for name, given in raw["judges"].items()}
+        held = {name: _judgement(name, given) for name, given in raw.get("held", {}).items()}
+        return CellScores(  # earlier versions kept held ones among the others
+            judges={name: given for name, given in named.items() if not given.held},
             provisional={name: _judgement(name, given) for name, given in raw["provisional"].items()},
             history=tuple(_judgement(given["judge"], given) for given in raw["history"]),
+            held={name: given for name, given in named.items() if given.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptText(f"The text {SCORES} is not what tipbench writes ({type(exc).__name__}: {exc}).") from exc
@@ -101,6 +157,7 @@ def scores_text(scores: CellScores) -> str:
     value = {
         "format": FORMAT,
         "judges": {name: _judgement_json(given) for name, given in sorted(scores.judges.items())},
+        "held": {name: _judgement_json(given) for name, given in sorted(scores.held.items())},
         "provisional": {name: _judgement_json(given) for name, given in sorted(scores.provisional.items())},
         "history": [{"judge": given.judge, **_judgement_json(given)} for given in scores.history],
     }
@@ -130,10 +187,10 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": present}
         if present in rubrics:
             texts[RUBRIC] = rubrics[present].text
-    elif scores.judges:
+    elif scores.held or scores.judges:
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = _names(given.judge for given in counted)
-    tags["held"] = str(any(given.held for given in scores.judges.values())).lower()
+    tags["held"] = str(bool(scores.held)).lower()
     provisional = scores.latest_provisional
     if provisional is not None:
         metrics |= {PROVISIONAL + name: value for name, value in provisional.means.items() if name not in FLAGS}

@@ -1,7 +1,7 @@
 """Which cells go on a judge's sheet. Pure: equal input and seed give an equal choice, in whatever order it comes.
 
-Whole scenarios go to one judge, so that a judge's severity cancels in paired differences. Their order: those with
-controls, then the caller's, then those this judge has begun, then untouched ones, then those that others have begun;
+Whole scenarios go to one judge, so that a judge's severity cancels in paired differences. Their order: the caller's,
+then those with controls, then those this judge has begun, then untouched ones, then those that others have begun;
 within that at random, so that not every judge begins with the same scenario.
 
 A limit that binds is shared out: `limit / (1 + overlap)` cells, rounded up, that nobody has scored, the rest for
@@ -79,9 +79,9 @@ def _scenario_order(
     scenarios = sorted({cell.scenario for cell in known})
     rng.shuffle(scenarios)
 
-    def rank(scenario: str) -> tuple[bool, int, int]:
+    def rank(scenario: str) -> tuple[int, bool, int]:
         begun_by = 0 if scenario in own else 2 if scenario in begun else 1
-        return scenario not in with_controls, wanted.get(scenario, len(first)), begun_by
+        return wanted.get(scenario, len(first)), scenario not in with_controls, begun_by
 
     return sorted(scenarios, key=rank)
 

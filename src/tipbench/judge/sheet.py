@@ -65,6 +65,7 @@ class Sheet:
     judge: str | None  # None: whoever fills it writes a name
     rubric: Rubric
     items: tuple[Item, ...]
+    instructions: str = ""  # as they were when it was made; empty: as they are now
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def sheet_json(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> d
         "sheet": sheet.id,
         "experiment": sheet.experiment,
         "judge": sheet.judge,
-        "instructions": instructions(sheet.rubric),
+        "instructions": sheet.instructions or instructions(sheet.rubric),
         "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
         "items": [_item_json(item, sheet.rubric, given.get(item.id)) for item in sheet.items],
     }

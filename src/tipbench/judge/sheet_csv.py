@@ -134,7 +134,7 @@ def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
     values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
     for name, value in zip(_ABOUT, values, strict=True):
         yield {"row": "about", "item": name, "tip": value}
-    yield {"row": "instructions", "tip": instructions(sheet.rubric)}
+    yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
     names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
     yield {
         "row": "instructions",

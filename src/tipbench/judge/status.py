@@ -48,6 +48,18 @@ class SheetHistory:
 
 
 @dataclass(frozen=True)
+class OpenSheet:
+    """A sheet on which items are left to be scored."""
+
+    sheet: str
+    judge: str | None
+    exported: str
+    provisional: bool
+    items: int
+    finished: int
+
+
+@dataclass(frozen=True)
 class JudgingStatus:
     """The judging of an experiment."""
 
@@ -62,6 +74,7 @@ class JudgingStatus:
     alpha: Mapping[str, float | None]
     judges: tuple[JudgeStatus, ...]
     history: tuple[SheetHistory, ...]  # oldest first
+    open_sheets: tuple[OpenSheet, ...] = ()  # oldest first
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; None where unknown."""
@@ -79,7 +92,7 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         experiment=experiment.name,
         cells=len(cells),
         pending=len(pending),
-        held=sum(any(given.held for given in cell.scores.judges.values()) for cell in pending),
+        held=sum(bool(cell.scores.held) for cell in pending),
         judged=len(judged),
         floored=sum(cell.floored for cell in judged),
         twice=sum(len(cell.scores.counted) > 1 for cell in judged),
@@ -87,6 +100,7 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         alpha=alphas_of(rubric, [cell.scores for cell in judged]) if rubric else {},
         judges=tuple(_judge(name, cells, sheets) for name in _names(cells, sheets)),
         history=tuple(_history(judging) for judging in sheets if judging.status is not SheetStatus.EXPORTED),
+        open_sheets=tuple(_open(judging) for judging in sheets if judging.finished < len(judging.entries)),
     )
 
 
@@ -99,7 +113,7 @@ def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[Judging]) -> 
 
 
 def _names(cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> list[tuple[bool, str]]:
-    people = {name for cell in cells for name in cell.scores.judges}
+    people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
     people |= {judging.owner for judging in sheets if judging.owner and not judging.provisional}
     others = {name for cell in cells for name in cell.scores.provisional}
     others |= {judging.owner for judging in sheets if judging.owner and judging.provisional}
@@ -110,14 +124,14 @@ def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[
     provisional, name = who
     own = [judging for judging in sheets if judging.owner == name and judging.provisional == provisional]
     back = [judging for judging in own if judging.status is not SheetStatus.EXPORTED]
-    given = [(cell.scores.provisional if provisional else cell.scores.judges).get(name) for cell in cells]
+    given = [cell.scores.provisional if provisional else cell.scores.judges for cell in cells]
     newest = back[-1] if back else None
     drift = newest.drift if newest and newest.drift else {}
     return JudgeStatus(
         judge=name,
         provisional=provisional,
-        cells=sum(each is not None and not each.held for each in given),
-        held=sum(each is not None and each.held for each in given),
+        cells=sum(name in each for each in given),
+        held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own),
         open_items=sum(len(judging.entries) - judging.finished for judging in own),
         drift=drift.get("verdict"),
@@ -135,6 +149,17 @@ def _minutes(back: Sequence[Judging]) -> float | None:
         if judging.applied_at
     ]
     return sum(spent) / 60 / finished if finished and spent else None
+
+
+def _open(judging: Judging) -> OpenSheet:
+    return OpenSheet(
+        sheet=judging.sheet.id,
+        judge=judging.owner,
+        exported=judging.exported,
+        provisional=judging.provisional,
+        items=len(judging.entries),
+        finished=judging.finished,
+    )
 
 
 def _history(judging: Judging) -> SheetHistory:

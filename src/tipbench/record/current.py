@@ -1,43 +1,54 @@
-"""Which of an experiment's cells speak for their pair today: a row never mixes two builds of one name."""
+"""Which of an experiment's cells speak for their pair today: a row never mixes two builds of one name.
+
+Only answers decide what is newest: a pull that never produced one must not empty a board. Runs that failed decide
+where nothing has answered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from tipbench.record.run import StoredRun
+from tipbench.record.run import RunState, StoredRun
+
+Reader = Callable[[StoredRun], str | None]
+
+# what carries a name, and what the name stands for: a digest, a prompt's text, a scenario's content
+_BUILDS: tuple[tuple[Reader, Reader], ...] = (
+    (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
+    (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
+    (lambda run: run.params.get("scenario"), lambda run: run.tags.get("scenario_hash")),
+)
+
+
+def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
+    """The newest answer; the newest run where nothing has answered."""
+    return max(runs, key=_age)
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
-    """Ids of the runs of a model digest, or of a prompt's text, that a newer one of the same name has replaced.
+    """Ids of the runs of a digest, a prompt's text or a scenario's content that a newer one of that name has replaced.
 
     What is newer is decided within one set of conditions: another temperature is another board, not a newer build.
+    A failure that came after the newest answer replaces nothing, and is not old either.
     """
-    digests = _newest(((run.tags.get("conditions"), run.params.get("model")), _digest(run), run) for run in runs)
-    prompts = _newest(
-        ((run.tags.get("conditions"), run.params.get("prompt_version")), _prompt(run), run) for run in runs
-    )
-    return {
-        run.run_id
-        for run in runs
-        if digests[run.tags.get("conditions"), run.params.get("model")] != _digest(run)
-        or prompts[run.tags.get("conditions"), run.params.get("prompt_version")] != _prompt(run)
-    }
+    return {run_id for name, build in _BUILDS for run_id in _replaced(runs, name, build)}
 
 
-_Name = tuple[str | None, str | None]
+def _replaced(runs: Sequence[StoredRun], name: Reader, build: Reader) -> Iterable[str]:
+    newest: dict[tuple[str | None, str | None], StoredRun] = {}
+    for run in runs:
+        key = run.tags.get("conditions"), name(run)
+        newest[key] = newest_run((newest.get(key, run), run))
+    for run in runs:
+        present = newest[run.tags.get("conditions"), name(run)]
+        later = _failed(run) and run.start_ms > present.start_ms
+        if build(run) != build(present) and not later:
+            yield run.run_id
 
 
-def _newest(named: Iterable[tuple[_Name, str | None, StoredRun]]) -> dict[_Name, str | None]:
-    newest: dict[_Name, tuple[int, str | None]] = {}
-    for name, build, run in named:
-        if name not in newest or run.start_ms > newest[name][0]:
-            newest[name] = (run.start_ms, build)
-    return {name: build for name, (_, build) in newest.items()}
+def _age(run: StoredRun) -> tuple[bool, int, str]:
+    return not _failed(run), run.start_ms, run.run_id
 
 
-def _digest(run: StoredRun) -> str | None:
-    return run.params.get("model_digest")
-
-
-def _prompt(run: StoredRun) -> str | None:
-    return run.tags.get("prompt_hash")
+def _failed(run: StoredRun) -> bool:
+    return run.state == RunState.FAILED

@@ -1,0 +1,437 @@
+"""`tipbench compare`: the board as a user meets it, in every form, and what is said when there is none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from invoking import Ended, invoke, refused
+
+from support.boards import HOSTILE, TWELVE, board
+from support.judged import judge_at
+from support.judging import Desk, fill, items_of, record_cells
+from support.mlflow_server import free_port
+from tipbench.cli.compare import show_board
+from tipbench.compare.matrix import Pair
+from tipbench.judge.judging import find_judging
+from tipbench.judge.key import Behind
+from tipbench.plan.suite import load_suite
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import RunChange, StoredRun
+
+JUDGED, LATER, FRESH, RULED, MIXED, EMPTY = (
+    f"tip-bench-compare-{name}" for name in ("judged", "later", "fresh", "ruled", "mixed", "empty")
+)
+MODELS = ("good:1b", "bad:1b")
+BEST, SECOND, WORST, LAST = "good:1b/v1", "good:1b/v2-mentor", "bad:1b/v1", "bad:1b/v2-mentor"
+
+
+def planted(run: StoredRun, number: int) -> int:
+    """A point on every scale from row to row: good v1, good v2, bad v1, bad v2; a wave makes a spread."""
+    wave = (sum(map(ord, run.params["scenario"])) + number) % 2
+    level = 4 if run.params["model"] == "good:1b" else 2
+    return level + wave - (run.params["prompt_version"] == "v2-mentor")
+
+
+def raised(run: StoredRun, number: int) -> int:
+    """As planted, but the bad model has caught up a whole point; a wave of its own makes a spread."""
+    wave = (sum(map(ord, run.params["scenario"])) + number * 2) % 3 == 0
+    return planted(run, number) + (run.params["model"] == "bad:1b") + (wave and run.params["model"] == "bad:1b")
+
+
+@pytest.fixture(scope="module")
+def comparing(mlflow_url: str) -> str:
+    with MlflowStore(mlflow_url) as store:
+        for experiment, level in ((JUDGED, planted), (LATER, raised)):
+            desk = Desk(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1,v2-mentor"))
+            judge_at(desk, level)
+        for experiment in (FRESH, RULED):
+            record_cells(store, models=MODELS, experiment=experiment, prompts="v1,v2-mentor", n_scenarios=2)
+        record_cells(store, models=MODELS, experiment=JUDGED, prompts="v1", temperature=0.2, n_scenarios=2, start_ms=1)
+        desk = Desk(store, record_cells(store, models=MODELS, experiment=MIXED, prompts="v1", n_scenarios=2))
+        judge_at(desk, planted)
+        other = RunChange(tags={"scores_rubric": f"tip-v2@{'cd' * 32}"}, at_ms=1)
+        store.update(next(iter(desk.cells())), other)
+        store.ensure_experiment(EMPTY)
+    return mlflow_url
+
+
+@pytest.fixture(autouse=True)
+def use_comparing(comparing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", comparing)
+    monkeypatch.chdir(tmp_path)
+
+
+def compared(*options: str) -> Ended:
+    ended = invoke("compare", *options)
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+def name_of(row: dict[str, str]) -> str:
+    return f"{row['model']}/{row['prompt_version']}"
+
+
+def test_the_planted_winner_leads_and_it_is_decided() -> None:
+    found = compared(JUDGED, "--json").json
+    verdict = found["verdict"]
+    assert (name_of(verdict["leader"]), verdict["decided"], verdict["tied_with_leader"]) == (BEST, True, [])
+    assert [name_of(row) for row in found["standings"]] == [BEST, SECOND, WORST, LAST]
+    assert [row["rank"] for row in found["standings"]] == [1, 2, 3, 4]
+    assert sum(row["p_best"] for row in found["standings"]) == pytest.approx(1)
+    assert found["standings"][1]["diff_to_leader"]["mean"] == pytest.approx(-3), "a point on each of three scales"
+    assert sum(found["attribution"].values()) == pytest.approx(1)
+    assert (found["rubric"], found["judges"], found["provisional"]) == ("tip-v1", ["anna"], False)
+
+
+def test_the_table_has_the_verdict_above_and_the_attribution_below() -> None:
+    ended = compared(JUDGED)
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith(f"{BEST} leads over 8 scenarios")
+    assert lines[2].split()[:3] == ["rank", "model", "prompt"]
+    (leader,) = [line for line in lines if "leader " in line and "good:1b" in line]
+    assert leader.split()[:3] == ["1", "good:1b", "v1"]
+    assert lines[-2].startswith("The spread of scores is due to: model ")
+    assert "note: 4 runs under other conditions are left out; --where conditions=" in ended.stderr
+
+
+def test_the_same_data_give_the_same_bytes_in_every_form() -> None:
+    for form in ("table", "json", "csv", "md"):
+        assert compared(JUDGED, "--format", form).stdout == compared(JUDGED, "--format", form).stdout
+    assert compared(JUDGED, "--json").stdout == compared(JUDGED, "--format", "json").stdout
+
+
+def test_csv_has_a_line_for_each_row_with_the_numbers_of_the_json() -> None:
+    rows = list(csv.DictReader(io.StringIO(compared(JUDGED, "--format", "csv").stdout)))
+    standings = compared(JUDGED, "--json").json["standings"]
+    assert [float(row["composite"]) for row in rows] == [standing["composite"] for standing in standings]
+    assert [row["standing"] for row in rows] == ["leader", "separated", "separated", "separated"]
+    assert rows[0]["diff_to_leader_mean"] == ""
+    assert float(rows[1]["diff_to_leader_p"]) == standings[1]["diff_to_leader"]["p"]
+
+
+def test_markdown_is_ready_for_a_pull_request() -> None:
+    text = compared(JUDGED, "--format", "md").stdout
+    assert text.startswith(f"## {JUDGED}\n\n**{BEST} leads")
+    assert text.count("\n| ") == 6
+    assert "judged by anna." in text
+
+
+def test_the_experiment_may_be_an_argument_an_option_or_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = compared(JUDGED, "--format", "csv").stdout
+    assert compared("--experiment", JUDGED, "--format", "csv").stdout == text
+    monkeypatch.setenv("TIPBENCH_EXPERIMENT", JUDGED)
+    assert compared("--format", "csv").stdout == text
+
+
+def test_a_board_is_kept_once_until_it_changes(comparing: str) -> None:
+    def kept() -> int:
+        with MlflowStore(comparing) as store:
+            experiment = store.experiment(LATER)
+            assert experiment is not None
+            return len(list(store.search(experiment.experiment_id, where={"kind": "leaderboard"})))
+
+    compared(LATER)
+    compared(LATER, "--format", "csv")
+    assert kept() == 1
+    compared(LATER, "--baseline", BEST)
+    assert kept() == 2
+
+
+def test_differences_to_a_baseline_stand_beside_those_to_the_leader() -> None:
+    found = compared(JUDGED, "--baseline", WORST, "--json").json
+    assert name_of(found["baseline"]) == WORST
+    rows = {name_of(row): row for row in found["standings"]}
+    assert rows[WORST]["diff_to_baseline"] is None
+    assert rows[BEST]["diff_to_baseline"]["mean"] == -rows[WORST]["diff_to_leader"]["mean"] > 0
+    assert "to baseline" in compared(JUDGED, "--baseline", WORST).stdout
+
+
+def test_models_or_prompts_are_ranked_alone() -> None:
+    models = compared(JUDGED, "--by", "model", "--json").json
+    assert [(row["model"], row["prompt_version"]) for row in models["standings"]] == [("good:1b", "*"), ("bad:1b", "*")]
+    assert models["verdict"]["decided"]
+    prompts = compared(JUDGED, "--by", "prompt", "--json").json
+    assert [row["prompt_version"] for row in prompts["standings"]] == ["v1", "v2-mentor"]
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "full"), [("model", "bad:1b", "bad:1b/*"), ("prompt", "v2-mentor", "*/v2-mentor")]
+)
+def test_a_baseline_among_models_or_prompts_is_named_as_the_table_names_it(by: str, name: str, full: str) -> None:
+    plain = compared(JUDGED, "--by", by, "--baseline", name, "--json")
+    assert name_of(plain.json["baseline"]) == full
+    assert compared(JUDGED, "--by", by, "--baseline", full, "--json").stdout == plain.stdout
+
+
+def test_claims_about_personas_rest_on_personas() -> None:
+    found = compared(JUDGED, "--cluster", "persona", "--json").json
+    assert (found["cluster"], found["verdict"]["decided"]) == ("persona", False)
+    assert "leads over 4 personas" in found["verdict"]["text"]
+    assert "personas nothing can be decided" in found["verdict"]["text"]
+
+
+def test_where_narrows_the_board() -> None:
+    found = compared(JUDGED, "--where", "model=good:1b", "--json").json
+    assert {row["model"] for row in found["standings"]} == {"good:1b"}
+    one = compared(JUDGED, "--where", "scenario=nurse@morning", "--where", "prompt=v1", "--json").json
+    assert [(name_of(row), row["n_scenarios"]) for row in one["standings"]] == [(BEST, 1), (WORST, 1)]
+    assert one["verdict"]["decided"] is False
+
+
+def test_the_conditions_that_were_left_out_can_be_looked_at_as_the_note_says() -> None:
+    said = re.search(r"--where (conditions=\w+) shows them", compared(JUDGED).stderr)
+    assert said is not None
+    found = compared(JUDGED, "--where", said.group(1), "--json").json
+    assert (found["conditions"]["temperature"], found["verdict"]["leader"]) == ("0.2", None)
+    assert [(row["judged"], row["total"]) for row in found["standings"]] == [(0, 2), (0, 2)]
+
+
+def test_one_judge_can_be_looked_at_alone() -> None:
+    assert compared(JUDGED, "--judge", "anna", "--json").json["judges"] == ["anna"]
+    ended = invoke("compare", JUDGED, "--judge", "ben")
+    assert (ended.code, ended.stdout) == (3, "")
+    assert "No score of ben counts here; scores of anna count." in ended.stderr
+
+
+def test_a_report_and_charts_are_written_beside_the_board(tmp_path: Path) -> None:
+    page, svg, png = tmp_path / "report.html", tmp_path / "forest.svg", tmp_path / "forest.PNG"
+    ended = compared(JUDGED, "--html", str(page), "--plot", str(svg))
+    assert f"report: {page}" in ended.stderr
+    assert f"drawn: {svg}" in ended.stderr
+    assert BEST in page.read_text("utf-8")
+    assert ET.fromstring(svg.read_text("utf-8")).tag.endswith("svg")  # noqa: S314 - our own
+    compared(JUDGED, "--plot", str(png))
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_judged_yet_is_a_board_of_nulls_that_says_how_to_go_on() -> None:
+    ended = compared(FRESH)
+    assert ended.stdout.startswith("None of the 4 pairs is judged yet")
+    assert "note: Nobody has scored a cell yet: `tipbench judge export`" in ended.stderr
+    found = compared(FRESH, "--json").json
+    verdict = found["verdict"]
+    assert (verdict["leader"], verdict["decided"], verdict["tied_with_leader"]) == (None, False, [])
+    assert (found["rubric"], found["attribution"], found["judges"]) == (None, None, [])
+    for row in found["standings"]:
+        unknown = (
+            "rank",
+            "rank_low",
+            "rank_high",
+            "p_best",
+            "composite",
+            "ci_low",
+            "relevance",
+            "actionability",
+            "tone",
+        )
+        assert [row[name] for name in unknown] == [None] * len(unknown)
+        assert (row["judged"], row["total"], row["flags"]) == (0, 2, ["incomplete"])
+
+
+def test_provisional_scores_are_shown_as_such_while_nobody_has_judged() -> None:
+    ended = invoke("judge", "run", "--experiment", RULED, "--with", "rules")
+    assert ended.code == 0, ended.stderr
+    assert "note: Provisional: scored by rules, not by people." in compared(RULED).stderr
+    found = compared(RULED, "--json").json
+    assert (found["provisional"], found["judges"]) == (True, ["rules"])
+    assert found["verdict"]["leader"] is not None
+    assert {row["judged"] for row in found["standings"]} == {2}
+    assert compared(JUDGED, "--json").json["provisional"] is False
+
+
+def test_two_experiments_are_compared_pair_by_pair() -> None:
+    ended = compared(JUDGED, LATER)
+    assert ended.stdout.startswith(f"Better in {LATER}: {WORST}, {LAST}; 2 of 4 pairs cannot be told apart")
+    found = compared(JUDGED, LATER, "--json").json
+    assert found["experiments"] == [JUDGED, LATER]
+    rows = {name_of(row): row for row in found["pairs"]}
+    assert rows[BEST]["diff"]["mean"] == 0.0
+    assert rows[WORST]["diff"]["mean"] >= 3
+    assert rows[WORST]["second"] - rows[WORST]["first"] == pytest.approx(rows[WORST]["diff"]["mean"])
+    assert {row["n_scenarios"] for row in found["pairs"]} == {8}
+    table = list(csv.DictReader(io.StringIO(compared(JUDGED, "--experiment", LATER, "--format", "csv").stdout)))
+    assert [float(row["diff"]) for row in table] == [row["diff"]["mean"] for row in found["pairs"]]
+    assert compared(JUDGED, LATER, "--format", "md").stdout.count("\n| ") == 6
+
+
+def test_pairs_of_other_names_are_compared_when_mapped() -> None:
+    found = compared(JUDGED, LATER, "--map", f"{BEST}={SECOND}", "--json").json
+    (row,) = [row for row in found["pairs"] if "mapped_to" in row]
+    assert (name_of(row), name_of(row["mapped_to"])) == (BEST, SECOND)
+    assert row["diff"]["mean"] == pytest.approx(-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("mine",), "begins with tip-bench- (got 'mine')"),
+        (("--experiment", "mine"), "begins with tip-bench- (got 'mine')"),
+        ((JUDGED, "--baseline", "good:1b"), "--baseline takes MODEL/PROMPT (got 'good:1b')"),
+        ((JUDGED, "--baseline", ""), "--baseline takes MODEL/PROMPT"),
+        ((JUDGED, "--baseline", "nosuch:1b/v1"), f"There is no pair nosuch:1b/v1 on this board. There are: {WORST}"),
+        ((JUDGED, "--by", "model", "--baseline", "nosuch"), "There are: bad:1b/*, good:1b/*."),
+        ((JUDGED, "--where", "model"), "--where takes key=value (got 'model')"),
+        ((JUDGED, "--where", "kind=judging"), "A board is made of cells"),
+        ((JUDGED, "--where", "model=a", "--where", "model=b"), "--where params.model is given twice, as a and b"),
+        ((JUDGED, "--plot", "forest.jpg"), "ends in .png or .svg (got 'forest.jpg')"),
+        ((JUDGED, "--plot", "no/such/forest.png"), "no such folder"),
+        ((JUDGED, "--html", "no/such/report.html"), "is in a folder that does not exist"),
+        ((JUDGED, "--html", "."), "is a folder"),
+        ((JUDGED, "--judge", "rules"), "--judge takes a name other than 'rules'"),
+        ((JUDGED, "--judge", "anna", "--provisional"), "Choose one"),
+        ((JUDGED, "--map", f"{BEST}={WORST}"), "--map pairs up rows of two experiments"),
+        ((JUDGED, JUDGED), "was given twice"),
+        ((JUDGED, LATER, FRESH), "One experiment is ranked, two are compared; 3 were given"),
+        ((JUDGED, LATER, "--baseline", BEST), "--baseline is for one experiment"),
+        ((JUDGED, LATER, "--map", BEST), "--map takes PAIR1=PAIR2"),
+        ((JUDGED, LATER, "--map", f"{BEST}=nosuch/v1"), "There is no pair nosuch/v1"),
+        ((JUDGED, "--format", "xml"), "'xml' is not one of"),
+        ((JUDGED, "--by", "persona"), "--by"),
+        ((JUDGED, "--cluster", "slot"), "--cluster"),
+        ((JUDGED, "--mlflow-url", "file:///runs"), "file:///runs"),
+    ],
+)
+def test_misuse_is_told_before_anything_is_printed(options: tuple[str, ...], said: str) -> None:
+    assert said in refused("compare", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("tip-bench-nosuch",), "There is no experiment tip-bench-nosuch in MLflow at "),
+        ((JUDGED, "tip-bench-nosuch"), "There is no experiment tip-bench-nosuch"),
+        ((EMPTY,), "No cell matches"),
+        ((JUDGED, "--where", "model=nosuch"), "No cell matches"),
+        ((JUDGED, "--where", "nosuch tag=`'\"\\"), "No cell matches"),
+        ((JUDGED, FRESH), f"Judge {FRESH} first, or pass --provisional"),
+    ],
+)
+def test_too_little_to_say_is_exit_3(options: tuple[str, ...], said: str) -> None:
+    ended = invoke("compare", *options)
+    assert (ended.code, ended.stdout) == (3, "")
+    assert said in ended.stderr
+
+
+def test_mixed_rubrics_are_refused_and_one_of_them_can_be_looked_at() -> None:
+    ended = invoke("compare", MIXED)
+    assert (ended.code, ended.stdout) == (1, "")
+    assert "different rubrics" in ended.stderr
+    assert "judge export --rejudge" in ended.stderr
+    tag = load_suite("tips").rubric.tag
+    assert compared(MIXED, "--where", f"scores_rubric={tag}", "--json").json["rubric"] == "tip-v1"
+
+
+def test_a_server_that_is_away_is_a_failure() -> None:
+    ended = invoke("compare", JUDGED, "--mlflow-url", f"http://127.0.0.1:{free_port()}")
+    assert (ended.code, ended.stdout) == (1, "")
+    assert "cannot be reached" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+@pytest.mark.parametrize("missing", ["altair", "vl_convert"])
+def test_without_the_charts_extra_it_is_told_how_to_get_it(
+    option: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = refused("compare", JUDGED, option, "report.svg")
+    assert f"({missing} is missing)" in said
+    assert 'pip install "tipbench[charts]"' in said
+    assert not Path("report.svg").exists()
+    assert compared(JUDGED).stdout, "the board itself needs no charts"
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_narrow_terminal_keeps_the_columns_that_matter_and_folds_no_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_terminal(monkeypatch, 80)
+    show_board(board())
+    printed = capsys.readouterr()
+    table = plain(printed.out).split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= 80
+    assert len(table) == 2 + 12, "no row takes two lines"
+    assert re.split(r"\s{2,}", table[0].strip())[:5] == ["rank", "model", "prompt", "composite", "95 % interval"]
+    for pair in TWELVE:
+        assert any(f" {pair.model} " in line and f" {pair.prompt} " in line for line in table)
+    assert "too narrow for to leader, standing, p, judged" in printed.err
+    assert "--format csv has all columns" in printed.err
+
+
+def test_a_wide_terminal_shows_every_column(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_terminal(monkeypatch, 300)
+    show_board(board())
+    printed = capsys.readouterr()
+    assert "tokens/s" in printed.out
+    assert "too narrow" not in printed.err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_from_elsewhere_do_nothing_to_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if terminal:
+        on_a_terminal(monkeypatch, 300)
+    pairs = [Pair(f"{name[:200]}{at}", prompt) for at, name in enumerate(HOSTILE) for prompt in ("v1", "\x1b[2Jv2")]
+    show_board(board(pairs, lead=0.2))
+    printed = capsys.readouterr()
+    for text in (plain(printed.out), printed.err):
+        assert [char for char in text if not char.isprintable() and char != "\n"] == []
+
+
+def near_the_top(run: StoredRun, at: int) -> int:
+    """Two models that take turns in leading, the others far behind."""
+    return 3 + (at % 3 == int(run.params["model"][1])) if run.params["model"] in ("m0:1b", "m1:1b") else 1
+
+
+def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, tmp_path: Path) -> None:
+    """Two of five rows tie, two scenarios wait: only the two rows' answers to these are on the sheet."""
+    experiment, models, out = "tip-bench-compare-focus", [f"m{at}:1b" for at in range(5)], tmp_path / "sheet.json"
+    with MlflowStore(comparing) as store:
+        desk = Desk(store, record_cells(store, models=models, experiment=experiment, prompts="v1"))
+        cells = desk.cells()
+        scenarios = sorted({run.params["scenario"] for run in cells.values()})
+        judging = desk.export("anna", everything=True).judging
+        raw = fill(judging)
+        for run_id, item in items_of(raw, judging).items():
+            at = scenarios.index(cells[run_id].params["scenario"])
+            for tip in item["tips"]:
+                tip["scores"] = dict.fromkeys(tip["scores"], near_the_top(cells[run_id], at) if at < 6 else None)
+        assert desk.apply(raw).status == "applied"
+        where = ("--experiment", experiment, "--judge", "anna", "--out", str(out))
+        ended = invoke("judge", "export", "--focus", *where)
+        assert ended.code == 0, ended.stderr
+        assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
+        assert not any(model in ended.stderr for model in models), "the sheet is blind, and so is what is said of it"
+        sheet = json.loads(out.read_text("utf-8"))["sheet"]
+        found = find_judging(store, desk.experiment.experiment_id, experiment, sheet)
+    assert found is not None
+    runs = [cells[entry.run_id] for entry in found.entries if entry.behind is Behind.CELL and entry.run_id]
+    assert sorted((run.params["model"], run.params["scenario"]) for run in runs) == [
+        (model, scenario) for model in ("m0:1b", "m1:1b") for scenario in scenarios[6:]
+    ]
+
+
+@pytest.mark.parametrize("experiment", [JUDGED, FRESH])
+def test_focus_without_a_tie_says_what_it_needs(experiment: str, tmp_path: Path) -> None:
+    out = tmp_path / "sheet.json"
+    ended = invoke("judge", "export", "--focus", "--experiment", experiment, "--out", str(out))
+    assert (ended.code, ended.stdout, out.exists()) == (3, "", False)
+    assert "--focus needs judged cells, a leader that others tie with, and unjudged cells of these" in ended.stderr

@@ -1,0 +1,146 @@
+"""What to judge next: the cells that tell most about the top, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.judged import scored
+from support.judging import Desk, fill, items_of, record_cells
+from tipbench.compare.cells import BoardCells, Question, read_board
+from tipbench.compare.focus import Focus, focus
+from tipbench.compare.leaderboard import Options, make_board
+from tipbench.compare.matrix import Pair
+from tipbench.judge.key import Behind
+from tipbench.record.memory import MemoryStore
+from tipbench.record.run import StoredRun
+
+A, B, C, D, E = (Pair(f"{letter}:1b", "v1") for letter in "abcde")
+LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
+NEAR = [value + (0.6 if at % 2 else -0.4) for at, value in enumerate(LOW)]
+FAR = [value - 6 + (0.25 if at % 2 else -0.25) for at, value in enumerate(LOW)]
+OPEN: list[float | None] = [None, None, None]
+
+
+def focused(cells: BoardCells) -> Focus | None:
+    return focus(cells, make_board("", cells, Options()).ranking)
+
+
+def cells_of(columns: Mapping[Pair, Sequence[float | None]]) -> BoardCells:
+    return scored(columns)
+
+
+def tied_top() -> dict[Pair, Sequence[float | None]]:
+    """A and B tie, C, D and E are far behind; three scenarios are open for all."""
+    return {A: [*LOW, *OPEN], B: [*NEAR, *OPEN], C: [*FAR, *OPEN], D: [*FAR, *OPEN], E: [*FAR, *OPEN]}
+
+
+def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
+    found = focused(cells_of(tied_top()))
+    assert found is not None
+    assert set(found.pairs) == {A, B}
+    assert found.pairs[0] == B, "the leader first"
+    assert set(found.scenarios) == {"p0@s8", "p1@s9", "p2@s10"}
+    assert found.run_ids == {f"{pair}@{scenario}" for pair in (A, B) for scenario in found.scenarios}
+
+
+def test_a_decided_board_has_no_focus() -> None:
+    assert focused(cells_of({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
+
+
+def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
+    assert focused(cells_of({A: [None] * 8, B: [None] * 8})) is None
+    assert focused(cells_of({A: LOW, B: NEAR})) is None
+
+
+def test_failed_cells_cannot_be_judged() -> None:
+    cells = cells_of(tied_top())
+    failed = tuple(
+        replace(each, run=replace(each.run, tags={**each.run.tags, "state": "failed"}))
+        if each.scenario == "p0@s8"
+        else each
+        for each in cells.cells
+    )
+    found = focused(replace(cells, cells=failed))
+    assert found is not None
+    assert "p0@s8" not in found.scenarios
+
+
+def test_a_scenario_in_which_the_leader_can_never_be_paired_is_left_alone() -> None:
+    """Its answer is not there at all: judging the other one tells nothing about the two."""
+    cells = cells_of(tied_top())
+    without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
+    found = focused(replace(cells, cells=without))
+    assert found is not None
+    assert set(found.scenarios) == {"p0@s8", "p2@s10"}
+
+
+def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
+    other = [value + (0.5 if at % 2 else -0.4) for at, value in enumerate(LOW)]
+    columns = {**tied_top(), C: [*other, None, None, None]}
+    cells = cells_of(columns)
+    without = tuple(
+        each for each in cells.cells if not (each.pair == C and each.scenario != "p2@s10" and not each.values)
+    )
+    found = focused(replace(cells, cells=without))
+    assert found is not None
+    assert set(found.pairs) == {A, B, C}
+    assert found.scenarios[0] == "p2@s10"
+
+
+def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
+    columns = tied_top()
+    columns[B] = [*NEAR, 11.0, None, None]
+    found = focused(cells_of(columns))
+    assert found is not None
+    assert f"{A}@p0@s8" in found.run_ids
+    assert f"{B}@p0@s8" not in found.run_ids
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10_000))
+def test_the_order_of_cells_changes_nothing(seed: int) -> None:
+    cells = cells_of(tied_top())
+    shuffled = list(cells.cells)
+    random.Random(seed).shuffle(shuffled)
+    assert focused(replace(cells, cells=tuple(shuffled))) == focused(cells)
+
+
+def near(run: StoredRun, number: int) -> int:
+    """One and two cannot be told apart, three to six are far behind."""
+    if run.params["model"] not in ("one:1b", "two:1b"):
+        return 1
+    return 3 + random.Random(f"{run.params['model']}{run.params['scenario']}{number}").randint(0, 2)
+
+
+def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -> None:
+    """Through a store: six scenarios of eight are judged, then what would tell most."""
+    store = MemoryStore()
+    models = ("one:1b", "two:1b", "three:1b", "four:1b", "five:1b", "six:1b")
+    desk = Desk(store, record_cells(store, models=models, prompts="v1"))
+    scenarios = sorted({run.params["scenario"] for run in desk.cells().values()})
+    judge_some(desk, set(scenarios[2:]))
+    cells = read_board(store, desk.experiment.experiment_id, Question())
+    found = focused(cells)
+    assert found is not None
+    assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
+    done = desk.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
+    cells_of_desk = desk.cells()
+    runs = {entry.run_id for entry in done.judging.entries if entry.behind is Behind.CELL and entry.run_id}
+    assert runs == found.run_ids
+    assert {cells_of_desk[run_id].params["scenario"] for run_id in runs} == set(scenarios[:2])
+    assert len(runs) == 4
+
+
+def judge_some(desk: Desk, scenarios: set[str]) -> None:
+    judging = desk.export("anna", everything=True).judging
+    raw, cells = fill(judging), desk.cells()
+    for run_id, item in items_of(raw, judging).items():
+        keep = cells[run_id].params["scenario"] in scenarios
+        for number, tip in enumerate(item["tips"]):
+            tip["scores"] = dict.fromkeys(tip["scores"], near(cells[run_id], number) if keep else None)
+    assert desk.apply(raw).status == "applied"

@@ -1,0 +1,361 @@
+"""The leaderboard as scripts read it: every key there, null where unknown, the same for the same data."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.boards import MODELS, PROMPTS, SCALES, TWELVE, board, cell, scenario_names
+from support.judged import scored
+from tipbench.compare.cells import BoardCells, Question, choose
+from tipbench.compare.leaderboard import Leaderboard, Options, make_board
+from tipbench.compare.matrix import Pair
+from tipbench.errors import UsageError
+from tipbench.judge.scores import NOBODY
+from tipbench.record.run import StoredRun
+
+A, B, C = Pair("a:1b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1")
+LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
+HIGH = [value + 4 + (0.25 if at % 2 else -0.25) for at, value in enumerate(LOW)]
+BOARD_KEYS = {
+    *("experiment", "suite", "rubric", "conditions", "judges", "provisional", "baseline", "verdict", "standings"),
+    *("attribution", "duels"),
+}
+VERDICT_KEYS = {"text", "leader", "tied_with_leader", "decided", "scenarios_needed"}
+STANDING_KEYS = {
+    *("rank", "rank_low", "rank_high", "model", "prompt_version", "composite", "ci_low", "ci_high", "p_best"),
+    *("diff_to_leader", "diff_to_baseline", "relevance", "actionability", "tone", "format_ok", "overlong"),
+    *("diversity", "latency_s", "tokens_per_s", "n_scenarios", "judged", "total", "failed", "flags"),
+}
+DIFFERENCE_KEYS = {"mean", "ci_low", "ci_high", "p"}
+SHARES = {"model", "prompt", "interaction", "scenario", "residual"}
+
+
+def made(cells: BoardCells, **options: Any) -> Leaderboard:
+    return make_board("tip-bench-test", cells, Options(**{"scales": SCALES, **options}))
+
+
+def of_runs(runs: Sequence[StoredRun], **options: Any) -> Leaderboard:
+    return made(choose([(run, NOBODY) for run in runs], Question()), **options)
+
+
+def rows(found: Leaderboard) -> dict[str, dict[str, Any]]:
+    return {f"{row['model']}/{row['prompt_version']}": row for row in found.to_json()["standings"]}
+
+
+def known_sum(shares: Mapping[str, float | None]) -> float:
+    """A side with one member has no share, which is unknown and not nought."""
+    return sum(share for share in shares.values() if share is not None)
+
+
+def check_shape(found: Mapping[str, Any]) -> None:
+    """What PRODUCT.md promises of every board, whatever is in it."""
+    assert set(found) >= BOARD_KEYS
+    assert set(found["verdict"]) >= VERDICT_KEYS
+    assert found["verdict"]["text"].endswith(".")
+    assert all(set(row) >= STANDING_KEYS for row in found["standings"])
+    for row in found["standings"]:
+        for name in ("diff_to_leader", "diff_to_baseline"):
+            assert row[name] is None or set(row[name]) == DIFFERENCE_KEYS
+    ranked = [row for row in found["standings"] if row["rank"] is not None]
+    unranked = found["standings"][len(ranked) :]
+    assert all("incomplete" in row["flags"] for row in unranked)
+    assert not any("incomplete" in row["flags"] for row in ranked)
+    for row in unranked:
+        assert [row[name] for name in ("rank", "rank_low", "rank_high", "p_best")] == [None] * 4
+    for row in ranked:
+        assert 1 <= row["rank_low"] <= row["rank"] <= row["rank_high"] <= len(ranked)
+    chances = [row["p_best"] for row in ranked]
+    assert None in chances or not chances or sum(chances) == pytest.approx(1)
+    shares = found["attribution"]
+    assert shares is None or (set(shares) == SHARES and known_sum(shares) == pytest.approx(1))
+    assert (found["verdict"]["leader"] is None) == (not ranked)
+    assert not (found["verdict"]["decided"] and found["verdict"]["tied_with_leader"])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_a_full_board_has_every_key_and_a_number_behind_it() -> None:
+    found = board(baseline=TWELVE[0]).to_json()
+    check_shape(found)
+    assert (found["rubric"], found["suite"], found["provisional"]) == ("tip-v1", "tips", False)
+    assert found["baseline"] == {"model": MODELS[0], "prompt_version": PROMPTS[0]}
+    assert found["conditions"]["temperature"] == "0.7"
+    assert len(found["standings"]) == 12
+    empty = {
+        name for row in found["standings"] for name, value in row.items()
+        if name in STANDING_KEYS and value is None and not name.startswith("diff_to_")
+    }  # fmt: skip
+    assert empty == set()
+    assert [row["diff_to_leader"] is None for row in found["standings"]] == [True] + [False] * 11
+    assert [row for row in found["standings"] if row["diff_to_baseline"] is None] == [rows(board())[str(TWELVE[0])]]
+
+
+def test_numbers_are_those_of_the_scores_not_rounded() -> None:
+    found = rows(made(scored({A: LOW, B: HIGH})))
+    assert found[str(A)]["composite"] == pytest.approx(sum(LOW) / 8, abs=1e-12)
+    assert found[str(A)]["diff_to_leader"]["mean"] == pytest.approx(-4.0, abs=1e-12)
+    assert found[str(B)]["ci_low"] < found[str(B)]["composite"] < found[str(B)]["ci_high"]
+    assert (found[str(B)]["n_scenarios"], found[str(B)]["judged"], found[str(B)]["total"]) == (8, 8, 8)
+
+
+def test_a_planted_leader_is_found_and_decided() -> None:
+    found = made(scored({A: LOW, B: HIGH, C: [value - 1 for value in LOW]})).to_json()
+    check_shape(found)
+    verdict = found["verdict"]
+    assert verdict["leader"] == {"model": "b:1b", "prompt_version": "v1"}
+    assert (verdict["decided"], verdict["tied_with_leader"], verdict["scenarios_needed"]) == (True, [], None)
+    assert [row["rank"] for row in found["standings"]] == [1, 2, 3]
+    assert found["standings"][0]["p_best"] == pytest.approx(1)
+
+
+def test_a_tie_is_told_with_what_it_takes() -> None:
+    close = [value + (0.6 if at % 2 else -0.4) for at, value in enumerate(LOW)]
+    verdict = made(scored({A: LOW, B: close})).to_json()["verdict"]
+    assert (verdict["leader"]["model"], verdict["decided"]) == ("b:1b", False)
+    assert verdict["tied_with_leader"] == [{"model": "a:1b", "prompt_version": "v1"}]
+    assert verdict["scenarios_needed"] > 8
+
+
+def test_planted_effects_are_attributed() -> None:
+    """Model +3, prompt +1, scenarios by turns, and a little that belongs to nobody."""
+    scores = {
+        Pair(model, prompt): [
+            8 + 3 * (model == "b") + (prompt == "v2") + value / 4 + 0.01 * ((at * 7 + ord(model) + len(prompt)) % 5)
+            for at, value in enumerate(LOW)
+        ]
+        for model in "ab" for prompt in ("v1", "v2")
+    }  # fmt: skip
+    found = made(scored(scores)).to_json()
+    shares = found["attribution"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["model"] > shares["prompt"] > shares["interaction"]
+    assert shares["model"] / shares["prompt"] == pytest.approx(9, rel=0.1)
+    assert shares["residual"] < 0.01
+    assert {each["name"]: round(each["mean"]) for each in found["attribution_details"]["models"]} == {"a": 11, "b": 14}
+
+
+def test_an_incomplete_row_stands_last_without_a_rank_and_shrinks_nobody() -> None:
+    full = made(scored({A: LOW, B: HIGH}))
+    partly: list[float | None] = [17.0, 17.0, 17.0, *[None] * 5]
+    found = made(scored({A: LOW, B: HIGH, C: partly}))
+    check_shape(found.to_json())
+    *first, last = found.to_json()["standings"]
+    assert first == full.to_json()["standings"]
+    assert (last["model"], last["rank"], last["composite"], last["n_scenarios"]) == ("c:1b", None, 17.0, 3)
+    assert (last["judged"], last["total"], last["flags"]) == (3, 8, ["incomplete"])
+    assert last["diff_to_leader"]["p"] is None, "it is in no test"
+    assert "c:1b/v1" in found.verdict, "one that looks better must not be overlooked"
+
+
+def test_no_complete_row_means_no_leader_and_the_verdict_says_what_is_missing() -> None:
+    holes: dict[Pair, Sequence[float | None]] = {
+        pair: [None if at == hole else value for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B, C))
+    }
+    found = made(scored(holes)).to_json()
+    check_shape(found)
+    assert (found["verdict"]["leader"], found["verdict"]["decided"]) == (None, False)
+    assert {row["rank"] for row in found["standings"]} == {None}
+    assert "No pair is judged in all of the 8 scenarios" in found["verdict"]["text"]
+    assert found["attribution"] is None
+
+
+def test_no_scores_at_all_is_a_board_of_nulls() -> None:
+    board_ = of_runs([cell(pair, "nurse@morning", None) for pair in (A, B)])
+    found = board_.to_json()
+    check_shape(found)
+    assert (found["rubric"], found["judges"], found["provisional"]) == (None, [], True)
+    assert found["verdict"]["text"].startswith("None of the 2 pairs is judged yet")
+    for row in found["standings"]:
+        assert {row[name] for name in ("composite", "ci_low", "ci_high", "diff_to_leader", *SCALES)} == {None}
+        assert (row["judged"], row["total"], row["n_scenarios"], row["latency_s"]) == (0, 1, 0, 2.0)
+    assert any(note.startswith("Nobody has scored a cell yet") for note in board_.notes)
+
+
+def test_all_failed_is_a_board_of_nulls_with_flags() -> None:
+    failed = [
+        replace(cell(pair, scenario, None, tags={"state": "failed"}), status="FAILED", metrics={})
+        for pair in (A, B) for scenario in scenario_names(4)
+    ]  # fmt: skip
+    found = of_runs(failed).to_json()
+    check_shape(found)
+    for row in found["standings"]:
+        assert (row["failed"], row["total"], row["judged"]) == (4, 4, 0)
+        assert row["flags"] == ["incomplete", "failed"]
+        assert {row[name] for name in ("composite", "latency_s", "format_ok", "tokens_per_s", *SCALES)} == {None}
+
+
+def test_one_model_leads_alone_and_nothing_is_decided() -> None:
+    found = made(scored({A: LOW})).to_json()
+    check_shape(found)
+    assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("a:1b", False)
+    (row,) = found["standings"]
+    assert (row["rank"], row["p_best"], row["diff_to_leader"]) == (1, 1.0, None)
+    assert "nothing to compare it with" in found["verdict"]["text"]
+
+
+def test_one_model_with_two_prompts_has_no_share_for_the_model() -> None:
+    shares = made(scored({Pair("a", "v1"): LOW, Pair("a", "v2"): HIGH})).to_json()["attribution"]
+    assert (shares["model"], shares["interaction"]) == (None, None)
+    assert known_sum(shares) == pytest.approx(1)
+
+
+def test_one_scenario_gives_means_and_claims_nothing() -> None:
+    found = made(scored({A: LOW[:1], B: HIGH[:1]})).to_json()
+    check_shape(found)
+    assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("b:1b", False)
+    assert found["verdict"]["scenarios_needed"] is None
+    for row in found["standings"]:
+        assert {row[name] for name in ("ci_low", "ci_high", "p_best")} == {None}
+        assert (row["rank_low"], row["rank_high"]) == (1, 2)
+    assert found["standings"][1]["diff_to_leader"] == {"mean": -3.75, "ci_low": None, "ci_high": None, "p": None}
+
+
+def test_identical_scores_share_the_first_rank_and_decide_nothing() -> None:
+    found = made(scored({A: LOW, B: LOW, C: LOW})).to_json()
+    check_shape(found)
+    assert [row["rank"] for row in found["standings"]] == [1, 1, 1]
+    assert [row["p_best"] for row in found["standings"]] == pytest.approx([1 / 3] * 3)
+    assert (found["verdict"]["decided"], len(found["verdict"]["tied_with_leader"])) == (False, 2)
+    assert found["standings"][1]["diff_to_leader"]["mean"] == 0.0
+
+
+def test_the_same_score_everywhere_has_no_interval_and_no_attribution() -> None:
+    found = made(scored({A: [11.0] * 8, B: [11.0] * 8})).to_json()
+    check_shape(found)
+    assert [(row["composite"], row["ci_low"]) for row in found["standings"]] == [(11.0, None)] * 2
+    assert found["attribution"] is None
+    assert found["attribution_details"] == {"reason": "All scores are equal: there is no spread to attribute."}
+
+
+def test_repeats_are_averaged_within_their_scenario() -> None:
+    """Three repeats in one scenario weigh no more than one in another."""
+    single = [cell(A, name, 10.0) for name in scenario_names(4)]
+    extra = [replace(cell(A, scenario_names(1)[0], value), run_id=f"again {value}") for value in (16.0, 16.0)]
+    (row,) = of_runs([*single, *extra]).to_json()["standings"]
+    assert row["composite"] == pytest.approx((14 + 10 + 10 + 10) / 4)
+    assert (row["n_scenarios"], row["judged"], row["total"]) == (4, 6, 6)
+
+
+def test_what_is_wrong_with_cells_becomes_flags_not_scores() -> None:
+    names = scenario_names(6)
+    tags = [{}, {"truncated": "true"}, {"floored": "true"}, {"foreign_resident": "true"}, {"state": "failed"}, {}]
+    runs = [cell(A, name, 10.0, tags=each) for name, each in zip(names, tags, strict=True)]
+    old = replace(runs[0], run_id="old", start_ms=0, params={**runs[0].params, "model_digest": "sha256:old"})
+    (row,) = of_runs([*runs, old]).to_json()["standings"]
+    assert row["flags"] == ["failed", "stale", "truncated", "floored", "foreign_resident"]
+    assert (row["judged"], row["failed"], row["total"], row["composite"]) == (5, 1, 6, 10.0)
+
+
+def test_a_baseline_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"There is no pair c:1b/v1 on this board. There are: a:1b/v1, b:1b/v1\."):
+        made(scored({A: LOW, B: HIGH}), baseline=C)
+
+
+def test_by_model_the_prompts_are_averaged_over() -> None:
+    found = board(by="model").to_json()
+    check_shape(found)
+    assert {(row["model"], row["prompt_version"]) for row in found["standings"]} == {(model, "*") for model in MODELS}
+    assert {row["total"] for row in found["standings"]} == {24}
+    each = rows(board())
+    for row in found["standings"]:
+        alone = [each[f"{row['model']}/{prompt}"]["composite"] for prompt in PROMPTS]
+        assert row["composite"] == pytest.approx(sum(alone) / 3)
+    assert found["attribution"] == board().to_json()["attribution"]
+
+
+def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> None:
+    names = scenario_names(3)
+    both = [cell(Pair("a", prompt), name, 10.0 + (prompt == "v2")) for prompt in ("v1", "v2") for name in names]
+    slow = [
+        replace(run, metrics={**run.metrics, "latency_s": 9.0}) for run in both if run.params["prompt_version"] == "v2"
+    ]
+    found = of_runs([*both[:3], *slow, *(cell(Pair("b", "v1"), name, 9.0) for name in names)], by="model")
+    row = rows(found)["a/*"]
+    assert (row["composite"], row["relevance"]) == (10.0, pytest.approx(10 / 17 * 5))
+    assert (row["latency_s"], row["judged"], row["total"]) == (2.0, 3, 3)
+    assert "Not every model has v2: left out of the means by model." in found.notes
+
+
+def test_by_model_without_a_prompt_that_all_have_nothing_can_be_ranked_and_it_says_why() -> None:
+    found = made(scored({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
+    check_shape(found.to_json())
+    assert found.ranking.leader is None
+    assert "No prompt stands beside every model, so the models cannot be ranked alone." in found.notes
+
+
+def test_by_model_older_builds_are_flagged_too() -> None:
+    runs = [cell(A, "nurse@morning", 10.0), cell(B, "nurse@morning", 10.0)]
+    old = replace(runs[0], run_id="old", start_ms=0, params={**runs[0].params, "model_digest": "sha256:old"})
+    found = rows(of_runs([*runs, old], by="model"))
+    assert ("stale" in found["a:1b/*"]["flags"], "stale" in found["b:1b/*"]["flags"]) == (True, False)
+
+
+def test_per_persona_there_are_fewer_units_and_the_same_means() -> None:
+    wide, narrow = made(scored({A: LOW, B: HIGH})), made(scored({A: LOW, B: HIGH}), cluster="persona")
+    check_shape(narrow.to_json())
+    assert (narrow.to_json()["cluster"], narrow.ranking.n_scenarios) == ("persona", 4)
+    assert "leads over 4 personas" in narrow.verdict
+    assert not narrow.to_json()["verdict"]["decided"], "four personas cannot decide anything"
+    assert rows(narrow)[str(A)]["composite"] == pytest.approx(rows(wide)[str(A)]["composite"])
+
+
+def test_what_was_left_out_is_noted_with_the_way_to_see_it() -> None:
+    runs = [
+        *(cell(A, "nurse@morning", 10.0, tags={"conditions": "older"}) for _ in range(2)),
+        replace(cell(A, "nurse@morning", 10.0), run_id="new", start_ms=9),
+    ]
+    notes = of_runs(runs).notes
+    assert "2 runs under other conditions are left out; --where conditions=older shows them." in notes
+
+
+def test_hosts_are_named_where_speed_does_not_compare() -> None:
+    runs = [cell(A, "nurse@morning", 10.0), cell(B, "nurse@morning", 10.0)]
+    elsewhere = replace(runs[1], params={**runs[1].params, "host": "other"})
+    found = of_runs([runs[0], elsewhere])
+    assert found.to_json()["hosts"] == ["box", "other"]
+    assert any("do not compare across" in note for note in found.notes)
+    assert not any("hosts" in note for note in of_runs(runs).notes)
+
+
+scores = st.lists(st.one_of(st.none(), st.integers(8, 68).map(lambda step: step / 4)), min_size=7, max_size=7)
+
+
+@settings(max_examples=60)
+@given(st.lists(scores, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, "model", "prompt"]))
+def test_every_board_has_the_shape_whatever_is_judged(
+    columns: list[list[float | None]], cluster: bool, by: str | None
+) -> None:
+    pairs = [Pair("a", "v1"), Pair("a", "v2"), Pair("b", "v1"), Pair("b", "v2")]
+    cells = scored(dict(zip(pairs, columns, strict=False)))
+    check_shape(made(cells, cluster="persona" if cluster else None, by=by).to_json())
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10_000))
+def test_order_and_repetition_change_not_a_byte(seed: int) -> None:
+    plain = scored({A: LOW, B: HIGH, C: [*LOW[:5], None, None, None]})
+    shuffled = list(plain.cells)
+    random.Random(seed).shuffle(shuffled)
+    text = json.dumps(made(plain).to_json())
+    assert json.dumps(made(replace(plain, cells=tuple(shuffled))).to_json()) == text
+    twice = made(replace(plain, cells=plain.cells * 2)).to_json()
+    for row, alone in zip(twice["standings"], made(plain).to_json()["standings"], strict=True):
+        assert (row["judged"], row["total"]) == (2 * alone["judged"], 2 * alone["total"])
+        assert {**row, "judged": 0, "total": 0} == {**alone, "judged": 0, "total": 0}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(2, 17), min_size=8, max_size=8), st.integers(0, 8))
+def test_an_irrelevant_model_changes_no_difference_of_others(values: list[float], judged: int) -> None:
+    """Its p may move, being adjusted over more rows; what was measured between two others may not."""
+    stranger: list[float | None] = [value if at < judged else None for at, value in enumerate(values)]
+    alone = rows(made(scored({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
+    beside = rows(made(scored({A: LOW, B: HIGH, C: stranger}), baseline=A))[str(B)]["diff_to_baseline"]
+    assert {**beside, "p": 0} == {**alone, "p": 0}

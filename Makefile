@@ -40,7 +40,7 @@ $(VENV)/bin/python:
 
 # A stamp per set of extras, made anew when the requirements change.
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local,charts]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -18,7 +18,7 @@ from support.mlflow_server import RealMlflow, free_port, mlflow_url
 from tipbench.errors import MlflowAway, MlflowRefused, UsageError
 from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.mlflow_wire import Present, batches, changes, checked_tags, filter_of, without_texts
+from tipbench.record.mlflow_wire import Present, batches, changes, checked_tags, filter_of
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 
 __all__ = ["mlflow_url"]
@@ -505,14 +505,6 @@ def test_every_request_of_an_update_stays_within_the_limits() -> None:
         assert len(json.dumps(batch.body("r" * 32), ensure_ascii=False).encode()) < 1_000_000
     assert sum(len(batch.metrics) for batch in sent) == 1700
     assert sent[-1].tags[-1]["key"] == "state"
-
-
-def test_only_the_kept_texts_survive_the_reading_of_an_answer() -> None:
-    keys = ["kind", "artifact:a", "artifact:a.meta", "artifact:a.001", "artifact:a.b", "artifact:ab", "artifact:b.001"]
-    answer = json.dumps([{"key": key, "value": "v"} for key in keys])
-    kept = json.loads(answer, object_hook=without_texts(["artifact:a"]))
-    assert [node["key"] for node in kept if node] == keys[:4]
-    assert [node["key"] for node in json.loads(answer, object_hook=without_texts()) if node] == keys[:1]
 
 
 def test_every_request_stays_within_the_limits() -> None:

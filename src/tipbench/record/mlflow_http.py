@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection
 
 import httpx
 
 from tipbench.errors import MlflowAway, MlflowRefused, UsageError
 from tipbench.generate.http import TOO_MANY_FILES, http_client, tls_for, too_many_files
-from tipbench.record.mlflow_wire import Json, without_texts
+from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: be first
@@ -62,14 +61,14 @@ class MlflowHttp:
     def get(self, path: str, params: dict[str, str]) -> Json:
         """The answer to GET {base}/api/2.0/mlflow/{path}."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
-        return self._json(*self._send(request), texts=None)
+        return self._json(*self._send(request))
 
-    def post(self, path: str, body: Json, *, texts: Collection[str] | None = None) -> Json:
-        """The answer to POST {base}/api/2.0/mlflow/{path}; of runs' texts only those named, or all."""
+    def post(self, path: str, body: Json) -> Json:
+        """The answer to POST {base}/api/2.0/mlflow/{path}."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
         request = self._client.build_request("POST", url, content=content)
-        return self._json(*self._send(request), texts=texts)
+        return self._json(*self._send(request))
 
     def is_mlflow(self) -> bool:
         """Does an MLflow answer here? Another program on the port does not count, nor does one that wants a login."""
@@ -109,11 +108,11 @@ class MlflowHttp:
                 raise httpx.ReadTimeout("the answer trickles", request=response.request)
         return body
 
-    def _json(self, status: int, body: bytearray, *, texts: Collection[str] | None) -> Json:
+    def _json(self, status: int, body: bytearray) -> Json:
         if status != 200:
             raise self._failure(status, body)
         try:
-            answer = json.loads(body, object_hook=None if texts is None else without_texts(texts))
+            answer = json.loads(body)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tipbench.errors import MlflowRefused
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_move
-from tipbench.record.texts import PREFIX, TAG_CHARS, escape, in_one_step, in_steps, owner, to_tags, unescape
+from tipbench.record.texts import PREFIX, TAG_CHARS, escape, in_one_step, in_steps, to_tags, unescape
 
 KEY_CHARS = 250
 PARAM_CHARS = 6000
@@ -255,19 +255,6 @@ def found_of(run: NewRun, there: Iterable[StoredRun]) -> Found:
     if done := (recorded + finished)[:1]:
         return Found(done=done[0], abandoned=(*ours, *others))
     return Found(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
-
-
-def without_texts(kept: Collection[str] = ()) -> Callable[[Json], Json | None]:
-    """For `json.loads(object_hook=…)`: a text's tag becomes None as soon as it is read, but for texts to be kept."""
-    wanted = frozenset(kept)
-
-    def hook(node: Json) -> Json | None:
-        key = node.get("key")
-        if not isinstance(key, str) or not key.startswith(PREFIX):
-            return node
-        return node if owner(key) in wanted else None
-
-    return hook
 
 
 def present_of(raw: Json) -> Present:

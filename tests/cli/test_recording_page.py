@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from invoking import invoke
 
-from support.judging import at_random, fill
+from support.judging import fill
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama, tips
 from tipbench.generate.engine import FailureKind
 from tipbench.judge.judging import find_judging
@@ -86,7 +86,11 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
         judging = find_judging(store, experiment.experiment_id, EXPERIMENT, sheet)
     assert judging is not None
-    out.write_text(json.dumps(fill(judging, at_random, judge=name)), "utf-8")
+    filled = fill(judging, judge=name)
+    for item in filled["items"]:  # every answer alike, so that nobody leads by chance; its tips are not
+        for score, tip in zip((2, 4), item["tips"], strict=False):
+            tip["scores"] = dict.fromkeys(tip["scores"], score)
+    out.write_text(json.dumps(filled), "utf-8")
     applied = invoke("judge", "apply", str(out), "--mlflow-url", mlflow_url, "--accept-drift", "a test")
     assert applied.code == 0, applied.stderr
     out.unlink()

@@ -115,7 +115,7 @@ def test_a_cancelled_question_is_a_value_and_not_an_answer(subject: Subject) -> 
 
 
 def test_a_prompt_beyond_the_window_is_never_answered_in_silence(subject: Subject) -> None:
-    long = dataclasses.replace(subject.ask(), user="Please write tips about gardening. " * 2000)
+    long = dataclasses.replace(subject.ask(), user="Please write tips about gardening. " * 2000, timeout_s=300)
     result = subject.engine.complete(long)
     if subject.engine.name == "baseline":
         completed(result)  # it reads no prompt

@@ -18,7 +18,7 @@ def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: obje
     return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest)])
 
 
-def ask(model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 30.0, **config: object) -> Ask:
+def ask(model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 120.0, **config: object) -> Ask:
     """The question of the first cell of a small grid."""
     values: dict[str, Any] = {"num_predict": 64, "n_tips": 2, **config}
     cell = planned(model, **values)[0]

@@ -55,40 +55,50 @@ WhereOption = Annotated[
 ]
 
 
+ExperimentsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment, or two to be compared.")
+]
+BoardFormatOption = Annotated[
+    BoardFormat,
+    typer.Option(
+        "--format", metavar="table|json|csv|md", help="How it is printed. [default: table]", show_default=False
+    ),
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Also write a report: one file, works offline.")
+]
+PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the standings.")]
+BaselineOption = Annotated[
+    str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Show differences to this pair too.")
+]
+OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")]
+ByOption = Annotated[Side | None, typer.Option("--by", metavar="model|prompt", help="Rank models, or prompts.")]
+ClusterOption = Annotated[
+    Cluster | None,
+    typer.Option("--cluster", metavar="persona", help="Claim more: about other personas. Takes more scenarios."),
+]
+ProvisionalOption = Annotated[
+    bool, typer.Option("--provisional", help="The provisional judge's scores, also where people have judged.")
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two; repeatable."),
+]
+
+
 def compare(
-    experiments: Annotated[
-        list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment, or two to be compared.")
-    ] = None,
+    experiments: ExperimentsArgument = None,
     experiment: ExperimentOption = None,
-    format_: Annotated[
-        BoardFormat,
-        typer.Option(
-            "--format", metavar="table|json|csv|md", help="How it is printed. [default: table]", show_default=False
-        ),
-    ] = BoardFormat.TABLE,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a report: one file, works offline.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the standings.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Show differences to this pair too.")
-    ] = None,
-    judge: Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")] = None,
-    by: Annotated[Side | None, typer.Option("--by", metavar="model|prompt", help="Rank models, or prompts.")] = None,
-    cluster: Annotated[
-        Cluster | None,
-        typer.Option("--cluster", metavar="persona", help="Claim more: about other personas. Takes more scenarios."),
-    ] = None,
-    provisional: Annotated[
-        bool, typer.Option("--provisional", help="The provisional judge's scores, also where people have judged.")
-    ] = False,
+    format_: BoardFormatOption = BoardFormat.TABLE,
+    html: HtmlOption = None,
+    plot: PlotOption = None,
+    baseline: BaselineOption = None,
+    judge: OneJudgeOption = None,
+    by: ByOption = None,
+    cluster: ClusterOption = None,
+    provisional: ProvisionalOption = False,
     where: WhereOption = None,
-    map_: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two; repeatable."),
-    ] = None,
+    map_: MapOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

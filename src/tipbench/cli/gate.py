@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.compare import read_filters
+from tipbench.cli.compare import OneJudgeOption, WhereOption, read_filters
 from tipbench.cli.console import print_json, safe_text, say
 from tipbench.cli.judge import checked_judge
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
@@ -23,27 +23,29 @@ if TYPE_CHECKING:
     from tipbench.compare.matrix import Pair
 
 
+MarginOption = Annotated[
+    float, typer.Option("--margin", metavar="POINTS", help="How much worse is still no matter.", show_default=True)
+]
+JunitOption = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
+]
+AnnotationsOption = Annotated[
+    bool, typer.Option("--annotations", help="Also print it as GitHub shows it beside a change.")
+]
+
+
 def gate(
     candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair in question.")],
     baseline: Annotated[
         str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair it must not fall behind.")
     ],
     experiment: ExperimentOption = None,
-    margin: Annotated[
-        float, typer.Option("--margin", metavar="POINTS", help="How much worse is still no matter.", show_default=True)
-    ] = 1.0,
+    margin: MarginOption = 1.0,
     strict: Annotated[bool, typer.Option("--strict", help="Undecided fails too.")] = False,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
-    ] = None,
-    annotations: Annotated[
-        bool, typer.Option("--annotations", help="Also print it as GitHub shows it beside a change.")
-    ] = False,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", metavar="KEY=VALUE", help="Only such cells: any tag, or params.NAME; repeatable."),
-    ] = None,
-    judge: Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")] = None,
+    junit: JunitOption = None,
+    annotations: AnnotationsOption = False,
+    where: WhereOption = None,
+    judge: OneJudgeOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

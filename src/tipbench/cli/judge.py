@@ -39,6 +39,9 @@ LimitOption = Annotated[
 OverlapOption = Annotated[
     float, typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of what others have scored.")
 ]
+AcceptOption = Annotated[
+    str | None, typer.Option("--accept-drift", metavar="REASON", help="Count the scores all the same, and why.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="Everything this judge has not scored.")]
 RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Also what was scored under another rubric.")]
 SeedOption = Annotated[
@@ -54,6 +57,21 @@ class SheetFormat(StrEnum):
     CSV = "csv"
 
 
+SheetOption = Annotated[
+    str | None, typer.Option("--sheet", metavar="ID", help="Write this sheet once more, byte for byte.")
+]
+FilledOption = Annotated[
+    bool, typer.Option("--filled", help="With --sheet: with the scores that have come back so far.")
+]
+SheetFormatOption = Annotated[
+    SheetFormat, typer.Option("--format", metavar="json|csv", help="csv is for spreadsheets.", show_default=True)
+]
+FocusOption = Annotated[
+    bool,
+    typer.Option("--focus", help="Only the leader and what ties with it, the scenarios that would tell most first."),
+]
+
+
 @app.command("export")
 def export(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the sheet is written; - is stdout.")],
@@ -64,21 +82,10 @@ def export(
     all_: AllOption = False,
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
-    sheet: Annotated[
-        str | None, typer.Option("--sheet", metavar="ID", help="Write this sheet once more, byte for byte.")
-    ] = None,
-    filled: Annotated[
-        bool, typer.Option("--filled", help="With --sheet: with the scores that have come back so far.")
-    ] = False,
-    format_: Annotated[
-        SheetFormat, typer.Option("--format", metavar="json|csv", help="csv is for spreadsheets.", show_default=True)
-    ] = SheetFormat.JSON,
-    focus: Annotated[
-        bool,
-        typer.Option(
-            "--focus", help="Only the leader and what ties with it, the scenarios that would tell most first."
-        ),
-    ] = False,
+    sheet: SheetOption = None,
+    filled: FilledOption = False,
+    format_: SheetFormatOption = SheetFormat.JSON,
+    focus: FocusOption = False,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
@@ -201,9 +208,7 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The filled sheet (JSON, CSV) or duels; - is stdin.")],
     judge: JudgeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
-    accept_drift: Annotated[
-        str | None, typer.Option("--accept-drift", metavar="REASON", help="Count the scores all the same, and why.")
-    ] = None,
+    accept_drift: AcceptOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:

@@ -72,6 +72,11 @@ def show_applied(applied: Applied) -> None:
     left = f", {applied.unfinished} not finished and still pending" if applied.unfinished else ""
     state = "held" if applied.held else "applied"
     print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
+    show_verdict(applied)
+
+
+def show_verdict(applied: Applied) -> None:
+    """What the hidden controls say of the judge, and what follows."""
     for sentence in applied.sentences():
         print(sentence)
     if applied.held:

@@ -13,6 +13,7 @@ import typer
 from tipbench.cli.console import print_json, say
 from tipbench.cli.counting import counting
 from tipbench.cli.judge import (
+    AcceptOption,
     AllOption,
     JudgeOption,
     LimitOption,
@@ -23,7 +24,7 @@ from tipbench.cli.judge import (
     checked_judge,
     checked_reason,
 )
-from tipbench.cli.judge_applied import alone, only_run_of, show_held
+from tipbench.cli.judge_applied import alone, only_run_of, show_verdict
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.errors import UsageError
 from tipbench.settings import Settings, load_settings
@@ -47,17 +48,46 @@ _BELONGS = {  # to which judges an option means something; the others are for al
     "evict": ("ollama",),
     "allow_unknown_size": ("ollama",),
 }
+WithOption = Annotated[
+    str,
+    typer.Option(
+        "--with",
+        metavar="rules|command:…|ollama:MODEL",
+        help='The judge: transparent rules, any program (command:"agent --judge"), or a local model.',
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout-s",
+        min=1.0,
+        metavar="SECONDS",
+        help="How long a call of a program, or an answer of a model, may take. [default: 900, 300]",
+    ),
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, metavar="NUMBER", help="Items a program gets at once. [default: all]"),
+]
+OllamaOption = Annotated[
+    str | None, typer.Option("--ollama-url", metavar="URL", help="The Ollama server. [default: OLLAMA_HOST]")
+]
+LargestOption = Annotated[
+    str | None,
+    typer.Option("--max-model-b", metavar="NUMBER", help="Largest model, in billions of parameters. [default: 4.0]"),
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--num-ctx", metavar="NUMBER", help="The model's context, in tokens. [default: 4096]")
+]
+EvictOption = Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")]
+UnknownSizeOption = Annotated[
+    bool, typer.Option("--allow-unknown-size", help="Also a model that does not tell its size.")
+]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")]
 
 
 def run(
-    with_: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            metavar="rules|command:…|ollama:MODEL",
-            help='The judge: transparent rules, any program (command:"agent --judge"), or a local model.',
-        ),
-    ],
+    with_: WithOption,
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: LimitOption = None,
@@ -66,39 +96,15 @@ def run(
     rejudge: RejudgeOption = False,
     seed: SeedOption = None,
     suite: SuiteOption = None,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout-s",
-            min=1.0,
-            metavar="SECONDS",
-            help="How long a call of a program, or an answer of a model, may take. [default: 900, 300]",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", min=1, metavar="NUMBER", help="Items a program gets at once. [default: all]"),
-    ] = None,
-    accept_drift: Annotated[
-        str | None, typer.Option("--accept-drift", metavar="REASON", help="Count the scores all the same, and why.")
-    ] = None,
-    ollama_url: Annotated[
-        str | None, typer.Option("--ollama-url", metavar="URL", help="The Ollama server. [default: OLLAMA_HOST]")
-    ] = None,
-    max_model_b: Annotated[
-        str | None,
-        typer.Option(
-            "--max-model-b", metavar="NUMBER", help="Largest model, in billions of parameters. [default: 4.0]"
-        ),
-    ] = None,
-    num_ctx: Annotated[
-        str | None, typer.Option("--num-ctx", metavar="NUMBER", help="The model's context, in tokens. [default: 4096]")
-    ] = None,
-    evict: Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")] = False,
-    allow_unknown_size: Annotated[
-        bool, typer.Option("--allow-unknown-size", help="Also a model that does not tell its size.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")] = False,
+    timeout_s: TimeoutOption = None,
+    batch: BatchOption = None,
+    accept_drift: AcceptOption = None,
+    ollama_url: OllamaOption = None,
+    max_model_b: LargestOption = None,
+    num_ctx: ContextOption = None,
+    evict: EvictOption = False,
+    allow_unknown_size: UnknownSizeOption = False,
+    wait: WaitOption = False,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -242,9 +248,4 @@ def show_ran(ran: Ran, *, provisional: bool) -> None:
             print(f"  {each.item}: {each.reason}")
         if len(ran.unscored) > _REASONS_SHOWN:
             print(f"  and {len(ran.unscored) - _REASONS_SHOWN} more; --json lists all")
-    for sentence in applied.sentences():
-        print(sentence)
-    if applied.held:
-        show_held(applied)
-    elif applied.accepted:
-        print(f"The drift is accepted: {applied.accepted}")
+    show_verdict(applied)

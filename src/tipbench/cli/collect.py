@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tipbench.cli.console import duration, percent, print_json, print_table, say, say_left_out
+from tipbench.cli.events import emit_collected, observed
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
@@ -48,7 +49,9 @@ def run(config: CollectConfig, settings: Settings) -> Summary:
     from tipbench.record.collect import run_collect
 
     with progress_view() as view:
-        return run_collect(config, surroundings(settings, config, view))
+        summary = run_collect(config, surroundings(settings, config, observed(view)))
+    emit_collected(summary)
+    return summary
 
 
 def show_summary(summary: Summary) -> None:

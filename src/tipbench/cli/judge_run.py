@@ -12,6 +12,7 @@ import typer
 
 from tipbench.cli.console import print_json, say
 from tipbench.cli.counting import counting
+from tipbench.cli.events import counted, emit_judged, heard
 from tipbench.cli.judge import (
     AcceptOption,
     AllOption,
@@ -143,10 +144,9 @@ def run(
         found = existing_experiment(store, chosen_experiment(settings, experiment))
         with only_run_of(settings, store, found.name, filler.name, wait=rule.wait):
             accepting = _accepting(with_, filler.name, found.name, mlflow_url)
-            around = _around(
-                settings, store, rule, lambda scored, unscored, of: count(scored + unscored, of), accepting
-            )
+            around = _around(settings, store, rule, counted(filler.name, count), accepting)
             ran = run_judge(store, found, filler, request, accept=reason, around=around)
+    emit_judged(ran, provisional=filler.provisional)
     if json_:
         print_json(ran.to_json())
     else:
@@ -170,7 +170,7 @@ def _around(settings: Settings, store: MlflowStore, rule: CollectConfig, progres
     from tipbench.judge.running import Around
 
     return Around(
-        report=say,
+        report=heard(say),
         progress=progress,
         alone=lambda: alone(settings, store),
         wait_s=rule.server_wait_s,
@@ -228,7 +228,7 @@ def _filler(
         memory_rule = {key: getattr(rule, key) for key in keys}
         if timeout_s is not None:
             memory_rule["timeout_s"] = timeout_s
-        with open_model_judge(rest, home=writable_home(settings), report=say, **memory_rule) as opened:
+        with open_model_judge(rest, home=writable_home(settings), report=heard(say), **memory_rule) as opened:
             yield opened
     else:
         raise UsageError(

@@ -1,0 +1,209 @@
+"""Events for a program that watches: with TIPBENCH_EVENTS=FILE a command also writes them there, one JSON a line.
+
+Everything here costs nothing and does nothing without that variable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tipbench
+from tipbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from tipbench.jobs.event_log import EventWriter
+    from tipbench.jobs.events import Event
+    from tipbench.judge.running import Ran
+    from tipbench.record import events as record
+    from tipbench.record.summary import Summary
+
+VARIABLE = "TIPBENCH_EVENTS"
+_INTERRUPTED = 130
+_writer: EventWriter | None = None  # one command, one process, one file
+
+
+@contextmanager
+def command_events() -> Iterator[None]:
+    """While a command runs, its events are written; the last one is its exit code, on disk before the process ends."""
+    global _writer  # noqa: PLW0603 - like stdout: whoever has something to report finds it
+    # Taken out of the environment: a program that this command starts may be tipbench too, and is not this command.
+    name = os.environ.pop(VARIABLE, "")
+    if not name:
+        yield
+        return
+    from tipbench.jobs.event_log import EventWriter
+    from tipbench.jobs.events import Exit, Started
+
+    try:
+        _writer = EventWriter(Path(name))
+    except OSError as exc:
+        raise UsageError(f"{VARIABLE} takes a file; {name} cannot be written: {exc.strerror}.") from exc
+    emit(Started(tipbench.__version__))
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as exc:
+        code = exit_code(exc)
+        raise
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over: a cancel now must not take the exit code away
+        writer, _writer = _writer, None
+        writer.write(Exit(code), durable=True)
+        writer.close()
+
+
+def exit_code(exc: SystemExit) -> int:
+    """The number a process ends with: none is 0, a text is 1."""
+    if exc.code is None:
+        return 0
+    return exc.code if isinstance(exc.code, int) else 1
+
+
+def emit(event: Event) -> None:
+    """Write an event down, if somebody watches."""
+    if _writer is not None:
+        _writer.write(event)
+
+
+def emit_failure(text: str) -> None:
+    """Why the command gives up."""
+    if _writer is not None:
+        from tipbench.jobs.events import Failure
+
+        emit(Failure(text))
+
+
+def observed(view: Callable[[record.Event], None]) -> Callable[[record.Event], None]:
+    """The view, and beside it the same facts as events."""
+    if _writer is None:
+        return view
+    translate = _Translation()
+
+    def tell(event: record.Event) -> None:
+        view(event)
+        translate(event)
+
+    return tell
+
+
+def heard(say: Callable[[str], None]) -> Callable[[str], None]:
+    """The same words, and beside them a message for whoever watches."""
+    if _writer is None:
+        return say
+    from tipbench.jobs.events import Message
+
+    def tell(text: str) -> None:
+        say(text)
+        emit(Message(text))
+
+    return tell
+
+
+def counted(judge: str, count: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
+    """Progress of a judge: scored, unscored, of how many."""
+
+    def tell(scored: int, unscored: int, total: int) -> None:
+        count(scored + unscored, total)
+        if _writer is not None:
+            from tipbench.jobs.events import Judging
+
+            emit(Judging(judge, scored, unscored, total))
+
+    return tell
+
+
+def emit_collected(summary: Summary) -> None:
+    """The evidence of a collect, and how it ended."""
+    if _writer is None:
+        return
+    from tipbench.jobs.events import Collected, Memory
+
+    if (seen := summary.evidence) is not None:
+        emit(
+            Memory(
+                samples=seen.samples,
+                most_resident=seen.most_resident,
+                largest_gap_s=seen.largest_gap_s,
+                handovers=seen.handovers,
+                unknown_samples=seen.unknown_samples,
+                foreign=seen.foreign,
+            )
+        )
+    emit(
+        Collected(
+            experiment=summary.experiment,
+            cells=summary.cells,
+            recorded_before=summary.recorded_before,
+            generated=summary.generated,
+            failed=summary.failed,
+            refused=tuple(summary.refused.values()),
+            seconds=summary.seconds,
+            url=summary.experiment_url,
+        )
+    )
+
+
+def emit_judged(ran: Ran, *, provisional: bool) -> None:
+    """How a judge's run ended."""
+    if _writer is None:
+        return
+    from tipbench.jobs.events import Judged
+
+    applied = ran.applied
+    emit(Judged(applied.sheet, applied.judge, applied.finished, len(ran.unscored), applied.held, provisional))
+
+
+class _Translation:
+    """From a collect's own facts to events; counts a block's cells, so that any one event tells how far it is."""
+
+    def __init__(self) -> None:
+        self._done = self._total = self._failed = 0
+
+    def __call__(self, event: record.Event) -> None:
+        from tipbench.jobs import events as wire
+        from tipbench.record import events as record
+
+        if isinstance(event, record.BlockStarted):
+            self._done, self._total, self._failed = event.recorded, event.total, 0
+            emit(wire.BlockStarted(event.model, event.total, event.recorded))
+        elif isinstance(event, record.CellFinished):
+            self._cell(event)
+        elif isinstance(event, record.BlockFinished):
+            emit(wire.BlockFinished(event.model))
+        elif isinstance(event, record.Waiting):
+            emit(wire.Waiting(event.what, event.limit_s))
+        elif isinstance(event, record.Resumed):
+            emit(wire.Resumed(event.what))
+        elif isinstance(event, record.Recording):
+            emit(wire.Recording(event.left))
+        else:
+            emit(wire.Message(event.text, event.warning))
+
+    def _cell(self, event: record.CellFinished) -> None:
+        from tipbench.jobs.events import CellFinished
+
+        self._done += 1
+        self._failed += event.failure is not None
+        cell = event.cell
+        emit(
+            CellFinished(
+                cell.model,
+                cell.prompt,
+                cell.scenario,
+                done=self._done,
+                total=self._total,
+                failed=self._failed,
+                failure=event.failure,
+                output_tokens=event.output_tokens,
+                tokens_per_s=event.tokens_per_s,
+            )
+        )

@@ -1,0 +1,1 @@
+"""RUN A STEP IN THE BACKGROUND: jobs, their queue, and who carries them out."""

@@ -1,0 +1,358 @@
+"""The job list: nothing accepted is lost or doubled, every change of state is legal, however many make it at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.jobs.job import (
+    ENDED,
+    MOVES,
+    Job,
+    JobConflict,
+    JobKind,
+    JobMissing,
+    JobState,
+    Order,
+    moves_between,
+)
+from tipbench.jobs.queue import retry
+from tipbench.jobs.sqlite import JobStore, Which
+
+ORDER = Order(
+    JobKind.COLLECT,
+    "tip-bench-a",
+    {"models": "a:1b", "n_tips": 3, "temperature": 0.7, "evict": False, "mlflow_url": None},
+    {"TIPBENCH_MLFLOW_URL": "http://anna:secret@box"},
+    ("Ollama at http://localhost:11434",),
+    started_by="admin",
+)
+RUNNING, LOST = JobState.RUNNING, JobState.LOST
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs" / "jobs.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[JobStore]:
+    with JobStore(path) as opened:
+        yield opened
+
+
+def moved(store: JobStore, job: Job, *states: JobState) -> Job:
+    for state in states:
+        found = store.move(job.id, store.get(job.id).state, state)
+        assert found is not None
+        job = found
+    return job
+
+
+def test_an_order_comes_back_as_it_was_given(store: JobStore) -> None:
+    job, new = store.add(ORDER, "key-1")
+    assert new
+    assert (job.state, job.key, job.started, job.ended) == (JobState.QUEUED, "key-1", None, None)
+    for name in ("kind", "experiment", "arguments", "private", "resources", "started_by", "runner", "retry_of"):
+        assert getattr(job, name) == getattr(ORDER, name)
+    assert store.get(job.id) == job
+
+
+def test_what_is_accepted_survives_the_process(path: Path) -> None:
+    with JobStore(path) as store:
+        job = store.add(ORDER, "key-1")[0]
+        moved(store, job, RUNNING, LOST)
+    with JobStore(path) as store:
+        assert store.get(job.id).state is LOST
+        assert store.add(ORDER, "key-1")[1] is False
+
+
+def test_the_same_key_and_order_give_the_same_job(store: JobStore) -> None:
+    first, _ = store.add(ORDER, "key-1")
+    moved(store, first, RUNNING)
+    again, new = store.add(replace(ORDER, started_by="somebody else"), "key-1")
+    assert (again.id, new, again.state) == (first.id, False, RUNNING)
+
+
+def test_the_same_key_with_another_order_is_refused(store: JobStore) -> None:
+    first, _ = store.add(ORDER, "key-1")
+    for other in (
+        replace(ORDER, arguments={**ORDER.arguments, "n_tips": 4}),
+        replace(ORDER, experiment="tip-bench-b"),
+        replace(ORDER, private={}),
+        replace(ORDER, kind=JobKind.JUDGE),
+    ):
+        with pytest.raises(JobConflict, match=f"belongs to job {first.id}"):
+            store.add(other, "key-1")
+    assert len(store.page().items) == 1
+
+
+def test_without_a_key_every_order_is_a_job(store: JobStore) -> None:
+    assert len({store.add(ORDER)[0].id for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("key", ["", "  ", "x" * 201, "a\nb", "a\x00"])
+def test_what_is_no_key_is_refused(store: JobStore, key: str) -> None:
+    with pytest.raises(UsageError, match="1 to 200 printable characters"):
+        store.add(ORDER, key)
+
+
+def test_a_double_click_on_two_panels_makes_one_job(path: Path) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def click() -> None:
+        with JobStore(path) as store:
+            job, new = store.add(ORDER, "key-1")
+            made.append((job.id, new))
+
+    in_threads(click, 8)
+    assert len(made) == 8
+    assert len({job_id for job_id, _ in made}) == 1
+    assert sum(new for _, new in made) == 1
+
+
+def test_many_panels_may_open_a_new_list_at_once(tmp_path: Path) -> None:
+    for number in range(20):
+        opened: list[str] = []
+
+        def open_it(path: Path = tmp_path / str(number) / "jobs.db", opened: list[str] = opened) -> None:
+            with JobStore(path) as store:
+                opened.append(store.add(ORDER)[0].id)
+
+        in_threads(open_it, 8)
+        assert len(set(opened)) == 8
+
+
+def test_of_several_who_move_a_job_one_does(path: Path) -> None:
+    with JobStore(path) as store:
+        job = store.add(ORDER)[0]
+        won: list[bool] = []
+
+        def move() -> None:
+            with JobStore(path) as mine:
+                won.append(mine.move(job.id, JobState.QUEUED, RUNNING) is not None)
+
+        in_threads(move, 8)
+        assert sorted(won) == [False] * 7 + [True]
+        assert store.get(job.id).state is RUNNING
+
+
+def in_threads(act: Callable[[], None], number: int) -> None:
+    threads = [threading.Thread(target=act) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
+def test_a_job_that_nobody_has_is_missing(store: JobStore) -> None:
+    with pytest.raises(JobMissing, match="no job 'nosuch'"):
+        store.get("nosuch")
+    with pytest.raises(JobMissing):
+        store.request_cancel("nosuch")
+
+
+def test_the_list_is_newest_first_in_pages_that_miss_nothing(store: JobStore) -> None:
+    made = [store.add(ORDER)[0].id for _ in range(25)]
+    seen, after, pages = [], None, 0
+    while pages == 0 or after is not None:
+        page = store.page(limit=10, after=after)
+        seen += [job.id for job in page.items]
+        after, pages = page.next, pages + 1
+        store.add(ORDER)  # what comes meanwhile does not move the pages
+    assert (seen, pages) == (made[::-1], 3)
+
+
+def test_the_list_can_be_narrowed(store: JobStore) -> None:
+    judge = store.add(replace(ORDER, kind=JobKind.JUDGE))[0]
+    other = store.add(replace(ORDER, experiment="tip-bench-b"))[0]
+    moved(store, other, RUNNING)
+    store.add(ORDER)
+    assert [job.id for job in store.page(Which(kind=JobKind.JUDGE)).items] == [judge.id]
+    assert [job.id for job in store.page(Which(experiment="tip-bench-b")).items] == [other.id]
+    assert [job.id for job in store.page(Which(state=RUNNING)).items] == [other.id]
+    assert store.page(Which(state=RUNNING, kind=JobKind.JUDGE)).items == ()
+    assert store.counts()[JobState.QUEUED] == 2
+
+
+@pytest.mark.parametrize(("limit", "after"), [(0, None), (501, None), (10, "x"), (10, "-1"), (10, "9" * 30), (10, "¹")])
+def test_a_page_that_nobody_gave_is_refused(store: JobStore, limit: int, after: str | None) -> None:
+    with pytest.raises(UsageError):
+        store.page(limit=limit, after=after)
+
+
+def test_a_queued_job_is_cancelled_at_once(store: JobStore) -> None:
+    job = store.request_cancel(store.add(ORDER)[0].id)
+    assert job.state is JobState.CANCELLED
+    assert job.ended is not None
+    assert store.claim(job.id) is None
+    assert store.request_cancel(job.id) == job
+
+
+def test_a_job_that_is_being_started_keeps_the_wish_to_cancel(store: JobStore) -> None:
+    job = store.add(ORDER)[0]
+    assert store.claim(job.id) is not None
+    asked = store.request_cancel(job.id)
+    assert (asked.state, asked.cancel_requested is not None) == (JobState.QUEUED, True)
+    assert store.claim(job.id) is None
+
+
+def test_what_has_ended_cannot_be_cancelled(store: JobStore) -> None:
+    job = moved(store, store.add(ORDER)[0], RUNNING, JobState.SUCCEEDED)
+    with pytest.raises(JobConflict, match="has succeeded already"):
+        store.request_cancel(job.id)
+
+
+def test_a_retry_is_a_new_job_that_names_the_old_one(store: JobStore) -> None:
+    old = moved(store, store.add(ORDER, "key-1")[0], RUNNING, JobState.FAILED)
+    made = retry(store, old.id, started_by="ben")
+    assert made.new
+    assert (made.job.retry_of, made.job.started_by, made.job.state) == (old.id, "ben", JobState.QUEUED)
+    assert (made.job.arguments, made.job.private) == (old.arguments, old.private)
+    assert made.job.key is None
+
+
+def test_a_double_click_on_retry_makes_one_retry_at_a_time(store: JobStore) -> None:
+    old = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    first = retry(store, old.id)
+    assert retry(store, old.id).job.id == first.job.id
+    moved(store, first.job, RUNNING, JobState.FAILED)
+    assert retry(store, old.id).new
+
+
+@pytest.mark.parametrize("states", [(), (RUNNING,), (RUNNING, JobState.WAITING), (RUNNING, JobState.SUCCEEDED)])
+def test_what_runs_or_succeeded_is_not_retried(store: JobStore, states: tuple[JobState, ...]) -> None:
+    job = moved(store, store.add(ORDER)[0], *states)
+    with pytest.raises(JobConflict, match="can be retried"):
+        retry(store, job.id)
+
+
+def test_the_file_is_for_its_owner_only(store: JobStore) -> None:
+    store.add(ORDER)
+    for file in store.path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+
+
+def test_a_list_of_a_newer_version_is_left_alone(path: Path) -> None:
+    JobStore(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UsageError, match="newer tipbench"):
+        JobStore(path)
+
+
+def test_what_is_no_list_of_jobs_is_told_in_a_sentence(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all " * 100)
+    with pytest.raises(TipbenchError, match="cannot be used"):
+        JobStore(path)
+
+
+def test_every_state_has_its_moves_and_every_end_is_an_end() -> None:
+    assert set(MOVES) == set(JobState)
+    assert {state for state, targets in MOVES.items() if not targets} == ENDED
+    assert MOVES[JobState.LOST] == {RUNNING}
+    assert {state for state, targets in MOVES.items() if LOST in targets} == {RUNNING}
+
+
+@pytest.mark.parametrize("new", JobState)
+@pytest.mark.parametrize("old", JobState)
+def test_the_way_between_two_states_is_made_of_legal_moves(old: JobState, new: JobState) -> None:
+    road = moves_between(old, new)
+    for here, there in zip((old, *road), road, strict=False):
+        assert there in MOVES[here]
+    if old is new or old in ENDED or new is JobState.QUEUED:
+        assert road == ()
+    else:
+        assert road[-1] is new
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Whatever is done in whatever order, the list says what a plain dictionary would."""
+
+    jobs: Bundle[str] = Bundle("jobs")
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "jobs.db"
+        self.store = JobStore(self.path)
+        self.expected: dict[str, JobState] = {}
+        self.claimed: set[str] = set()
+        self.asked: set[str] = set()
+        self.keys: dict[str, tuple[int, str]] = {}
+
+    @rule(target=jobs, key=st.sampled_from("abc"), n_tips=st.integers(1, 2))
+    def order(self, key: str, n_tips: int) -> str:
+        order = replace(ORDER, arguments={"n_tips": n_tips})
+        if key in self.keys and self.keys[key][0] != n_tips:
+            with pytest.raises(JobConflict):
+                self.store.add(order, key)
+            return self.keys[key][1]
+        job, new = self.store.add(order, key)
+        assert new == (key not in self.keys)
+        self.keys.setdefault(key, (n_tips, job.id))
+        assert self.keys[key][1] == job.id
+        self.expected.setdefault(job.id, JobState.QUEUED)
+        return job.id
+
+    @rule(job=jobs, old=st.sampled_from(JobState), new=st.sampled_from(JobState))
+    def move(self, job: str, old: JobState, new: JobState) -> None:
+        if new not in MOVES[old]:
+            with pytest.raises(JobConflict):
+                self.store.move(job, old, new)
+            return
+        done = self.store.move(job, old, new, reason="because")
+        assert (done is not None) == (self.expected[job] is old)
+        if done is not None:
+            self.expected[job] = new
+            assert (done.ended is not None) == (new in ENDED)
+
+    @rule(job=jobs)
+    def claim(self, job: str) -> None:
+        may = self.expected[job] is JobState.QUEUED and job not in self.asked
+        assert (self.store.claim(job) is not None) == may
+        if may:
+            self.claimed.add(job)
+
+    @rule(job=jobs)
+    def cancel(self, job: str) -> None:
+        state = self.expected[job]
+        if state in ENDED - {JobState.CANCELLED}:
+            with pytest.raises(JobConflict):
+                self.store.request_cancel(job)
+            return
+        self.store.request_cancel(job)
+        if state is JobState.QUEUED and job not in self.claimed:
+            self.expected[job] = JobState.CANCELLED
+        self.asked.add(job)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = JobStore(self.path)
+
+    @invariant()
+    def agrees(self) -> None:
+        found = {job.id: job.state for job in self.store.page(limit=200).items}
+        assert found == self.expected
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

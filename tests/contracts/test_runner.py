@@ -1,0 +1,288 @@
+"""The Runner port: one suite, run on every runner, with real commands on real and scripted servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.jobs import events as wire
+from tipbench.jobs.command import collect_order, judge_order
+from tipbench.jobs.event_log import Recorded
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import ENDED, Job, JobState, Runner, Sighting
+from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+from tipbench.record.mlflow import MlflowStore
+
+SMALL = {"prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64, "server_wait_s": 5}
+PASSWORD = "hunter2-0b5c"
+
+
+@dataclass
+class Bench:
+    """A runner, the list of its jobs, and how its jobs can be put out of sight."""
+
+    make_runner: Callable[[], Runner]
+    store: JobStore
+    mlflow_url: str
+    home: Path
+
+    @property
+    def runner(self) -> Runner:
+        """A fresh one each time: nothing it knows may live in the object, as after a restart of the panel."""
+        return self.make_runner()
+
+    def collect(self, **changes: Any) -> Job:
+        """An accepted job, not yet started."""
+        values = {**SMALL, "models": "baseline:template", "mlflow_url": self.mlflow_url, **changes}
+        values.setdefault("experiment", f"tip-bench-{uuid.uuid4().hex[:12]}")
+        return self.store.add(collect_order(make_config(values)))[0]
+
+    def until(self, job: Job, wanted: Callable[[Sighting], bool], wait_s: float = 60) -> Sighting:
+        """Look until what is seen is as wanted."""
+        deadline = time.monotonic() + wait_s
+        while not wanted(seen := self.runner.observe(job)):
+            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
+            time.sleep(0.05)
+        return seen
+
+    def run(self, job: Job) -> Sighting:
+        """Start it and see it end."""
+        self.runner.start(job)
+        return self.until(job, lambda seen: seen.state in ENDED)
+
+    def events(self, job: Job) -> list[wire.Event]:
+        return [each.event for each in self.runner.events(job, limit=10_000)]
+
+    def cancelled(self, job: Job) -> Job:
+        """The job as the store gives it once somebody has asked for its end."""
+        self.store.claim(job.id)
+        return self.store.request_cancel(job.id)
+
+    def hide(self, job: Job) -> Callable[[], object]:
+        """Put a job out of sight while it runs; the answer brings it back."""
+        known = self.home / "jobs" / job.id / "process.json"
+        aside = known.rename(known.with_name("aside"))
+        return lambda: aside.rename(known)
+
+    def kill(self, job: Job) -> None:
+        """End it as a crash does."""
+        process = JobFolder(self.home / "jobs", job.id).process
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=["local"])
+def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
+    with JobStore(home / "jobs" / "jobs.db") as store:
+        made = Bench(lambda: LocalRunner(home, grace_s=30), store, mlflow_url, home)
+        yield made
+        for job in store.page(limit=200).items:
+            process = JobFolder(home / "jobs", job.id).process
+            if process is not None and is_alive(process):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def slow() -> Iterator[ScriptedOllama]:
+    with ScriptedOllama(["alpha:135m", "beta:135m"], call_s=0.4) as server:
+        yield server
+
+
+def slow_job(bench: Bench, server: ScriptedOllama, **changes: Any) -> Job:
+    return bench.collect(models="alpha:135m", ollama_url=server.url, n_scenarios=8, **changes)
+
+
+def until_cells(bench: Bench, job: Job, least: int) -> Sequence[Recorded]:
+    """Wait for so many cells; all events until then."""
+    deadline = time.monotonic() + 60
+    while True:
+        seen = bench.runner.events(job)
+        if sum(isinstance(each.event, wire.CellFinished) for each in seen) >= least:
+            return seen
+        assert time.monotonic() < deadline, bench.runner.log(job).text
+        time.sleep(0.02)
+
+
+def test_a_job_that_does_its_work_has_succeeded(bench: Bench) -> None:
+    job = bench.collect()
+    seen = bench.run(job)
+    assert (seen.state, seen.exit_code) == (JobState.SUCCEEDED, 0)
+    with MlflowStore(bench.mlflow_url) as store:
+        experiment = store.experiment(job.experiment)
+        assert experiment is not None
+        assert len(list(store.search(experiment.experiment_id, where={"kind": "cell"}))) == 2
+        assert seen.links["mlflow"] == experiment.url
+
+
+def test_its_events_tell_the_whole_story_in_order(bench: Bench, slow: ScriptedOllama) -> None:
+    job = bench.collect(models="alpha:135m,beta:135m", ollama_url=slow.url)
+    bench.run(job)
+    told = [event for event in bench.events(job) if not isinstance(event, wire.Message | wire.Recording)]
+    assert isinstance(told[0], wire.Started)
+    assert told[-1] == wire.Exit(0)
+    blocks = [type(event).__name__ for event in told[1:-3]]
+    assert blocks == ["BlockStarted", "CellFinished", "CellFinished", "BlockFinished"] * 2
+    cells = [event for event in told if isinstance(event, wire.CellFinished)]
+    assert [(cell.model, cell.done, cell.total) for cell in cells] == [
+        ("alpha:135m", 1, 2),
+        ("alpha:135m", 2, 2),
+        ("beta:135m", 1, 2),
+        ("beta:135m", 2, 2),
+    ]
+    assert all(cell.tokens_per_s and cell.output_tokens for cell in cells)
+    memory, collected = told[-3:-1]
+    assert isinstance(memory, wire.Memory)
+    assert (memory.most_resident, memory.handovers) == (1, 2)
+    assert isinstance(collected, wire.Collected)
+    assert (collected.generated, collected.failed) == (4, 0)
+
+
+def test_a_judge_is_a_job_too(bench: Bench) -> None:
+    collected = bench.collect()
+    bench.run(collected)
+    options = {"with": "rules", "experiment": collected.experiment, "mlflow_url": bench.mlflow_url}
+    job = bench.store.add(judge_order(options, ollama_url="http://localhost:11434"))[0]
+    assert bench.run(job).state is JobState.SUCCEEDED
+    told = bench.events(job)
+    progress = [event for event in told if isinstance(event, wire.Judging)]
+    assert progress[-1].scored == progress[-1].total > 0
+    judged = next(event for event in told if isinstance(event, wire.Judged))
+    assert (judged.judge, judged.provisional, judged.unscored) == ("rules", True, 0)
+
+
+def test_a_job_that_cannot_do_its_work_has_failed_and_says_why(bench: Bench, slow: ScriptedOllama) -> None:
+    job = bench.collect(models="nosuch:1b", ollama_url=slow.url)
+    seen = bench.run(job)
+    assert (seen.state, seen.exit_code) == (JobState.FAILED, 2)
+    assert "nosuch:1b is not on the Ollama server" in seen.reason
+    assert "nosuch:1b is not on the Ollama server" in bench.runner.log(job).text
+
+
+def test_however_many_start_a_job_it_runs_once(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow, n_tips=1)
+    threads = [threading.Thread(target=bench.make_runner().start, args=(job,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    bench.until(job, lambda seen: seen.state in ENDED)
+    bench.runner.start(job)  # nor does it run again when it has ended
+    assert bench.runner.observe(job).state is JobState.SUCCEEDED
+    assert sum(isinstance(event, wire.Started) for event in bench.events(job)) == 1
+    assert len(slow.log.calls()) == 8
+
+
+def test_a_cancelled_job_unloads_the_model_and_keeps_what_is_finished(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow)
+    bench.runner.start(job)
+    until_cells(bench, job, 1)
+    assert "alpha:135m" in slow.resident
+    asked = bench.cancelled(job)
+    for _ in range(3):
+        bench.runner.cancel(asked)
+    seen = bench.until(asked, lambda seen: seen.state in ENDED)
+    assert (seen.state, seen.exit_code) == (JobState.CANCELLED, 130)
+    assert not slow.resident
+    again = slow_job(bench, slow, experiment=job.experiment)
+    assert bench.run(again).state is JobState.SUCCEEDED
+    collected = next(event for event in bench.events(again) if isinstance(event, wire.Collected))
+    assert collected.recorded_before >= 1
+    assert collected.recorded_before + collected.generated == 8
+
+
+def test_a_job_that_is_cancelled_before_it_starts_never_starts(bench: Bench) -> None:
+    job = bench.cancelled(bench.collect())
+    bench.runner.cancel(job)
+    bench.runner.start(job)
+    assert bench.runner.observe(job).state is JobState.CANCELLED
+    assert bench.events(job) == []
+
+
+def test_cancelling_what_has_ended_changes_nothing(bench: Bench) -> None:
+    job = bench.collect()
+    bench.run(job)
+    bench.runner.cancel(bench.cancelled(job))
+    assert bench.runner.observe(job).state is JobState.SUCCEEDED
+
+
+def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow)
+    bench.runner.start(job)
+    until_cells(bench, job, 1)
+    bench.kill(job)
+    seen = bench.until(job, lambda seen: seen.state is not JobState.RUNNING, wait_s=10)
+    assert seen.state is JobState.LOST
+    assert seen.exit_code is None
+    assert "retry" in seen.reason
+    assert bench.runner.events(job), "what it told before is still there"
+
+
+def test_a_job_out_of_sight_is_lost_until_it_is_found_again(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow)
+    bench.runner.start(job)
+    bring_back = bench.hide(job)
+    assert bench.runner.observe(job).state is JobState.LOST
+    bring_back()
+    assert bench.runner.observe(job).state is JobState.RUNNING
+    assert bench.until(job, lambda seen: seen.state in ENDED).state is JobState.SUCCEEDED
+
+
+def test_events_can_be_followed_without_gaps_or_repeats(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow)
+    bench.runner.start(job)
+    followed: list[Recorded] = []
+    deadline = time.monotonic() + 60
+    while not (followed and isinstance(followed[-1].event, wire.Exit)):
+        assert time.monotonic() < deadline
+        followed += bench.runner.events(job, after=followed[-1].cursor if followed else 0, limit=2)
+    assert followed == list(bench.runner.events(job, limit=10_000))
+    cursors = [each.cursor for each in followed]
+    assert cursors == sorted(set(cursors))
+
+
+@pytest.mark.parametrize("after", [-5, 10**12])
+def test_a_cursor_that_nobody_gave_does_no_harm(bench: Bench, after: int) -> None:
+    job = bench.collect()
+    bench.run(job)
+    assert len(bench.runner.events(job, after=after)) in (0, len(bench.events(job)))
+
+
+def test_the_log_is_its_end_and_no_more_than_asked_for(bench: Bench) -> None:
+    job = bench.collect()
+    bench.run(job)
+    whole = bench.runner.log(job)
+    assert (whole.cut, job.experiment in whole.text) == (False, True)
+    tail = bench.runner.log(job, most_bytes=200)
+    assert tail.cut
+    assert len(tail.text.encode()) <= 200
+    assert whole.text.endswith(tail.text)
+    assert tail.size == whole.size
+
+
+def test_a_job_that_has_printed_nothing_has_an_empty_log_and_no_events(bench: Bench) -> None:
+    job = bench.collect()
+    assert bench.runner.log(job).text == ""
+    assert bench.runner.events(job) == []
+
+
+def test_a_login_in_an_address_reaches_the_command_and_nothing_else(bench: Bench) -> None:
+    url = bench.mlflow_url.replace("://", f"://anna:{PASSWORD}@")
+    job = bench.collect(mlflow_url=url)
+    assert PASSWORD not in repr(job) + str(job.to_json())
+    assert job.private["TIPBENCH_MLFLOW_URL"] == url
+    assert bench.run(job).state is JobState.SUCCEEDED
+    assert PASSWORD not in str(bench.events(job)) + bench.runner.log(job).text
+    for path in (bench.home / "jobs" / job.id).rglob("*"):
+        assert PASSWORD.encode() not in path.read_bytes(), path

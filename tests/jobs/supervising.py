@@ -1,0 +1,29 @@
+"""A panel's supervisor as a process of its own, to be killed: python supervising.py HOME. Says `leads` when it does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tipbench.jobs.local import LocalRunner
+from tipbench.jobs.queue import Supervisor
+from tipbench.jobs.sqlite import JobStore
+
+
+def main(home: Path) -> None:
+    """Until killed, or for ten minutes."""
+    deadline = time.monotonic() + 600
+    with (
+        JobStore(home / "jobs" / "jobs.db") as store,
+        Supervisor(store, {"local": LocalRunner(home)}, home / "jobs" / "supervisor.lock", tick_s=0.05) as supervisor,
+    ):
+        while time.monotonic() < deadline and not supervisor.leads:
+            time.sleep(0.01)
+        print("leads", flush=True)
+        while time.monotonic() < deadline:
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

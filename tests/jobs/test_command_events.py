@@ -1,0 +1,140 @@
+"""TIPBENCH_EVENTS: what a real command writes there, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.command import tipbench
+from support.scripted_ollama import Fault, ScriptedOllama
+from tipbench.jobs import events as wire
+from tipbench.jobs.event_log import read_events
+
+SMALL = ("--prompts", "v1", "--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setenv("TIPBENCH_EVENTS", str(path))
+    return path
+
+
+def told(file: Path) -> list[wire.Event]:
+    return [each.event for each in read_events(file)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--version",), 0),
+        (("nosuch",), 2),
+        (("collect", "--n-tips", "many"), 2),
+        (("compare", "--experiment", "tip-bench-none", "--mlflow-url", "http://127.0.0.1:9"), 1),
+    ],
+)
+def test_the_last_event_is_the_exit_code(words: tuple[str, ...], code: int, file: Path, home: Path) -> None:
+    done = tipbench(*words, home=home, check=False)
+    assert done.returncode == code
+    assert told(file)[0] == wire.Started(_version())
+    assert told(file)[-1] == wire.Exit(code)
+
+
+def _version() -> str:
+    import tipbench as package
+
+    return package.__version__
+
+
+def test_why_it_gave_up_is_told_in_the_sentence_it_prints(file: Path, home: Path) -> None:
+    done = tipbench("collect", "--n-tips", "many", home=home, check=False)
+    failure = next(event for event in told(file) if isinstance(event, wire.Failure))
+    assert done.stderr == f"error: {failure.text}\n"
+
+
+def test_failed_cells_are_counted_and_named(file: Path, home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(script=[Fault("error_line", value=2, calls=(1,))]) as server:
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-failed")
+        tipbench("collect", "--models", "alpha:135m", *where, *SMALL, home=home, check=False)
+    cells = [event for event in told(file) if isinstance(event, wire.CellFinished)]
+    assert [(cell.done, cell.failed) for cell in cells] == [(1, 1), (2, 1)]
+    assert cells[0].failure is not None
+    assert "alpha:135m/v1" in cells[0].failure
+    assert told(file)[-1] == wire.Exit(1)
+
+
+def test_an_ollama_that_goes_away_is_waited_for_visibly(file: Path, home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(call_s=0.2) as server:
+        server.pause_listening()
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-away")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL],
+            env={**os.environ, "TIPBENCH_HOME": str(home)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(file, wire.Waiting)
+        server.resume()
+        assert process.wait(60) == 0
+    pauses = [event for event in told(file) if isinstance(event, wire.Waiting | wire.Resumed)]
+    assert pauses == [wire.Waiting("Ollama", 300), wire.Resumed("Ollama")]
+
+
+def test_an_interrupted_command_says_130_and_that_the_model_is_unloaded(
+    file: Path, home: Path, mlflow_url: str
+) -> None:
+    with ScriptedOllama(call_s=0.5) as server:
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-130")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL[:2]],
+            env={**os.environ, "TIPBENCH_HOME": str(home)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(file, wire.CellFinished)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+    assert told(file)[-1] == wire.Exit(130)
+    assert wire.Message("alpha:135m unloaded") in told(file)
+
+
+def until(file: Path, kind: type[object]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(isinstance(event, kind) for event in told(file)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_file_that_cannot_be_written_is_misuse(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIPBENCH_EVENTS", str(tmp_path / "nosuch" / "events"))
+    done = tipbench("--version", home=home, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: TIPBENCH_EVENTS takes a file; ")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_variable_nothing_is_written(home: Path, tmp_path: Path) -> None:
+    tipbench("--version", home=home)
+    assert list(tmp_path.glob("**/*.jsonl")) == []
+
+
+def test_a_program_that_the_command_starts_does_not_write_into_its_events(
+    file: Path, home: Path, mlflow_url: str, tmp_path: Path
+) -> None:
+    """A judge behind a command line may call tipbench itself; its exit is not ours."""
+    judge = tmp_path / "judge.py"
+    seen = tmp_path / "seen.json"
+    judge.write_text(f"import json, os, pathlib; pathlib.Path({str(seen)!r}).write_text(json.dumps(dict(os.environ)))")
+    where = ("--experiment", "tip-bench-events-child", "--mlflow-url", mlflow_url)
+    tipbench("collect", "--models", "baseline:template", *where, *SMALL, home=home)
+    command = f"command:{sys.executable} {judge}"
+    tipbench("judge", "run", "--with", command, "--judge", "ben", *where, home=home, check=False)
+    assert "TIPBENCH_HOME" in json.loads(seen.read_text())
+    assert "TIPBENCH_EVENTS" not in json.loads(seen.read_text())

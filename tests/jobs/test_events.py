@@ -1,0 +1,194 @@
+"""Events on disk: what is written is read back, whatever was cut off, damaged or added by another version."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.jobs import events as wire
+from tipbench.jobs.event_log import EventWriter, read_ending, read_events
+from tipbench.jobs.events import MOST_LINE, MOST_TEXT, VOCABULARY, event_json, event_line, parse_line, without_logins
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: without_logins(text) == text)
+EVENTS = st.one_of(
+    st.builds(wire.Message, TEXT, st.booleans()),
+    st.builds(wire.BlockStarted, TEXT, st.integers(0, 10**6), st.integers(0, 10**6)),
+    st.builds(
+        wire.CellFinished,
+        *(TEXT, TEXT, TEXT),
+        done=st.integers(0, 10**6),
+        total=st.integers(0, 10**6),
+        failure=st.none() | TEXT,
+        tokens_per_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    st.builds(wire.Waiting, TEXT, st.floats(0, 1e6)),
+    st.builds(wire.Memory, *[st.integers(0, 99)] * 2, st.floats(0, 1e6), st.integers(0, 9), foreign=st.tuples(TEXT)),
+    st.builds(wire.Judging, TEXT, *[st.integers(0, 99)] * 3),
+    st.builds(wire.Exit, st.integers(-64, 255)),
+)
+
+
+def written(path: Path, *events: wire.Event) -> Path:
+    writer = EventWriter(path)
+    for event in events:
+        writer.write(event)
+    writer.close()
+    return path
+
+
+def read(path: Path, after: int = 0) -> list[wire.Event]:
+    return [each.event for each in read_events(path, after)]
+
+
+def test_the_vocabulary_names_every_event_once() -> None:
+    assert set(VOCABULARY.values()) == set(get_args(wire.Event))
+    assert all("event" not in {field.name for field in fields(kind)} for kind in VOCABULARY.values())
+
+
+@given(EVENTS, st.floats(0, 4e9))
+def test_an_event_comes_back_as_it_was_written(event: wire.Event, at: float) -> None:
+    parsed = parse_line(event_line(event, at))
+    assert parsed is not None
+    assert parsed[1] == event
+
+
+@given(st.lists(EVENTS, max_size=8), st.integers(0, 400))
+def test_a_line_that_is_still_being_written_waits(events: list[wire.Event], cut: int) -> None:
+    content = b"".join(event_line(event, 0) for event in events)
+    part = content[:cut]
+    path = Path(os.environ["TIPBENCH_HOME"]).with_name("part.jsonl")
+    path.write_bytes(part)
+    first = read_events(path)
+    assert [each.event for each in first] == events[: part.count(b"\n")]
+    path.write_bytes(content)
+    rest = read(path, first[-1].cursor if first else 0)
+    assert [each.event for each in first] + rest == events
+
+
+@given(st.lists(EVENTS, max_size=5), st.binary(max_size=80), st.integers(-10, 2000))
+def test_damage_and_odd_cursors_never_raise_and_never_hide_what_follows(
+    events: list[wire.Event], noise: bytes, after: int
+) -> None:
+    path = Path(os.environ["TIPBENCH_HOME"]).with_name("noise.jsonl")
+    lines = [event_line(event, 0) for event in events]
+    path.write_bytes(noise + b"\n" + b"".join(lines))
+    assert read(path)[-len(events) :] == events if events else True
+    assert all(event in events for event in read(path, max(after, len(noise) + 1)))
+    read_ending(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"\n", b"{", b"null", b"[1]", b'"x"', b"{}", b'{"at": "x"}', b'{"at": 1, "event": "nosuch"}'),
+        *(b'{"at": "x", "event": []}', b'{"at": "x", "event": "exit", "code": "many"}', b"[" * 50_000),
+        b'{"at": "x", "event": "message", "text": "' + b"x" * MOST_LINE + b'"}',
+    ],
+)
+def test_what_is_no_event_is_passed_over(line: bytes) -> None:
+    assert parse_line(line) is None
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    line = b'{"at": "2030-01-01T00:00:00Z", "event": "exit", "code": 0, "new": {"x": [1]}}\n'
+    assert parse_line(line) == ("2030-01-01T00:00:00Z", wire.Exit(0))
+
+
+def test_a_line_longer_than_any_event_is_passed_over(tmp_path: Path) -> None:
+    path = written(tmp_path / "e", wire.Message("before"))
+    with path.open("ab") as file:
+        file.write(b"x" * (3 * MOST_LINE) + b"\n")
+    written(path, wire.Exit(0))
+    assert read(path) == [wire.Message("before"), wire.Exit(0)]
+
+
+def test_texts_are_bounded_and_hold_no_login() -> None:
+    told = event_json(wire.Message("see http://anna:pw@box:5000/x and https://tok@y " + "z" * 5000))
+    assert told["text"].startswith("see http://box:5000/x and https://y z")
+    assert len(told["text"]) == MOST_TEXT
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_that_json_does_not_have_is_unknown(value: float) -> None:
+    cell = wire.CellFinished("m", "p", "s", 1, 2, tokens_per_s=value)
+    assert json.loads(event_line(cell, 0))["tokens_per_s"] is None
+
+
+def test_half_a_character_is_written_and_read() -> None:
+    parsed = parse_line(event_line(wire.Message("tip \ud83d"), 0))
+    assert parsed is not None
+    assert str(parsed[1]).encode()
+
+
+def test_a_line_torn_by_a_full_disk_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "e"
+    writer = EventWriter(path)
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        real(fd, data[:10])
+        raise OSError(28, "No space left on device")
+
+    writer.write(wire.Message("first"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        writer.write(wire.Message("torn"))
+    writer.write(wire.Message("second"))
+    writer.write(wire.Exit(1), durable=True)
+    writer.close()
+    writer.write(wire.Message("too late"))
+    assert read(path) == [wire.Message("first"), wire.Message("second"), wire.Exit(1)]
+
+
+def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    writer = EventWriter(path)
+
+    def write(name: str) -> None:
+        for number in range(200):
+            writer.write(wire.Message(f"{name} {number} {'x' * 200}"))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    assert len(read_events(path, limit=10_000)) == 800
+    assert path.read_bytes().count(b"\n") == 800
+
+
+@pytest.mark.parametrize(
+    ("events", "ending"),
+    [
+        ([], None),
+        ([wire.Message("x")], None),
+        ([wire.Exit(0)], (0, "", None)),
+        ([wire.Failure("no MLflow"), wire.Exit(1)], (1, "no MLflow", None)),
+        ([wire.Collected("e", 8, 0, 8, 3, url="u"), wire.Exit(1)], (1, "3 of 8 cells failed; a retry", "u")),
+        ([wire.Judged("s", "anna", 40, 0, True, False), wire.Exit(1)], (1, "The scores of anna are held", None)),
+        ([wire.Judged("s", "anna", 38, 2, False, False), wire.Exit(1)], (1, "No score came for 2 items", None)),
+        ([wire.Message("x" * 1999)] * 100 + [wire.Failure("late"), wire.Exit(2)], (2, "late", None)),
+    ],
+)
+def test_the_ending_is_the_exit_and_why(events: list[Any], ending: tuple[int, str, str] | None, tmp_path: Path) -> None:
+    found = read_ending(written(tmp_path / "e", *events))
+    if ending is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.code, found.url) == (ending[0], ending[2])
+        assert found.failure.startswith(ending[1])
+
+
+def test_a_file_that_is_not_there_holds_no_events(tmp_path: Path) -> None:
+    assert read_events(tmp_path / "nosuch") == []
+    assert read_ending(tmp_path / "nosuch") is None

@@ -1,0 +1,143 @@
+"""Orders and the words of their commands: complete, safe, and without secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.commands import COMMANDS
+from tipbench.errors import UsageError
+from tipbench.jobs.command import JUDGE_OPTIONS, collect_order, command_words, judge_order
+from tipbench.jobs.job import JobKind, Order
+from tipbench.plan.config import CollectConfig, make_config
+
+OLLAMA = "http://localhost:11434"
+LOCAL_SERVER = "Ollama at http://localhost:11434"
+RULES = {"with": "rules", "experiment": "tip-bench-a"}
+
+
+def parsed(words: tuple[str, ...]) -> dict[str, Any]:
+    """What the real command line understands."""
+    path = words[:2] if words[0] == "judge" else words[:1]
+    command = COMMANDS[path]
+    with command.make_context("tipbench", list(words[len(path) :]), resilient_parsing=False) as context:
+        return dict(context.params)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "models": st.sampled_from(["-x", "--evict", "a:1b,b:1b", "embedded:smollm2:135m"]),
+            "experiment": st.sampled_from(["tip-bench-a", "tip-bench- --evict", "tip-bench-'; rm -rf ~"]),
+            "n_tips": st.integers(1, 50),
+            "temperature": st.floats(0, 5),
+            "evict": st.booleans(),
+            "wait": st.booleans(),
+            "unload": st.sampled_from(["model", "call"]),
+            "mlflow_url": st.none() | st.just("http://box:5000"),
+        },
+    )
+)
+def test_the_command_line_understands_exactly_the_configuration(values: dict[str, Any]) -> None:
+    config = make_config(values)
+    understood = parsed(command_words(collect_order(config)))
+    given_back = {key: understood[key] for key in CollectConfig.model_fields if understood[key] is not None}
+    assert make_config(given_back) == config
+
+
+def test_a_judges_options_are_those_of_the_command() -> None:
+    params = COMMANDS["judge", "run"].params
+    known = {name.removeprefix("--").replace("-", "_") for option in params for name in option.opts}
+    assert known >= JUDGE_OPTIONS
+    assert known - JUDGE_OPTIONS <= {"json", "help", "h"}
+
+
+def test_a_judges_order_becomes_its_command() -> None:
+    options = {
+        **RULES,
+        "with": "command:python judge.py --all",
+        "judge": "ben",
+        "limit": 40,
+        "all": True,
+        "rejudge": False,
+    }
+    order = judge_order(options, ollama_url=OLLAMA)
+    understood = parsed(command_words(order))
+    assert (order.kind, order.experiment) == (JobKind.JUDGE, "tip-bench-a")
+    assert (understood["with_"], understood["judge"], understood["limit"]) == (
+        "command:python judge.py --all",
+        "ben",
+        40,
+    )
+    assert (understood["all_"], understood["rejudge"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bogus": 1}, "no option"),
+        ({"with": ""}, "with takes"),
+        ({"with": None}, "with takes"),
+        ({"experiment": "mine"}, "begins with tip-bench-"),
+        ({"judge": ["a"]}, "judge takes"),
+        ({"with": "command:" + "x" * 5000}, "at most 4000"),
+        ({"ollama_url": "nowhere"}, "ollama_url takes a web address"),
+        ({"mlflow_url": "file:///x"}, "mlflow_url takes a web address"),
+    ],
+)
+def test_what_is_no_judges_order_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        judge_order({**RULES, **change}, ollama_url=OLLAMA)
+
+
+def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
+    config = make_config({"mlflow_url": "https://anna:pw@box/mlflow", "ollama_url": "http://tok@gpu:11434"})
+    order = collect_order(config)
+    words = " ".join(command_words(order))
+    assert order.private == {
+        "TIPBENCH_MLFLOW_URL": "https://anna:pw@box/mlflow",
+        "TIPBENCH_OLLAMA_URL": "http://tok@gpu:11434",
+    }
+    assert "--mlflow-url" not in words, "a flag would be stronger than the variable"
+    assert order.arguments["mlflow_url"] == "https://box/mlflow"
+    assert not any(secret in words + repr(order) for secret in ("anna", "pw@", "tok"))
+
+
+def resources(**values: object) -> tuple[str, ...]:
+    return collect_order(make_config({"experiment": "tip-bench-a", **values})).resources
+
+
+def test_a_collect_needs_its_server_and_its_models_in_the_experiment() -> None:
+    assert resources(models="a:1b,b:1b") == (LOCAL_SERVER, "a:1b for tip-bench-a", "b:1b for tip-bench-a")
+
+
+def test_one_server_has_one_name_however_it_is_written() -> None:
+    assert resources(models="a:1b", ollama_url="http://127.0.0.1:11434/")[0] == LOCAL_SERVER
+    assert resources(models="a:1b", ollama_url="http://box")[0] == "Ollama at http://box:80"
+
+
+def test_the_embedded_model_takes_turns_with_itself_and_with_this_machines_ollama() -> None:
+    embedded = "the embedded model on this machine"
+    mine = resources(models="embedded:smollm2:135m")
+    assert {embedded, LOCAL_SERVER} <= set(mine)
+    elsewhere = resources(models="embedded:smollm2:135m", ollama_url="http://box:1")
+    assert embedded in elsewhere
+    assert not any(name.startswith("Ollama") for name in elsewhere)
+
+
+def test_the_template_needs_no_server() -> None:
+    assert resources(models="baseline:template") == ("baseline:template for tip-bench-a",)
+
+
+@pytest.mark.parametrize(("with_", "needed"), [("rules", ()), ("ollama:a:1b", (LOCAL_SERVER,)), ("command:x", ())])
+def test_a_judge_needs_the_server_only_if_it_is_a_model(with_: str, needed: tuple[str, ...]) -> None:
+    assert judge_order({**RULES, "with": with_}, ollama_url=OLLAMA).resources == needed
+
+
+def test_an_order_shows_no_secret() -> None:
+    order = Order(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
+    assert "secret" not in repr(order)

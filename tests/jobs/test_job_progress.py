@@ -1,0 +1,89 @@
+"""Progress: events folded into what the live view shows, from any moment on."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.jobs import events as wire
+from tipbench.jobs.progress import ModelProgress, Phase, Progress, progress_of
+
+
+def cell(done: int, total: int = 3, model: str = "a:1b", **changes: float | str) -> wire.CellFinished:
+    return wire.CellFinished(model, "v1", "nurse@morning", done, total, **changes)  # type: ignore[arg-type]
+
+
+STORY: list[wire.Event] = [
+    wire.Started("1.0"),
+    wire.BlockStarted("a:1b", 3, 1),
+    cell(2, output_tokens=50, tokens_per_s=12.5),
+    cell(3, failed=1, failure="time-out"),
+    wire.BlockFinished("a:1b"),
+    wire.BlockStarted("b:1b", 2),
+    cell(1, 2, "b:1b"),
+    cell(2, 2, "b:1b"),
+    wire.BlockFinished("b:1b"),
+    wire.Recording(2),
+    wire.Memory(40, 1, 0.3, 2),
+    wire.Collected("tip-bench-a", 5, 1, 4, 1),
+    wire.Exit(1),
+]
+
+
+def test_a_model_is_loaded_asked_unloaded_and_seen_gone() -> None:
+    phases = []
+    progress = Progress()
+    for event in STORY[:5]:
+        progress = progress.after(event)
+        phases.append([model.phase for model in progress.models])
+    assert phases == [[], [Phase.LOADING], [Phase.GENERATING], [Phase.UNLOADING], [Phase.EMPTY]]
+    assert progress.models == (ModelProgress("a:1b", Phase.EMPTY, 3, 3, 1, 50, 12.5),)
+
+
+def test_the_whole_story_ends_with_its_numbers() -> None:
+    progress = progress_of(STORY)
+    assert [model.phase for model in progress.models] == [Phase.EMPTY, Phase.EMPTY]
+    assert progress.memory == wire.Memory(40, 1, 0.3, 2)
+    assert progress.collected is not None
+    assert (progress.collected.generated, progress.recording_left, progress.exit_code) == (4, 0, 1)
+
+
+def test_who_ended_in_the_middle_is_stopped_and_not_empty() -> None:
+    progress = progress_of([*STORY[:3], wire.Message("a:1b unloaded"), wire.Exit(130)])
+    assert [model.phase for model in progress.models] == [Phase.STOPPED]
+    assert progress.messages == (wire.Message("a:1b unloaded"),)
+
+
+def test_a_server_that_is_away_is_named_until_it_is_back() -> None:
+    away = progress_of([wire.Waiting("ollama", 300), wire.Waiting("MLflow"), wire.Waiting("ollama", 300)])
+    assert away.waiting_for == ("MLflow", "ollama")
+    assert away.after(wire.Resumed("MLflow")).waiting_for == ("ollama",)
+    assert away.after(wire.Exit(1)).waiting_for == ()
+
+
+def test_only_the_last_messages_are_kept() -> None:
+    progress = progress_of(wire.Message(str(number)) for number in range(100))
+    assert [message.text for message in progress.messages] == [str(number) for number in range(80, 100)]
+
+
+def test_a_judge_tells_how_far_it_is() -> None:
+    judged = wire.Judged("s1", "rules", 40, 0, held=False, provisional=True)
+    progress = progress_of([wire.Judging("rules", 10, 0, 40), wire.Judging("rules", 40, 0, 40), judged])
+    assert (progress.judging, progress.judged) == (wire.Judging("rules", 40, 0, 40), judged)
+
+
+@given(st.integers(0, len(STORY)))
+def test_it_can_be_continued_from_any_moment(cut: int) -> None:
+    assert progress_of(STORY[cut:], progress_of(STORY[:cut])) == progress_of(STORY)
+
+
+@given(st.integers(0, len(STORY)))
+def test_at_any_moment_it_is_plain_json(cut: int) -> None:
+    told = progress_of(STORY[:cut]).to_json()
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_who_joins_late_still_knows_how_far_it_is() -> None:
+    assert progress_of(STORY[3:4]).models[0].done == 3

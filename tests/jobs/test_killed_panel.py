@@ -1,0 +1,185 @@
+"""kill -9 of the process that supervises: jobs run on, are found again, and none is started twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.jobs import events as wire
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import ENDED, Job, JobState
+from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.queue import cancel, submit
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+
+CELLS = 8
+
+
+class Panels:
+    """Supervising processes of one home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        script = Path(__file__).with_name("supervising.py")
+        command = [sys.executable, str(script), str(self.home)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        self._processes.append(process)
+        return process
+
+    def start_and_lead(self) -> subprocess.Popen[bytes]:
+        process = self.start()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"leads\n"
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """The panel, and all that shares its session: not its jobs."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            self.kill(process)
+
+
+@pytest.fixture
+def panels(home: Path) -> Iterator[Panels]:
+    opened = Panels(home)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[JobStore]:
+    with JobStore(home / "jobs" / "jobs.db") as opened:
+        yield opened
+        for job in opened.page(limit=200).items:
+            process = JobFolder(home / "jobs", job.id).process
+            if process is not None and is_alive(process):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
+    values = {
+        "models": "baseline:template",
+        "prompts": "v1",
+        "n_scenarios": CELLS,
+        "n_tips": 2,
+        "num_predict": 64,
+        "experiment": f"tip-bench-{experiment}",
+        "mlflow_url": mlflow_url,
+        **changes,
+    }
+    return submit(store, collect_order(make_config(values))).job
+
+
+def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 60) -> Job:
+    deadline = time.monotonic() + wait_s
+    while not wanted(now := store.get(job.id)):
+        assert time.monotonic() < deadline, now
+        time.sleep(0.02)
+    return now
+
+
+def told(home: Path, job: Job, kind: type[Any]) -> list[Any]:
+    return [each.event for each in LocalRunner(home).events(job, limit=10_000) if isinstance(each.event, kind)]
+
+
+def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
+    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+) -> None:
+    with ScriptedOllama(call_s=0.5) as server:
+        job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
+        panel = panels.start_and_lead()
+        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
+        panels.kill(panel)
+        assert store.get(job.id).state is JobState.RUNNING
+        before = len(told(home, job, wire.CellFinished))
+        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) > before)  # nobody supervises, it goes on
+        panels.start_and_lead()
+        done = until(store, job, lambda job: job.state in ENDED)
+        assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
+        assert len(server.log.calls()) == CELLS
+    assert len(told(home, job, wire.Started)) == 1
+    assert [cell.done for cell in told(home, job, wire.CellFinished)] == list(range(1, CELLS + 1))
+    assert done.links["mlflow"].startswith(mlflow_url)
+
+
+def test_what_ends_while_nobody_supervises_is_known_afterwards(
+    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+) -> None:
+    job = ordered(store, "meanwhile", mlflow_url)
+    panel = panels.start_and_lead()
+    until(store, job, lambda job: job.state is JobState.RUNNING)
+    panels.kill(panel)
+    deadline = time.monotonic() + 60
+    while not told(home, job, wire.Exit):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert store.get(job.id).state is JobState.RUNNING
+    panels.start_and_lead()
+    assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
+
+
+def test_panels_killed_at_random_moments_start_every_job_once(
+    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+) -> None:
+    rng = random.Random(7)
+    jobs = [ordered(store, f"random-{number}", mlflow_url) for number in range(6)]
+    for _ in range(8):
+        panel = panels.start_and_lead()
+        time.sleep(rng.uniform(0.0, 0.35))
+        panels.kill(panel)
+    panels.start_and_lead()
+    for job in jobs:
+        done = until(store, job, lambda job: job.state in ENDED or job.state is JobState.LOST)
+        assert done.state is JobState.SUCCEEDED, done.reason
+        assert len(told(home, job, wire.Started)) == 1
+        assert sum(cell.failure is None for cell in told(home, job, wire.CellFinished)) == CELLS
+
+
+def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
+    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+) -> None:
+    first, _second = panels.start_and_lead(), panels.start()
+    jobs = [ordered(store, f"two-{number}", mlflow_url) for number in range(3)]
+    until(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
+    panels.kill(first)
+    jobs.append(ordered(store, "two-later", mlflow_url))
+    for job in jobs:
+        assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
+        assert len(told(home, job, wire.Started)) == 1
+
+
+def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
+    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+) -> None:
+    with ScriptedOllama(call_s=0.5) as server:
+        job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
+        panel = panels.start_and_lead()
+        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
+        panels.kill(panel)
+        assert cancel(store, job.id).state is JobState.RUNNING
+        panels.start_and_lead()
+        done = until(store, job, lambda job: job.state in ENDED)
+        assert (done.state, done.exit_code) == (JobState.CANCELLED, 130)
+        assert not server.resident

@@ -1,0 +1,213 @@
+"""The subprocess runner's own: which process is meant, how one is made to end, what its command gets to see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.errors import UsageError
+from tipbench.jobs import local
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.folder import JobFolder, Process
+from tipbench.jobs.job import Job, JobState, NotStarted
+from tipbench.jobs.local import LocalRunner, descendants, is_alive, process_start
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process, with another one below it that has left its group."""
+    script = (
+        "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    below = descendants(process.pid)
+    yield process
+    for pid in (*below, process.pid):
+        if process_start(pid) is not None:
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def until(wanted: Callable[[], bool], wait_s: float = 30) -> None:
+    deadline = time.monotonic() + wait_s
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def here(pid: int) -> Process:
+    return Process(pid, process_start(pid) or "", os.uname().nodename)
+
+
+def accepted(home: Path, **values: Any) -> Job:
+    with JobStore(home / "jobs" / "jobs.db") as store:
+        return store.add(collect_order(make_config({"models": "baseline:template", **values})))[0]
+
+
+def test_a_process_is_known_by_when_it_started_not_by_its_number(sleeper: subprocess.Popen[bytes]) -> None:
+    process = here(sleeper.pid)
+    assert is_alive(process)
+    assert not is_alive(replace(process, start=here(os.getpid()).start))
+    assert not is_alive(replace(process, host="another-box"))
+    assert is_alive(here(os.getpid()))
+
+
+def test_a_job_of_another_host_is_out_of_sight_whatever_is_asked(home: Path) -> None:
+    job = accepted(home)
+    folder = JobFolder(home / "jobs", job.id)
+    folder.make()
+    folder.note_process(replace(here(os.getpid()), host="another-box"))
+    asked = replace(job, cancel_requested=1.0)
+    LocalRunner(home).cancel(asked)
+    seen = LocalRunner(home).observe(asked)
+    assert seen.state is JobState.LOST
+    assert "another-box" in seen.reason
+
+
+def test_what_is_left_of_an_ended_process_is_not_alive() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    known = here(process.pid)
+    assert is_alive(known)
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not is_alive(known))
+    process.wait()
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
+def test_a_system_without_proc_is_asked_by_ps(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local, "_PROC", tmp_path / "no-proc")
+    known = here(sleeper.pid)
+    assert known.start
+    assert is_alive(known)
+    assert process_start(2**22 + 1) is None
+    sleeper.kill()
+    until(lambda: not is_alive(known))
+
+
+def test_processes_below_are_found_in_whatever_group_they_are(sleeper: subprocess.Popen[bytes]) -> None:
+    below = descendants(sleeper.pid)
+    assert len(below) == 1
+    assert os.getpgid(below[0]) != os.getpgid(sleeper.pid)
+
+
+def test_who_does_not_end_when_asked_is_ended_after_the_grace_period(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(call_s=5) as server:
+        job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url)
+        now = [1000.0]
+        runner = LocalRunner(home, grace_s=20, clock=lambda: now[0])
+        runner.start(job)
+        process = JobFolder(home / "jobs", job.id).process
+        assert process is not None
+        until(lambda: bool(server.log.calls()))
+        os.kill(process.pid, signal.SIGSTOP)  # it will not hear SIGTERM
+        asked = replace(job, cancel_requested=1.0)
+        runner.cancel(asked)
+        now[0] += 19
+        runner.cancel(asked)
+        assert runner.observe(asked).state is JobState.RUNNING
+        now[0] += 2
+        LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(asked)  # the panel may be another one by then
+        until(lambda: runner.observe(asked).state is not JobState.RUNNING)
+        assert runner.observe(asked).state is JobState.CANCELLED
+        assert runner.observe(job).state is JobState.LOST, "nobody asked for it, as far as this one knows"
+
+
+def test_it_leads_a_session_of_its_own_and_holds_no_file_of_ours(home: Path, mlflow_url: str, tmp_path: Path) -> None:
+    with ScriptedOllama(call_s=1) as server, (tmp_path / "ours").open("wb") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url, n_scenarios=1)
+        LocalRunner(home).start(job)
+        process = JobFolder(home / "jobs", job.id).process
+        assert process is not None
+        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+        opened = {str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+        assert str(tmp_path / "ours") not in opened
+        os.killpg(process.pid, signal.SIGKILL)
+        until(lambda: not is_alive(process))
+
+
+def test_the_command_gets_the_panels_settings_but_not_its_secrets(home: Path) -> None:
+    environment = {
+        **os.environ,
+        "TIPBENCH_ADMIN_TOKEN": "panel-secret-1",
+        "TIPBENCH_WEBHOOK_SECRET": "panel-secret-2",
+        "MLFLOW_TRACKING_TOKEN": "needed",
+        "TIPBENCH_SEED": "7",
+    }
+    job = accepted(home, mlflow_url="http://anna:login-secret@127.0.0.1:9", server_wait_s=20)
+    runner = LocalRunner(home, environment=environment)
+    runner.start(job)
+    process = JobFolder(home / "jobs", job.id).process
+    assert process is not None
+    until(lambda: b"tipbench\0collect" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+    given = Path(f"/proc/{process.pid}/environ").read_bytes()
+    words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    os.killpg(process.pid, signal.SIGKILL)
+    assert b"panel-secret" not in given
+    assert b"MLFLOW_TRACKING_TOKEN=needed" in given
+    assert b"TIPBENCH_SEED=7" in given
+    assert b"login-secret" in given
+    assert b"login-secret" not in words
+    assert b"--models=baseline:template" in words
+
+
+def test_a_command_that_cannot_be_started_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = accepted(home)
+    monkeypatch.setattr(sys, "executable", str(home / "nosuch-python"))
+    with pytest.raises(NotStarted, match="nosuch-python"):
+        LocalRunner(home).start(job)
+    monkeypatch.undo()
+    LocalRunner(home).start(job)  # too late: it was told to have failed
+    assert JobFolder(home / "jobs", job.id).process is None
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(home: Path) -> None:
+    job = accepted(home)
+    (home / "jobs" / job.id).write_text("a file in its place")
+    with pytest.raises(UsageError, match="cannot be made"):
+        LocalRunner(home).start(job)
+
+
+@pytest.mark.parametrize("job_id", ["", "..", "a/b", "/etc", "x" * 65, "a\n", "-rf"])
+def test_what_is_no_id_leads_to_no_folder(job_id: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="letters, digits and dashes"):
+        JobFolder(tmp_path, job_id)
+
+
+def test_the_tail_of_a_log_holds_no_control_characters_and_no_login(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "a-job")
+    folder.make()
+    folder.log.write_bytes(b"x" * 1000 + b"\nred \x1b[31m and http://anna:pw@box/x\n\xff half\n")
+    tail = folder.tail(60)
+    assert tail.text == "red  [31m and http://box/x\n\N{REPLACEMENT CHARACTER} half\n"
+    assert tail.cut
+    assert len(folder.tail(10**12).text) < 1100
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"pid": "x", "start": "", "host": ""}', b'{"pid": 1}', b"\xff"]
+)
+def test_a_broken_note_of_a_process_counts_as_none(content: bytes, tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "a-job")
+    folder.make()
+    (folder.path / "process.json").write_bytes(content)
+    assert folder.process is None

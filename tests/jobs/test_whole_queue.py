@@ -1,0 +1,157 @@
+"""The whole of it in one process: queue, supervisor, real commands, a scripted Ollama, a real MLflow."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.jobs import events as wire
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import ENDED, Job, JobState
+from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.progress import Phase, progress_of
+from tipbench.jobs.queue import Supervisor, cancel, places, retry, submit
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+
+CELLS = 4
+
+
+@dataclass
+class Panel:
+    """What a panel process holds."""
+
+    home: Path
+    store: JobStore
+    runner: LocalRunner
+    mlflow_url: str
+    server: ScriptedOllama
+
+    def submit(self, experiment: str, **changes: Any) -> Job:
+        values = {
+            "models": "alpha:135m",
+            "prompts": "v1",
+            "n_scenarios": CELLS,
+            "n_tips": 2,
+            "num_predict": 64,
+            "experiment": f"tip-bench-{experiment}",
+            "ollama_url": self.server.url,
+            "mlflow_url": self.mlflow_url,
+            **changes,
+        }
+        return submit(self.store, collect_order(make_config(values))).job
+
+    def until(self, job: Job, wanted: Callable[[Job], bool]) -> Job:
+        deadline = time.monotonic() + 60
+        while not wanted(now := self.store.get(job.id)):
+            assert time.monotonic() < deadline, (now, self.runner.log(job).text)
+            time.sleep(0.02)
+        return now
+
+    def ended(self, job: Job) -> Job:
+        return self.until(job, lambda job: job.state in ENDED)
+
+    def cells(self, job: Job) -> int:
+        return sum(isinstance(each.event, wire.CellFinished) for each in self.runner.events(job))
+
+    def pid(self, job: Job) -> int:
+        process = JobFolder(self.home / "jobs", job.id).process
+        assert process is not None
+        return process.pid
+
+
+@pytest.fixture
+def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
+    runner = LocalRunner(home, grace_s=30)
+    with (
+        ScriptedOllama(["alpha:135m", "beta:135m"], call_s=0.3) as server,
+        JobStore(home / "jobs" / "jobs.db") as store,
+    ):
+        with Supervisor(store, {"local": runner}, home / "jobs" / "supervisor.lock", tick_s=0.05):
+            yield Panel(home, store, runner, mlflow_url, server)
+        for job in store.page(limit=100).items:
+            process = JobFolder(home / "jobs", job.id).process
+            if process is not None and is_alive(process):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel: Panel) -> None:
+    first = panel.submit("turns-1")
+    second = panel.submit("turns-2", models="beta:135m")
+    third = panel.submit("turns-3")
+    panel.until(first, lambda job: job.state is JobState.RUNNING)
+    assert places(panel.store.in_states({JobState.QUEUED})) == {second.id: 1, third.id: 2}
+    done = [panel.ended(job) for job in (first, second, third)]
+    assert [job.state for job in done] == [JobState.SUCCEEDED] * 3
+    for earlier, later in itertools.pairwise(done):
+        assert earlier.ended is not None
+        assert later.started is not None
+        assert earlier.ended <= later.started
+    assert panel.server.log.max_resident == 1
+
+
+def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
+    first, second = panel.submit("room-1"), panel.submit("room-2", models="beta:135m")
+    panel.until(first, lambda job: panel.cells(job) >= 1)
+    cancel(panel.store, first.id)
+    assert panel.ended(first).state is JobState.CANCELLED
+    assert panel.ended(second).state is JobState.SUCCEEDED
+    assert panel.server.log.max_resident == 1
+    seen = progress_of(each.event for each in panel.runner.events(first))
+    assert [model.phase for model in seen.models] == [Phase.STOPPED]
+    assert "alpha:135m unloaded" in [message.text for message in seen.messages]
+
+
+def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(panel: Panel) -> None:
+    job = panel.submit("killed")
+    panel.until(job, lambda job: panel.cells(job) >= 2)
+    os.killpg(panel.pid(job), signal.SIGKILL)
+    lost = panel.until(job, lambda job: job.state is not JobState.RUNNING)
+    assert (lost.state, lost.exit_code) == (JobState.LOST, None)
+    again = retry(panel.store, job.id).job
+    done = panel.ended(again)
+    assert (done.state, done.retry_of) == (JobState.SUCCEEDED, job.id)
+    summary = progress_of(each.event for each in panel.runner.events(again)).collected
+    assert summary is not None
+    assert summary.recorded_before + summary.generated == CELLS
+    assert summary.recorded_before >= 1
+    assert panel.store.get(job.id).state is JobState.LOST
+
+
+def test_a_lost_job_can_be_cancelled_to_be_done_with_it(panel: Panel) -> None:
+    job = panel.submit("done-with")
+    panel.until(job, lambda job: panel.cells(job) >= 1)
+    os.killpg(panel.pid(job), signal.SIGKILL)
+    panel.until(job, lambda job: job.state is JobState.LOST)
+    cancel(panel.store, job.id)
+    assert panel.ended(job).state is JobState.CANCELLED
+
+
+def test_the_live_strip_is_right_while_it_runs(panel: Panel) -> None:
+    job = panel.submit("strip", models="alpha:135m,beta:135m", n_scenarios=2)
+    panel.until(job, lambda job: panel.cells(job) >= 3)
+    seen = progress_of(each.event for each in panel.runner.events(job))
+    alpha, beta = seen.models
+    assert (alpha.phase, alpha.done, alpha.total) == (Phase.EMPTY, 2, 2)
+    assert beta.phase in (Phase.GENERATING, Phase.UNLOADING, Phase.EMPTY)
+    assert alpha.tokens_per_s
+    panel.ended(job)
+
+
+def test_the_same_order_twice_under_one_key_runs_once(panel: Panel) -> None:
+    config = make_config({"models": "baseline:template", "experiment": "tip-bench-key", "mlflow_url": panel.mlflow_url})
+    clicks = [submit(panel.store, collect_order(config), key="click-1") for _ in range(2)]
+    assert clicks[0].job.id == clicks[1].job.id
+    assert [click.new for click in clicks] == [True, False]
+    panel.ended(clicks[0].job)
+    assert len(panel.store.page().items) == 1

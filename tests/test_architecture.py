@@ -18,10 +18,10 @@ PACKAGE = ROOT / "src" / "tipbench"
 
 # Each may import what stands behind it, never what stands before.
 ORDER = (
-    *("cli", "settings", "jobs", "simulate", "serve", "compare", "judge", "record", "generate", "plan"),
+    *("cli", "web", "settings", "jobs", "simulate", "serve", "compare", "judge", "record", "generate", "plan"),
     *("charts", "errors"),
 )
-LEVEL = {step: level for level, step in enumerate(ORDER)} | {"web": 0}
+LEVEL = {step: level for level, step in enumerate(ORDER)}
 FREE = {"", "addresses", "charts", "errors"}  # of no step: any may import them
 ENTRY = {"__main__": "cli"}
 

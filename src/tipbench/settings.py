@@ -57,6 +57,40 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("mlflow_username", ("MLFLOW_TRACKING_USERNAME",), "", "User name for MLflow.", in_file=False),
     Setting("mlflow_password", ("MLFLOW_TRACKING_PASSWORD",), "", "Password for MLflow.", in_file=False),
     Setting("mlflow_token", ("MLFLOW_TRACKING_TOKEN",), "", "Bearer token for MLflow.", in_file=False),
+    Setting(
+        "admin_token",
+        ("TIPBENCH_ADMIN_TOKEN",),
+        "made by the first `tipbench panel`, and printed once",
+        "The panel's admin token, of 20 characters or more.",
+        in_file=False,
+    ),
+    Setting("panel_host", ("TIPBENCH_PANEL_HOST",), "127.0.0.1", "The address the panel listens on."),
+    Setting("panel_port", ("TIPBENCH_PANEL_PORT",), "5180", "The port the panel listens on."),
+    Setting(
+        "panel_hosts",
+        ("TIPBENCH_PANEL_HOSTS",),
+        "",
+        "Comma-separated names the panel answers to, beside those of this machine and the address it listens on.",
+    ),
+    Setting(
+        "panel_proxies",
+        ("TIPBENCH_PANEL_PROXIES",),
+        "",
+        "Comma-separated addresses of reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    ),
+    Setting(
+        "panel_urls",
+        ("TIPBENCH_PANEL_URLS",),
+        "",
+        "Comma-separated Ollama and MLflow servers that a run started over HTTP may name, beside those configured.",
+    ),
+    Setting(
+        "panel_suites",
+        ("TIPBENCH_PANEL_SUITES",),
+        "",
+        "Comma-separated folders whose suites a run started over HTTP may name, beside those built in.",
+    ),
+    Setting("panel_session_hours", ("TIPBENCH_PANEL_SESSION_HOURS",), "12", "Hours until people log in again."),
     Setting("no_color", ("NO_COLOR",), "", "Any value: no colours on the terminal.", in_file=False),
 )
 
@@ -72,6 +106,12 @@ class Settings:
     def get(self, key: str) -> str | None:
         value = self.values.get(key)
         return None if value is None else str(value)
+
+    def listed(self, key: str) -> tuple[str, ...]:
+        """A setting that is a list: in the file a list or a text, elsewhere a text with commas."""
+        value: object = self.values.get(key)
+        parts = value if isinstance(value, list) else str(value or "").split(",")
+        return tuple(text for text in (str(part).strip() for part in parts) if text)
 
     def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
         """The configuration of a collect: flags over everything else."""

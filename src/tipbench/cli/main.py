@@ -24,11 +24,14 @@ from tipbench.cli import (
     judge_status,
     mlflow,
     models,
+    panel,
     plan,
     runs,
+    token,
 )
 from tipbench.cli.console import say, settle_streams
-from tipbench.errors import TipbenchError
+from tipbench.cli.events import command_events, emit_failure
+from tipbench.errors import TipbenchError, UsageError
 
 INTERRUPTED = 130
 EXIT_CODES = {
@@ -50,6 +53,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except TipbenchError as exc:
             say(f"error: {exc}")
+            emit_failure(str(exc))
             raise typer.Exit(exc.exit_code) from exc
         except KeyboardInterrupt:
             say("interrupted; the same command continues where this one stopped")
@@ -78,6 +82,8 @@ app.command("gate")(gate.gate)
 app.command("decide")(decide.decide)
 app.command("experiments")(experiments.experiments)
 app.add_typer(runs.app, name="runs")
+app.command("panel")(panel.panel)
+app.add_typer(token.app, name="token")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
 
@@ -104,7 +110,12 @@ def main() -> NoReturn:
     """The entry point."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     settle_streams()
-    app()
+    try:
+        with command_events():
+            app()
+    except UsageError as exc:  # the file for events cannot be written; what a command raises is told by `Commands`
+        say(f"error: {exc}")
+        sys.exit(exc.exit_code)
     sys.exit(0)
 
 

@@ -1,0 +1,136 @@
+"""`tipbench token create / list / revoke`: who may use the panel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tipbench.cli.console import print_json, print_table, say
+from tipbench.cli.options import JsonOption
+from tipbench.errors import UsageError
+from tipbench.settings import load_settings
+
+if TYPE_CHECKING:
+    from tipbench.web.tokens import Token, TokenStore
+
+app = typer.Typer(help="Who may use the panel.", no_args_is_help=True, rich_markup_mode=None)
+
+_COLUMNS = ("id", "role", "name", "state", "created", "expires", "last_used")
+
+
+class RoleName(StrEnum):
+    """What a token allows."""
+
+    ADMIN = "admin"
+    JUDGE = "judge"
+
+
+RoleOption = Annotated[
+    RoleName, typer.Option("--role", metavar="admin|judge", help="admin: everything; judge: sheets of its own only.")
+]
+
+
+@app.command("create")
+def create(
+    role: RoleOption,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Whose it is; a judge's scores are kept under this name.")
+    ],
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="12h|30d|8w|never", help="How long it is valid.", show_default=True)
+    ] = "90d",
+    json_: JsonOption = False,
+) -> None:
+    """Make a token and print it, once: only its hash is kept.
+
+    Examples:
+
+      tipbench token create --role judge --name reviewer-1 --expires 30d
+
+      tipbench token create --role admin --name ci --json
+    """
+    from tipbench.web.tokens import Role, read_life
+
+    life_s = read_life(expires)
+    with _tokens() as tokens:
+        token, secret = tokens.create(Role(role.value), name, life_s=life_s)
+        told = token.to_json(tokens.clock())
+    if json_:
+        print_json({**told, "token": secret})
+        return
+    until = f"until {told['expires']}" if told["expires"] else "for ever"
+    say(f"token {token.id} for {token.name} ({token.role}), valid {until}. Keep it, it is not shown again:")
+    print(secret)
+
+
+@app.command("list")
+def list_tokens(json_: JsonOption = False) -> None:
+    """List the tokens: whose they are, what they allow, when they were last used.
+
+    Examples:
+
+      tipbench token list
+
+      tipbench token list --json
+    """
+    with _tokens() as tokens:
+        rows = [token.to_json(tokens.clock()) for token in tokens.all()]
+    if json_:
+        print_json(rows)
+    elif rows:
+        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
+    else:
+        say("no tokens yet; `tipbench token create --role judge --name NAME` makes one")
+
+
+@app.command("revoke")
+def revoke(
+    token_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The token, as `token list` shows it.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="All tokens of this name instead.")] = None,
+    role: Annotated[
+        RoleName | None, typer.Option("--role", metavar="admin|judge", help="With --name: only those of this role.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """End tokens now, and every session that began with them.
+
+    Examples:
+
+      tipbench token revoke 3f9a1c0b7e52
+
+      tipbench token revoke --name reviewer-1
+    """
+    if (token_id is None) == (name is None):
+        raise UsageError("Give the token's ID, or --name for all of a name; `tipbench token list` shows them.")
+    with _tokens() as tokens:
+        wanted = [token for token in tokens.all() if _meant(token, token_id, name, role)]
+        if not wanted:
+            raise UsageError(f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows them.")
+        ended = [token.id for token in wanted if tokens.revoke(token.id)]
+    if json_:
+        print_json({"revoked": ended})
+    else:
+        print(f"revoked: {', '.join(ended)}" if ended else "revoked before; nothing changed")
+
+
+def _meant(token: Token, token_id: str | None, name: str | None, role: RoleName | None) -> bool:
+    if token_id is not None:
+        return token.id == token_id
+    return token.name == (name or "").strip() and (role is None or token.role == role.value)
+
+
+@contextmanager
+def _tokens() -> Iterator[TokenStore]:
+    from tipbench.cli.session import writable_home
+    from tipbench.web.database import Database
+    from tipbench.web.tokens import TokenStore
+
+    database = Database(writable_home(load_settings()))
+    try:
+        yield TokenStore(database)
+    finally:
+        database.close()

@@ -1,0 +1,111 @@
+"""create_app: the admin API put together. The panel's pages and the jobs are further routers on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from starlette.concurrency import run_in_threadpool
+
+import tipbench
+from tipbench.record.store import RunStore
+from tipbench.settings import Settings
+from tipbench.web import errors, login
+from tipbench.web.allowed import Allowed
+from tipbench.web.api import config, experiments, health, judge, leaderboard, plan, runs
+from tipbench.web.auth import Guard
+from tipbench.web.database import Database
+from tipbench.web.deps import Panel
+from tipbench.web.limits import Attempts
+from tipbench.web.metrics import Metrics
+from tipbench.web.opening import Tracker
+from tipbench.web.options import PanelOptions, panel_options
+from tipbench.web.queries import Queries
+from tipbench.web.rendering import Json
+from tipbench.web.security import Shield
+from tipbench.web.sessions import Sessions, load_key
+from tipbench.web.tokens import TokenStore
+
+OPEN = (health.router, login.router)  # for everybody
+ROUTERS: tuple[APIRouter, ...] = (
+    *OPEN,
+    login.closing,
+    health.counted,
+    experiments.router,
+    runs.router,
+    leaderboard.router,
+    config.router,
+    plan.router,
+    judge.router,
+    judge.watching,
+)
+_ABOUT = """Start, watch and decide. Programs send `Authorization: Bearer TOKEN`; people log in at /login.
+
+Lists are `{"items", "next"}`: hand `next` back as `?next=`. Every failure is `{"error": {"code", "message", "path"}}`.
+A token of the role *judge* may export and apply sheets of its own, and nothing else."""
+
+
+def create_app(
+    settings: Settings,
+    options: PanelOptions | None = None,
+    *,
+    store: RunStore | None = None,
+    routers: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """The application. `store` replaces the MLflow of the settings; `routers` come after the API's own."""
+    panel, database = make_panel(settings, options or panel_options(settings), store)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(panel.tracker.close)
+        await run_in_threadpool(database.close)
+
+    app = FastAPI(
+        title="tipbench",
+        version=tipbench.__version__,
+        description=_ABOUT,
+        openapi_url=None,  # it is behind authorisation, like everything else
+        docs_url=None,  # their pages would load scripts from elsewhere
+        redoc_url=None,
+        default_response_class=Json,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.panel = panel
+    app.state.login_page = login.plain_login_page
+    app.state.error_page = None  # (request, status, error) → response, once there are pages
+    errors.install(app)
+    for router in (*ROUTERS, *routers):
+        app.include_router(router)
+    app.add_middleware(Shield, hosts=panel.options.hosts, metrics=panel.metrics)
+    return app
+
+
+def make_panel(settings: Settings, options: PanelOptions, store: RunStore | None) -> tuple[Panel, Database]:
+    """Everything the handlers need. UsageError when a setting or a file is wrong: better now than at the first run."""
+    settings.collect_config({})
+    database = Database(settings.home)
+    sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
+    guard = Guard(TokenStore(database), sessions, Attempts(), options.admin_token)
+    queries, metrics = Queries(), Metrics()
+    metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+    metrics.show("tipbench_cache_requests_total", "counter", "Questions to the cache.", lambda: dict(_cache(queries)))
+    panel = Panel(
+        settings=settings,
+        options=options,
+        guard=guard,
+        tracker=Tracker(settings, store),
+        queries=queries,
+        allowed=Allowed.of(settings, options),
+        metrics=metrics,
+    )
+    return panel, database
+
+
+def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
+    for name in ("snapshots", "small", "large"):
+        cache = getattr(queries, name)
+        for result in ("hits", "misses"):
+            yield (("cache", name), ("result", result)), float(getattr(cache, result))

@@ -1,0 +1,1 @@
+"""The JSON half, one router for each noun."""

@@ -1,0 +1,107 @@
+"""Judging over HTTP: a blind sheet goes out, the filled one comes back. The same code as the file road.
+
+A judge's token works under its own name, sees nothing that unblinds, and gets its open sheet again instead of a second
+one: controls come back from sheet to sheet, so whoever could pile up sheets could find them.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from tipbench.judge.sheet_files import parse_sheet
+from tipbench.web.api.leaderboard import attachment
+from tipbench.web.api.runs import ExperimentPath
+from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
+from tipbench.web.deps import Judge, PanelState, Store
+from tipbench.web.errors import Invalid
+from tipbench.web.forms import JSON, content_type, read_json
+from tipbench.web.judging import ApplyWish, SheetRequest, alone, apply_sheet, sheet_file, sheet_for, wish_of
+from tipbench.web.rendering import Json
+from tipbench.web.shapes import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
+
+_ALL = {**COMMON, **DATA}
+router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
+watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
+
+CSV = "text/csv"
+_CSV_SCHEMA = {"schema": {"type": "string"}}
+_WISH: dict[str, Any] = {
+    "requestBody": {
+        "description": "What shall be on it; may be left out.",
+        "content": {JSON: {"schema": SheetWish.model_json_schema(), "example": {"judge": "reviewer-1", "limit": 40}}},
+    }
+}
+_FILLED: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "The filled sheet, or the filled duels.",
+        "content": {JSON: {"schema": {"type": "object"}}, CSV: _CSV_SCHEMA},
+    }
+}
+
+
+async def read_wish(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
+    """What is asked of an export, within what this token may ask."""
+    return wish_of(await read_json(request), judge, panel.allowed)
+
+
+async def read_filled(request: Request, _judge: Judge) -> dict[str, Any]:
+    """The filled sheet, JSON or CSV."""
+    if content_type(request) not in (JSON, CSV):
+        raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
+    return await run_in_threadpool(parse_sheet, await request.body())
+
+
+@router.post(
+    "/{experiment:path}/sheets",
+    summary="Export a blind sheet",
+    status_code=201,
+    response_model=SheetShape,
+    openapi_extra=_WISH,
+    responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _CSV_SCHEMA}}},
+)
+def export(
+    experiment: ExperimentPath, ask: Annotated[SheetRequest, Depends(read_wish)], panel: PanelState, store: Store
+) -> Response:
+    """Answers without their model or prompt, in random order, with the rubric; the key stays in MLflow."""
+    # A judge who asks twice at once must not get two sheets.
+    with alone(panel.settings.home, panel.tracker.open().place) if ask.own else nullcontext():
+        judging = sheet_for(store, experiment, ask)
+    return Response(
+        sheet_file(judging, ask).encode("utf-8", "backslashreplace"),
+        201,
+        media_type=CSV if ask.format == "csv" else JSON,
+        headers=attachment(f"sheet-{judging.sheet.id}", ask.format),
+    )
+
+
+@router.post(
+    "/{experiment:path}/apply", summary="Apply a filled sheet", response_model=AppliedShape, openapi_extra=_FILLED
+)
+def apply(
+    experiment: ExperimentPath,
+    filled: Annotated[dict[str, Any], Depends(read_filled)],
+    who: Judge,
+    panel: PanelState,
+    store: Store,
+    dry_run: Annotated[bool, Query(description="Show what would change; write nothing.")] = False,
+    judge: Annotated[str | None, Query(max_length=200, description="Who filled it, if the sheet does not say.")] = None,
+    accept_drift: Annotated[
+        str | None, Query(max_length=1000, description="Count the scores all the same, and why; for admins.")
+    ] = None,
+) -> Response:
+    """Checks everything, measures the judge, counts the scores. One mistake refuses the whole sheet (422)."""
+    wish = ApplyWish.of(who, judge=judge, accept=accept_drift, dry_run=dry_run)
+    with alone(panel.settings.home, panel.tracker.open().place):
+        return Json(apply_sheet(store, experiment, filled, wish))
+
+
+@watching.get("/{experiment:path}", summary="How the judging stands", response_model=JudgingShape)
+def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
+    """Pending, held and judged cells, each judge's drift and agreement."""
+    return Json(panel.queries.judging(store, experiment).to_json())

@@ -1,0 +1,70 @@
+"""A small memory of answers: each is kept for one revision of its experiment, and made once however many ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+LIFE_S = 900.0  # a writer that died before it could change the revision is noticed after this time
+UNVERSIONED_S = 5.0  # nobody says when such a thing changes
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Slot:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    version: str | None = None
+    made_at: float | None = None
+    value: Any = None
+
+
+class Cache:
+    """At most `size` answers, the least used forgotten first. Thread-safe."""
+
+    def __init__(self, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._size = size
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: Hashable, version: str | None, make: Callable[[], _T]) -> _T:
+        """The answer under this key at this version, made by `make` when it is not there. A failure is not kept."""
+        slot = self._slot(key)
+        with slot.lock:
+            if not self._fresh(slot, version):
+                self.misses += 1
+                value = make()
+                slot.version, slot.made_at, slot.value = version, self._clock(), value
+            else:
+                self.hits += 1
+            return cast("_T", slot.value)
+
+    def has(self, key: Hashable, version: str | None) -> bool:
+        """Whether asking would be answered from memory."""
+        with self._lock:
+            slot = self._slots.get(key)
+        return slot is not None and self._fresh(slot, version)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def _slot(self, key: Hashable) -> _Slot:
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            while len(self._slots) > self._size:
+                self._slots.popitem(last=False)
+            return slot
+
+    def _fresh(self, slot: _Slot, version: str | None) -> bool:
+        if slot.made_at is None or slot.version != version:
+            return False
+        life_s = UNVERSIONED_S if version is None else LIFE_S
+        return self._clock() - slot.made_at < life_s

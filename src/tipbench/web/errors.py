@@ -1,0 +1,213 @@
+"""ONE shape for everything that goes wrong: {"error": {"code", "message", "path"}}.
+
+`code` is for programs and stays, `message` is a sentence for people, `path` is the place in the request that is wrong
+(`body.n_tips`, `query.limit`, `header.host`), or null where it is not one place. A 500 tells nothing but the request's
+id, under which the log has the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from tipbench import errors
+from tipbench.judge.problems import Problem
+from tipbench.web.rendering import Json
+
+INTERNAL = "Something went wrong in tipbench itself."
+_LISTED = 10
+
+KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first that fits counts
+    (errors.SuiteError, 400, "suite_error"),
+    (errors.ModelRefused, 409, "model_refused"),
+    (errors.UsageError, 400, "misused"),
+    (errors.NotEnoughData, 409, "not_enough_data"),
+    (errors.OllamaAway, 503, "ollama_away"),
+    (errors.MlflowAway, 503, "mlflow_away"),
+    (errors.ServerAway, 503, "server_away"),
+    (errors.LocalServerError, 503, "mlflow_away"),
+    (errors.MlflowRefused, 502, "mlflow_refused"),
+    (errors.OllamaRefused, 502, "ollama_refused"),
+    (errors.CorruptText, 502, "corrupt_text"),
+    (errors.ResidencyError, 409, "memory_in_use"),
+    (errors.LockHeld, 409, "in_use"),
+    (errors.MixedRubrics, 409, "mixed_rubrics"),
+    (errors.SheetRefused, 422, "sheet_refused"),
+    (errors.WeightsError, 409, "weights_missing"),
+    (errors.JournalError, 500, "journal_error"),
+    (errors.TipbenchError, 500, "failed"),
+)
+# What a judge may be told in full; anything else may name a run or a model.
+_FOR_JUDGES = (errors.SheetRefused, errors.NotEnoughData, errors.LockHeld)
+_HTTP = {404: "not_found", 405: "method_not_allowed"}
+
+
+class WebError(Exception):
+    """A refusal that HTTP has a number for."""
+
+    status = 400
+    code = "bad_request"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.code = code or type(self).code
+        self.headers = dict(headers or {})
+
+
+class Unauthorised(WebError):
+    """Nobody we know."""
+
+    status, code = 401, "unauthorised"
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message, path=path, headers={"WWW-Authenticate": 'Bearer realm="tipbench"'})
+
+
+class Forbidden(WebError):
+    """Known, and not allowed."""
+
+    status, code = 403, "forbidden"
+
+
+class NotFound(WebError):
+    """There is no such thing."""
+
+    status, code = 404, "not_found"
+
+
+class TooLarge(WebError):
+    """More bytes than we are willing to read."""
+
+    status, code = 413, "too_large"
+
+
+class Invalid(WebError):
+    """A value that is not what was asked for."""
+
+    status, code = 422, "invalid"
+
+
+class TooManyAttempts(WebError):
+    """Too many wrong tokens: wait."""
+
+    status, code = 429, "too_many_attempts"
+
+    def __init__(self, wait_s: float) -> None:
+        seconds = max(1, math.ceil(wait_s))
+        super().__init__(
+            f"Too many wrong tokens came from here. Try again in {seconds} s.", headers={"Retry-After": str(seconds)}
+        )
+
+
+def error_json(code: str, message: str, path: str | None = None) -> dict[str, Any]:
+    """The one shape."""
+    return {"error": {"code": code, "message": message, "path": path}}
+
+
+def install(app: FastAPI) -> None:
+    """Give every failure that shape."""
+    app.add_exception_handler(WebError, _web_error)
+    app.add_exception_handler(errors.TipbenchError, _tipbench_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a person looks at it in a browser, rather than a program."""
+    accepted = request.headers.get("accept", "")
+    return request.method == "GET" and "text/html" in accepted and not request.url.path.startswith("/api/")
+
+
+async def _web_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
+    if isinstance(exc, Unauthorised) and wants_page(request):
+        there = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
+    return _answer(request, exc.status, error_json(exc.code, str(exc), exc.path), exc.headers)
+
+
+async def _tipbench_error(request: Request, exc: Exception) -> Response:
+    status, code = next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    message = str(exc)
+    identity = getattr(request.state, "identity", None)
+    hidden = identity is not None and identity.is_judge and not isinstance(exc, _FOR_JUDGES)
+    if hidden:
+        message = f"It could not be done. Ask an admin; the log has the reason under {_request_id(request)}."
+    if hidden or status >= 500:
+        request.state.failure = exc  # for the log; what the client is told and can mend needs no line there
+    headers = {"Retry-After": "5"} if status == 503 else {}
+    body = error_json(code, message)
+    if isinstance(exc, errors.SheetRefused):
+        body = refused_sheet(exc, code)
+    return _answer(request, status, body, headers)
+
+
+def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
+    """The refusal of a sheet as `judge apply --json` prints it, with the error's shape beside."""
+    problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
+    told = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
+    place = f"body.{told[0]['field']}"
+    state = {"sheet": None, "status": "refused", "applied": 0, "unfinished": 0, "errors": told, "drift": None}
+    return {**error_json(code, str(exc), place), **state}
+
+
+async def _validation_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
+    found = exc.errors()
+    return _answer(request, 422, error_json("invalid", validation_message(found), place_of(found[0])))
+
+
+def validation_message(found: Any) -> str:
+    """What pydantic found, in one line: each with its place and the value seen."""
+    told = [_problem(error) for error in found[:_LISTED]]
+    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return "; ".join(told) + more
+
+
+def place_of(error: Any) -> str:
+    """Where in the request an error of pydantic's stands."""
+    return ".".join(str(part)[:80] for part in error["loc"][:8]) or "body"
+
+
+def _problem(error: Any) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    seen = "" if error["type"] in ("missing", "value_error") else f" (got {str(error.get('input'))[:80]!r})"
+    return f"{place_of(error)}: {message}{seen}"
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)  # noqa: S101 - as above
+    status = exc.status_code
+    message = {
+        404: f"There is nothing at {request.url.path[:200]}.",
+        405: f"{request.method[:20]} is not for {request.url.path[:200]}; see the header Allow.",
+    }.get(status, str(exc.detail))
+    return _answer(request, status, error_json(_HTTP.get(status, "bad_request"), message), exc.headers or {})
+
+
+def _answer(request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    page = getattr(request.app.state, "error_page", None)
+    if page is not None and wants_page(request):
+        response: Response = page(request, status, body["error"])
+        response.headers.update(headers or {})
+        return response
+    return Json(body, status, headers=dict(headers or {}))
+
+
+def _request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", "unknown"))

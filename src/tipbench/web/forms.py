@@ -1,0 +1,56 @@
+"""Bodies as browsers and programs send them: small forms, and JSON read only once it is known who asks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+
+from tipbench.web.errors import Invalid
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
+_MOST_FIELDS = 200
+
+
+def content_type(request: Request) -> str:
+    """The kind of body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, the last of each name; empty when the body is no form."""
+    if content_type(request) != FORM:
+        return {}
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError as exc:
+        raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
+
+
+async def form_value(request: Request, name: str) -> str | None:
+    """One field of a form."""
+    return (await read_form(request)).get(name)
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; an empty body is an empty object."""
+    body = await request.body()
+    if not body.strip():
+        return {}
+    if content_type(request) != JSON:
+        raise Invalid(f"The body is JSON, sent as {JSON} (got {content_type(request)[:80]!r}).", path="body")
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise Invalid(f"The body is no JSON: {str(exc)[:200]}.", path="body") from exc
+    if not isinstance(value, dict):
+        raise Invalid(f"The body is a JSON object (got {type(value).__name__}).", path="body")
+    return value
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON's")

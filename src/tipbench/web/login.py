@@ -1,0 +1,190 @@
+"""Logging in and out with a browser: a token is exchanged for a cookie that scripts cannot read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html import escape
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from tipbench.web.auth import (
+    CSRF_FIELD,
+    CSRF_HEADER,
+    JUDGES_TOO,
+    Identity,
+    check_origin,
+    client_of,
+    cookie_name,
+    require_judge,
+    session_cookie,
+)
+from tipbench.web.deps import Panel, PanelState
+from tipbench.web.errors import TooManyAttempts, Unauthorised, WebError
+from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
+from tipbench.web.rendering import Json
+from tipbench.web.sessions import Session
+from tipbench.web.shapes import COMMON, LoggedIn, refusals
+from tipbench.web.tokens import iso_time
+
+LoginPage = Callable[[Request, str, str | None], str]  # request, where to go next, what went wrong → HTML
+
+router = APIRouter(tags=["login"])
+closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
+_LONGEST_NEXT = 1000
+_Next = Annotated[str, Query(max_length=_LONGEST_NEXT, description="Where to go afterwards: a path of the panel.")]
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            kind: {
+                "schema": {
+                    "type": "object",
+                    "properties": {"token": {"type": "string", "maxLength": 256}, "next": {"type": "string"}},
+                    "required": ["token"],
+                },
+                "example": {"token": "tipbench_…"},
+            }
+            for kind in (FORM, JSON)
+        },
+    }
+}
+
+
+@router.get(
+    "/login",
+    summary="The login page",
+    response_class=Response,
+    responses={
+        200: {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
+        303: {"description": "Logged in already: goes on."},
+        **refusals(400, 413, 422, 500),
+    },
+)
+async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - its name in the URL
+    """A form that asks for a token."""
+    if await run_in_threadpool(panel.guard.by_cookie, session_cookie(request)) is not None:
+        return RedirectResponse(local_path(next), status_code=303)
+    return HTMLResponse(_page(request)(request, local_path(next), None))
+
+
+@router.post(
+    "/login",
+    summary="Exchange a token for a session",
+    response_model=LoggedIn,
+    openapi_extra=_BODY,
+    responses={
+        200: {"description": "For JSON: who it is, and the token that changes must bring in " + CSRF_HEADER + "."},
+        303: {"description": "For a form: logged in, goes on."},
+        **refusals(400, 401, 403, 413, 422, 429, 500),
+    },
+)
+async def log_in(request: Request, panel: PanelState) -> Response:
+    """Sets the session's cookie. Wrong tokens have to wait, longer each time."""
+    check_origin(request, panel.options.hosts)
+    by_form = content_type(request) == FORM
+    given: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
+    there, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
+    try:
+        identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
+    except (Unauthorised, TooManyAttempts) as exc:
+        if by_form:
+            return _refused_page(request, there, exc)
+        raise
+    await run_in_threadpool(_end_former, request, panel)
+    session = panel.guard.sessions.begin(identity.token_id)
+    response = RedirectResponse(there, status_code=303) if by_form else Json(_logged_in(panel, identity, session))
+    _set_cookie(request, response, panel.guard.sessions.seal(session), session.expires - int(time.time()))
+    return response
+
+
+@closing.post(
+    "/logout",
+    summary="End the session",
+    status_code=204,
+    responses={303: {"description": "For a form: back to the login page."}},
+)
+async def log_out(
+    request: Request, panel: PanelState, identity: Annotated[Identity, Depends(require_judge)]
+) -> Response:
+    """The cookie is worth nothing from now on. A bearer token has no session: it is revoked instead."""
+    if identity.session is not None:
+        await run_in_threadpool(panel.guard.sessions.end, identity.session)
+    by_form = content_type(request) == FORM
+    response = RedirectResponse("/login", status_code=303) if by_form else Response(status_code=204)
+    _set_cookie(request, response, "", 0)
+    return response
+
+
+def csrf_of(request: Request) -> str:
+    """What a page of ours puts into its forms and scripts; empty for a bearer token, which needs none."""
+    panel: Panel = request.app.state.panel
+    identity: Identity | None = getattr(request.state, "identity", None)
+    return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
+
+
+def local_path(text: str) -> str:
+    """The path itself when it leads to the panel; else the front page: a login must not send people elsewhere."""
+    if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _LONGEST_NEXT:
+        return "/"
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return "/"
+    return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
+
+
+def plain_login_page(_request: Request, there: str, fault: str | None) -> str:
+    """A page that does the job without style or script; the panel brings its own."""
+    alert = f'<p role="alert">{escape(fault)}</p>' if fault else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Log in · tipbench</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"></head>\n'
+        f'<body><main><h1>tipbench</h1>{alert}<form method="post" action="/login">'
+        f'<input type="hidden" name="next" value="{escape(there)}">'
+        '<p><label for="token">Token</label> '
+        '<input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
+        '<p><button type="submit">Log in</button></p></form></main></body>\n</html>\n'
+    )
+
+
+def _page(request: Request) -> LoginPage:
+    page: LoginPage = request.app.state.login_page
+    return page
+
+
+def _refused_page(request: Request, there: str, exc: WebError) -> Response:
+    page = _page(request)(request, there, str(exc))
+    return HTMLResponse(page, exc.status, headers=exc.headers)
+
+
+def _end_former(request: Request, panel: Panel) -> None:
+    """A login never goes on with the session that was there before."""
+    former = panel.guard.sessions.recognise(session_cookie(request))
+    if former is not None:
+        panel.guard.sessions.end(former)
+
+
+def _logged_in(panel: Panel, identity: Identity, session: Session) -> dict[str, Any]:
+    return {
+        "name": identity.name,
+        "role": str(identity.role),
+        "expires": iso_time(session.expires),
+        CSRF_FIELD: panel.guard.sessions.csrf(session),
+    }
+
+
+def _set_cookie(request: Request, response: Response, value: str, life_s: int) -> None:
+    response.set_cookie(
+        cookie_name(request),
+        value,
+        max_age=max(0, life_s),
+        path="/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )

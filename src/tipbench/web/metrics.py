@@ -1,0 +1,77 @@
+"""What the panel counts, in Prometheus' text form. Labels take few values, so memory stays small."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BUCKETS_S = (0.005, 0.025, 0.1, 0.3, 1.0, 3.0, 10.0)
+_KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+Reading = Callable[[], Mapping[tuple[tuple[str, str], ...], float]]  # labels → value
+
+
+class Metrics:
+    """Requests by route and status, how long they took, and whatever others want to show. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._slots: dict[str, list[int]] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._shown: dict[str, tuple[str, str, Reading]] = {}
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered; `route` is its template, never its path."""
+        known = method if method in _KNOWN_METHODS else "other"
+        with self._lock:
+            self._requests[known, route, status] += 1
+            self._slots.setdefault(route, [0] * (len(BUCKETS_S) + 1))[bisect_left(BUCKETS_S, seconds)] += 1
+            self._seconds[route] += seconds
+
+    def show(self, name: str, kind: str, meaning: str, reading: Reading) -> None:
+        """Add a gauge or counter whose values are read when they are asked for."""
+        self._shown[name] = (kind, meaning, reading)
+
+    def text(self) -> str:
+        """All of it."""
+        with self._lock:
+            lines = [*self._request_lines(), *self._time_lines()]
+        for name, (kind, meaning, reading) in self._shown.items():
+            lines += _head(name, kind, meaning)
+            lines += [f"{name}{_labels(dict(labels))} {value:g}" for labels, value in sorted(reading().items())]
+        return "\n".join(lines) + "\n"
+
+    def _request_lines(self) -> Iterator[str]:
+        name = "tipbench_http_requests_total"
+        yield from _head(name, "counter", "Requests answered.")
+        for (method, route, status), count in sorted(self._requests.items()):
+            labels = {"method": method, "route": route, "status": str(status)}
+            yield f"{name}{_labels(labels)} {count}"
+
+    def _time_lines(self) -> Iterator[str]:
+        name = "tipbench_http_request_seconds"
+        yield from _head(name, "histogram", "Time until a request was answered.")
+        for route, slots in sorted(self._slots.items()):
+            total = 0
+            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), slots, strict=True):
+                total += count
+                yield f"{name}_bucket{_labels({'route': route, 'le': bound})} {total}"
+            yield f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}"
+            yield f"{name}_count{_labels({'route': route})} {total}"
+
+
+def _head(name: str, kind: str, meaning: str) -> tuple[str, str]:
+    return f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{inside}}}" if inside else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

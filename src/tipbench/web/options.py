@@ -1,0 +1,126 @@
+"""What the panel is told by its settings, read once and checked."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tipbench.addresses import is_web_address
+from tipbench.errors import UsageError
+from tipbench.settings import Settings
+from tipbench.web.hosts import Hosts, host_name, is_this_machine
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 5180
+DEFAULT_SESSION_HOURS = 12.0
+SHORTEST_ADMIN_TOKEN = 20
+_LONGEST_ADMIN_TOKEN = 200
+_LONGEST_SESSION_HOURS = 24.0 * 31
+
+
+@dataclass(frozen=True)
+class PanelOptions:
+    """How the panel is reached and what it allows."""
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))
+    proxies: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    suites: tuple[Path, ...] = ()
+    session_s: int = int(DEFAULT_SESSION_HOURS * 3600)
+    admin_token: str | None = None
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_this_machine(self.host.lower())
+
+
+def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
+    """The options that flags and settings give. UsageError names the setting that is wrong."""
+    chosen = _host(host or settings.get("panel_host") or DEFAULT_HOST)
+    names = settings.listed("panel_hosts") + _own_name(chosen)
+    return PanelOptions(
+        host=chosen,
+        port=_port(settings, port),
+        hosts=Hosts.of(names),
+        proxies=tuple(_proxy(each) for each in settings.listed("panel_proxies")),
+        urls=tuple(_url(each) for each in settings.listed("panel_urls")),
+        suites=tuple(Path(each).expanduser() for each in settings.listed("panel_suites")),
+        session_s=_session_s(settings),
+        admin_token=_admin_token(settings.get("admin_token")),
+    )
+
+
+def _host(text: str) -> str:
+    name = text.strip().strip("[]")
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if host_name(name) is None or ":" in name:
+            raise UsageError(
+                f"--host takes a name or an address without a port (got {text[:80]!r}); for example 127.0.0.1"
+            ) from None
+        return name
+
+
+def _own_name(host: str) -> tuple[str, ...]:
+    """The address it listens on is a name for it, unless that means every address there is."""
+    try:
+        return () if ipaddress.ip_address(host).is_unspecified else (host,)
+    except ValueError:
+        return (host,)
+
+
+def _port(settings: Settings, flag: int | None) -> int:
+    text = str(flag) if flag is not None else settings.get("panel_port") or str(DEFAULT_PORT)
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= 65535:
+        raise UsageError(f"The panel's port is a number from 0 to 65535, 0 for any that is free (got {text[:40]!r}).")
+    return int(text)
+
+
+def _proxy(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
+    except ValueError:
+        raise UsageError(
+            f"panel_proxies takes the addresses of reverse proxies, separated by commas (got {text[:80]!r}); "
+            "for example 127.0.0.1"
+        ) from None
+
+
+def _url(text: str) -> str:
+    if not is_web_address(text):
+        raise UsageError(
+            f"panel_urls takes web addresses, separated by commas (got {text[:80]!r}); for example http://gpu-box:11434"
+        )
+    return text.rstrip("/")
+
+
+def _session_s(settings: Settings) -> int:
+    text = settings.get("panel_session_hours") or str(DEFAULT_SESSION_HOURS)
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours <= _LONGEST_SESSION_HOURS:
+        raise UsageError(
+            f"panel_session_hours is a number of hours above 0, at most {_LONGEST_SESSION_HOURS:g} (got {text[:40]!r})."
+        )
+    return max(1, int(hours * 3600))
+
+
+def _admin_token(text: str | None) -> str | None:
+    """People choose it, so it must at least be long; the message must not repeat it."""
+    if text is None:
+        return None
+    if not SHORTEST_ADMIN_TOKEN <= len(text) <= _LONGEST_ADMIN_TOKEN or not text.isascii() or not text.isprintable():
+        raise UsageError(
+            f"TIPBENCH_ADMIN_TOKEN has {SHORTEST_ADMIN_TOKEN} to {_LONGEST_ADMIN_TOKEN} printable ASCII characters "
+            f"(got {len(text)}). `openssl rand -hex 32` makes a good one."
+        )
+    if " " in text:
+        raise UsageError("TIPBENCH_ADMIN_TOKEN has no spaces. `openssl rand -hex 32` makes a good one.")
+    return text

@@ -1,0 +1,246 @@
+"""The answers' shapes, for the OpenAPI document; a test compares real answers with them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorDetails(_Shape):
+    code: str = Field(description="For programs; it stays the same when the words change.", examples=["not_found"])
+    message: str = Field(description="A sentence for people.", examples=["There is no experiment tip-bench-may."])
+    path: str | None = Field(description="The place in the request that is wrong.", examples=["path.experiment"])
+
+
+class ErrorAnswer(_Shape):
+    """Every failure looks like this."""
+
+    error: ErrorDetails
+
+
+class ExperimentRow(_Shape):
+    experiment: str = Field(examples=["tip-bench-auto"])
+    cells: int = Field(examples=[96])
+    pending: int = Field(examples=[40])
+    judged: int = Field(examples=[54])
+    failed: int = Field(examples=[2])
+    url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3"])
+
+
+class ExperimentList(_Shape):
+    items: list[ExperimentRow]
+    next: str | None = Field(description="Always null: the list is whole.")
+
+
+class RunRow(_Shape):
+    run_id: str = Field(examples=["1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"])
+    state: str | None = Field(description="pending, judged or failed; null for other kinds of run.")
+    params: dict[str, str] = Field(examples=[{"model": "qwen2.5:0.5b", "prompt_version": "v1"}])
+    metrics: dict[str, float | None] = Field(examples=[{"latency_s": 2.4, "composite": 12.75}])
+    tags: dict[str, str] = Field(examples=[{"kind": "cell", "judge_pending": "false"}])
+    start_ms: int
+    end_ms: int | None
+    url: str | None = Field(description="Its page in MLflow.")
+
+
+class RunList(_Shape):
+    items: list[RunRow]
+    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
+    total: int = Field(description="Runs that match, on all pages.")
+
+
+class RunDetail(RunRow):
+    status: str = Field(description="MLflow's own: FINISHED or FAILED.")
+    texts: dict[str, str] = Field(
+        description="All texts by their keys, each checked against its hash.",
+        examples=[{"artifact:raw.txt": '[{"tip": "…", "rationale": "…"}]'}],
+    )
+
+
+class PairName(_Shape):
+    model: str = Field(examples=["qwen2.5:0.5b"])
+    prompt_version: str = Field(examples=["v2-mentor"])
+
+
+class DifferenceShape(_Shape):
+    mean: float
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+
+
+class StandingShape(PairName):
+    rank: int | None
+    rank_low: int | None
+    rank_high: int | None
+    composite: float | None = Field(examples=[12.75])
+    ci_low: float | None
+    ci_high: float | None
+    p_best: float | None
+    diff_to_leader: DifferenceShape | None
+    diff_to_baseline: DifferenceShape | None
+    format_ok: float | None
+    overlong: float | None
+    diversity: float | None
+    latency_s: float | None
+    tokens_per_s: float | None
+    n_scenarios: int
+    judged: int
+    total: int
+    failed: int
+    flags: list[str]
+
+
+class VerdictShape(_Shape):
+    text: str
+    leader: PairName | None
+    tied_with_leader: list[PairName]
+    decided: bool
+    scenarios_needed: int | None
+
+
+class BoardShape(_Shape):
+    """The object that `tipbench compare --format json` prints."""
+
+    experiment: str
+    suite: str
+    rubric: str | None
+    conditions: dict[str, Any]
+    judges: list[str]
+    provisional: bool
+    baseline: PairName | None
+    verdict: VerdictShape
+    standings: list[StandingShape] = Field(description="The rubric's scales stand beside these, by their names.")
+    attribution: dict[str, float] | None
+    duels: dict[str, Any] | None
+    notes: list[str]
+
+
+class PlanShape(_Shape):
+    """What a run with this configuration would do."""
+
+    experiment: str
+    suite: str
+    cells: int
+    recorded: int
+    to_generate: int
+    seconds: float | None
+    models: list[dict[str, Any]]
+    refused: list[dict[str, str]] = Field(examples=[[{"model": "gemma3:27b", "reason": "gemma3:27b has 27.4B …"}]])
+    warnings: list[str]
+
+
+class SheetShape(_Shape):
+    """A blind sheet, to be filled and sent to …/apply."""
+
+    format: Literal["tipbench-sheet/1"]
+    sheet: str
+    experiment: str
+    judge: str | None
+    instructions: str
+    rubric: dict[str, str]
+    items: list[dict[str, Any]]
+
+
+class AppliedShape(_Shape):
+    """How an apply ended, as `judge apply --json` prints it."""
+
+    sheet: str
+    status: Literal["applied", "held"]
+    applied: int
+    unfinished: int
+    errors: list[Any]
+    drift: dict[str, Any] | None
+
+
+class SheetWish(BaseModel):
+    """What shall be on a sheet. A judge's token takes `limit`, `all`, `sheet`, `filled` and `format`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    judge: str | None = Field(None, max_length=200, description="For whom; a judge's token is for its own name.")
+    limit: int | None = Field(None, ge=1, le=100_000, description="At most so many answers; whole scenarios first.")
+    overlap: float = Field(0.2, ge=0, le=1, description="Share of what others have scored.")
+    all: bool = Field(False, description="Everything this judge has not scored.")
+    rejudge: bool = Field(False, description="Also what was scored under another rubric.")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Order and hidden items by this seed, not by chance.")
+    sheet: str | None = Field(None, min_length=1, max_length=64, description="This sheet once more, byte for byte.")
+    filled: bool = Field(False, description="With `sheet`: with the scores that have come back so far.")
+    focus: bool = Field(False, description="Only the leader and what ties with it.")
+    suite: str | None = Field(None, max_length=4000, description="Where cards, rubric and controls are.")
+    format: Literal["json", "csv"] = Field("json", description="csv is for spreadsheets.")
+
+
+class JudgingShape(_Shape):
+    """As `tipbench judge status --json` prints it."""
+
+    experiment: str
+    cells: int
+    pending: int
+    held: int
+    judged: int
+    floored: int
+    alpha: dict[str, float | None]
+    judges: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+
+
+class LoggedIn(_Shape):
+    name: str = Field(examples=["reviewer-1"])
+    role: Literal["admin", "judge"]
+    expires: str = Field(examples=["2026-05-04T20:00:00+00:00"])
+    csrf: str
+
+
+class Health(_Shape):
+    status: Literal["ok"]
+    version: str
+
+
+class Readiness(_Shape):
+    status: Literal["ready"]
+    mlflow: Literal["answers", "none yet"]
+
+
+_MEANINGS = {
+    400: ("host_refused", "header.host", "The request cannot be carried out as it is, or the Host is not allowed."),
+    401: ("unauthorised", "header.authorization", "No token, or one that is wrong, expired or revoked."),
+    403: ("csrf", "header.x-csrf-token", "Known, and not allowed; or a change with a cookie without its CSRF token."),
+    404: ("not_found", "path.experiment", "There is no such thing."),
+    409: (
+        "not_enough_data",
+        "path.experiment",
+        "Not now: too little data, something is in use, scores that do not compare.",
+    ),
+    413: ("too_large", "body", "The body is too large."),
+    422: ("invalid", "body.n_tips", "A value is not what was asked for; `path` names it."),
+    429: ("too_many_attempts", "header.authorization", "Too many wrong tokens; Retry-After says how long to wait."),
+    500: ("internal", "", "A bug; the log has the reason under the request's id."),
+    502: ("mlflow_refused", "", "MLflow or Ollama answered something that cannot be worked with."),
+    503: ("mlflow_away", "", "MLflow or Ollama does not answer; Retry-After says when to try again."),
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route."""
+    return {status: _refusal(status) for status in statuses}
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    code, place, meaning = _MEANINGS[status]
+    # Not null, though it often is: FastAPI leaves null out of the document.
+    example = {"error": {"code": code, "message": meaning, "path": place}}
+    return {
+        "model": ErrorAnswer,
+        "description": meaning,
+        "content": {"application/json": {"example": example}},
+    }
+
+
+COMMON = refusals(400, 401, 403, 413, 422, 429, 500)  # of every route behind authorisation
+DATA = refusals(404, 409, 502, 503)  # of every route that reads an experiment

@@ -1,0 +1,121 @@
+"""A panel for tests: the real application on a store with answered cells, and a client for each who may knock."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRouter
+from starlette.routing import Mount
+
+from support.judging import EXPERIMENT, record_cells
+from tipbench.record.memory import MemoryStore
+from tipbench.record.store import Experiment, RunStore
+from tipbench.settings import load_settings
+from tipbench.web.admin import create_app
+from tipbench.web.deps import Panel
+from tipbench.web.tokens import Role
+
+with warnings.catch_warnings():  # Starlette would rather have a client of its own; httpx is what we depend on
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+
+JUDGE = "reviewer-1"
+BASE = "http://localhost"
+API = "/api/bench"
+OPERATOR = "an-operators-own-long-token"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running application; requests are an admin's unless said otherwise."""
+
+    app: FastAPI
+    client: TestClient
+    admin: str
+    judge: str
+    store: RunStore
+    home: Path
+
+    @property
+    def panel(self) -> Panel:
+        panel: Panel = self.app.state.panel
+        return panel
+
+    def get(self, path: str, *, token: str | None = "", **options: Any) -> Any:
+        return self.ask("GET", path, token=token, **options)
+
+    def post(self, path: str, *, token: str | None = "", **options: Any) -> Any:
+        return self.ask("POST", path, token=token, **options)
+
+    def ask(self, method: str, path: str, *, token: str | None = "", **options: Any) -> Any:
+        """With the admin's token, another one, or none."""
+        headers = dict(options.pop("headers", {}))
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token or self.admin}"
+        return self.client.request(method, path, headers=headers, follow_redirects=False, **options)
+
+    def error(self, response: Any) -> tuple[int, str]:
+        """Status and code of a refusal, which must have the one shape."""
+        body = response.json()
+        assert {"code", "message", "path"} == set(body["error"]), body
+        assert body["error"]["message"]
+        return response.status_code, body["error"]["code"]
+
+    def log_in(self, secret: str) -> str:
+        """A session in the client's cookie jar; returns its CSRF token."""
+        response = self.client.post("/login", json={"token": secret})
+        assert response.status_code == 200, response.text
+        return str(response.json()["csrf"])
+
+
+@contextmanager
+def serving(
+    home: Path,
+    store: RunStore | None = None,
+    environment: Mapping[str, str] | None = None,
+    routers: tuple[APIRouter, ...] = (),
+    *,
+    find_mlflow: bool = False,
+    **client: Any,
+) -> Iterator[Served]:
+    """The application with an admin's and a judge's token; on a store in memory, or on the MLflow of the settings."""
+    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
+    store = store if store is not None else MemoryStore()
+    app = create_app(settings, store=None if find_mlflow else store, routers=routers)
+    tokens = app.state.panel.guard.tokens
+    _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
+    _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)
+    with TestClient(app, **{"base_url": BASE, **client}) as opened:
+        yield Served(app, opened, admin, judge, store, home)
+
+
+def answered() -> tuple[MemoryStore, Experiment]:
+    """A store with 48 answered cells of two models and three prompts."""
+    store = MemoryStore()
+    found = record_cells(store)
+    store.touch(found.experiment_id)
+    return store, found
+
+
+def route_list(app: FastAPI) -> list[tuple[str, str]]:
+    """Every (method, path) the application answers, however it came in; of a mounted folder one path for all."""
+    import fastapi.routing
+
+    walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older ones keep a flat list
+    found = []
+    for route in walk(app.routes):
+        if isinstance(getattr(route, "original_route", route), Mount):
+            found.append(("GET", f"{route.path}/{{path:path}}"))
+            continue
+        assert getattr(route, "methods", None), f"{route!r} answers to anything"
+        found += [(method, route.path) for method in sorted(route.methods)]
+    return found
+
+
+__all__ = ["API", "EXPERIMENT", "JUDGE", "OPERATOR", "Served", "TestClient", "answered", "route_list", "serving"]

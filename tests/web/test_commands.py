@@ -1,0 +1,255 @@
+"""`tipbench token` and `tipbench panel`: what they print, what they refuse, and the panel as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tipbench.cli import panel, token
+from tipbench.cli.main import Commands
+
+# Assembled as main.py does, so that these tests do not depend on what else is registered there.
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+app.add_typer(token.app, name="token")
+app.command("panel")(panel.panel)
+
+SCRIPT = (
+    "import typer, signal\n"
+    "from tipbench.cli import main, panel, token\n"
+    "signal.signal(signal.SIGTERM, main._as_interrupt)\n"
+    "app = typer.Typer(cls=main.Commands, pretty_exceptions_enable=False)\n"
+    "app.command('panel')(panel.panel)\n"
+    "app.add_typer(token.app, name='token')\n"
+    "app()\n"
+)
+START_S = 60.0
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+def made(*arguments: str) -> dict[str, Any]:
+    """A new token, as JSON."""
+    result = invoke("token", "create", *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_a_token_is_printed_once_and_alone() -> None:
+    result = invoke("token", "create", "--role", "judge", "--name", "reviewer-1", "--expires", "30d")
+    assert result.exit_code == 0
+    assert re.fullmatch(r"tipbench_[0-9a-f]{12}_[\w-]{43}\n", result.stdout)
+    assert "reviewer-1 (judge)" in result.stderr
+    listed = invoke("token", "list")
+    assert result.stdout.strip() not in listed.stdout + listed.stderr
+
+
+def test_a_token_as_json_has_its_facts_and_its_secret() -> None:
+    token_ = made("--role", "admin", "--name", "ci", "--expires", "never")
+    assert (token_["role"], token_["name"], token_["state"], token_["expires"]) == ("admin", "ci", "active", None)
+    assert token_["token"].startswith(f"tipbench_{token_['id']}_")
+
+
+def test_the_list_has_every_token_without_its_secret() -> None:
+    made("--role", "judge", "--name", "anna")
+    rows = json.loads(invoke("token", "list", "--json").stdout)
+    assert [set(row) for row in rows] == [{"id", "role", "name", "state", "created", "expires", "revoked", "last_used"}]
+    assert "anna" in invoke("token", "list").stdout
+
+
+def test_an_empty_list_says_what_to_do() -> None:
+    result = invoke("token", "list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "tipbench token create" in result.stderr
+
+
+def test_a_token_is_revoked_by_its_id() -> None:
+    one, other = made("--role", "judge", "--name", "anna"), made("--role", "judge", "--name", "anna")
+    assert json.loads(invoke("token", "revoke", one["id"], "--json").stdout) == {"revoked": [one["id"]]}
+    states = {row["id"]: row["state"] for row in json.loads(invoke("token", "list", "--json").stdout)}
+    assert states == {one["id"]: "revoked", other["id"]: "active"}
+
+
+def test_all_tokens_of_a_name_are_revoked_together() -> None:
+    for role in ("judge", "judge", "admin"):
+        made("--role", role, "--name", "anna")
+    assert (
+        len(json.loads(invoke("token", "revoke", "--name", "anna", "--role", "judge", "--json").stdout)["revoked"]) == 2
+    )
+    assert len(json.loads(invoke("token", "revoke", "--name", "anna", "--json").stdout)["revoked"]) == 1
+    assert invoke("token", "revoke", "--name", "anna").stdout == "revoked before; nothing changed\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("token", "create", "--role", "owner", "--name", "x"),
+        ("token", "create", "--role", "judge", "--name", "rules"),
+        ("token", "create", "--role", "judge", "--name", ""),
+        ("token", "create", "--role", "judge", "--name", "x", "--expires", "soon"),
+        ("token", "create", "--role", "judge"),
+        ("token", "revoke"),
+        ("token", "revoke", "nobody"),
+        ("token", "revoke", "x", "--name", "y"),
+        ("panel", "--port", "70000"),
+        ("panel", "--host", "http://x"),
+        ("panel", "--host", "no.such.host.invalid"),
+    ],
+)
+def test_misuse_ends_with_2_and_a_sentence(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    assert result.stderr
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = invoke("panel", "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 2
+    assert "Is another panel running?" in result.stderr
+
+
+# the panel as a process
+
+
+class Running:
+    """The panel as a process of its own, its streams in files."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+        self.url = ""
+
+    @property
+    def stdout(self) -> str:
+        return (self._folder / "out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self._folder / "err").read_text()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if found := re.search(r"^panel: (http://\S+)/ ", self.stderr, re.MULTILINE):
+                self.url = found[1]
+                if self._answers():
+                    return
+            time.sleep(0.1)
+        raise AssertionError(f"the panel did not start:\n{self.stderr}")
+
+    def _answers(self) -> bool:
+        try:
+            return self.get("/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def get(self, path: str, secret: str | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        return httpx.get(self.url + path, headers=headers, trust_env=False, timeout=60)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@contextmanager
+def started(home: Path, tmp_path: Path, *arguments: str, **environment: str) -> Iterator[Running]:
+    folder = tmp_path / f"streams-{time.monotonic_ns()}"
+    folder.mkdir()
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, "panel", "--port", "0", *arguments]
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        env = {**os.environ, "TIPBENCH_HOME": str(home), **environment}
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=env, start_new_session=True)
+    try:
+        running = Running(process, folder)
+        running.wait()
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def test_the_first_start_prints_an_admin_token_and_the_second_does_not(
+    home: Path, tmp_path: Path, mlflow_url: str
+) -> None:
+    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
+        secret = running.stdout.strip()
+        assert running.get("/api/bench/experiments").status_code == 401
+        assert running.get("/api/bench/experiments", secret).status_code == 200
+        assert f"MLflow: {mlflow_url}" in running.stderr
+        assert secret not in running.stderr
+        assert running.stop() == 0
+        assert "Traceback" not in running.stderr
+    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
+        assert running.stdout == ""
+        assert "tipbench token create --role admin" in running.stderr
+        assert running.get("/api/bench/experiments", secret).status_code == 200
+        assert running.stop(signal.SIGTERM) == 0
+
+
+def test_the_operators_token_is_used_and_none_is_made(home: Path, tmp_path: Path, mlflow_url: str) -> None:
+    own = "an-operators-own-long-token"
+    environment = {"TIPBENCH_ADMIN_TOKEN": own, "MLFLOW_TRACKING_URI": mlflow_url}
+    with started(home, tmp_path, **environment) as running:
+        assert running.stdout == ""
+        assert own not in running.stderr
+        assert running.get("/metrics", own).status_code == 200
+        assert running.get("/metrics", own + "x").status_code == 401
+    assert json.loads(invoke("token", "list", "--json").stdout) == []
+
+
+def test_a_token_made_or_revoked_while_it_runs_counts_at_once(home: Path, tmp_path: Path, mlflow_url: str) -> None:
+    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
+        fresh = made("--role", "admin", "--name", "ci")
+        assert running.get("/metrics", fresh["token"]).status_code == 200
+        invoke("token", "revoke", fresh["id"])
+        assert running.get("/metrics", fresh["token"]).status_code == 401
+
+
+def test_on_this_machine_alone_it_does_not_warn(home: Path, tmp_path: Path, mlflow_url: str) -> None:
+    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
+        assert running.url.startswith("http://127.0.0.1:")
+        assert "warning" not in running.stderr
+
+
+def test_beyond_this_machine_it_warns_that_there_is_no_tls(home: Path, tmp_path: Path, mlflow_url: str) -> None:
+    with started(home, tmp_path, "--host", "0.0.0.0", "--mlflow-url", mlflow_url) as running:
+        assert "without TLS" in running.stderr
+        assert "TIPBENCH_PANEL_HOSTS adds the names" in running.stderr
+
+
+def test_behind_a_proxy_it_believes_the_proxy_alone(home: Path, tmp_path: Path, mlflow_url: str) -> None:
+    proxied = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
+
+    def cookie(running: Running) -> str:
+        body = {"token": made("--role", "admin", "--name", "x")["token"]}
+        response = httpx.post(f"{running.url}/login", json=body, headers=proxied, trust_env=False)
+        return response.headers["set-cookie"]
+
+    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
+        assert "Secure" not in cookie(running)
+    with started(home, tmp_path, "--mlflow-url", mlflow_url, TIPBENCH_PANEL_PROXIES="127.0.0.1") as running:
+        assert cookie(running).startswith("__Host-tipbench_session=")
+        assert "Secure" in cookie(running)

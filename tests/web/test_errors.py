@@ -1,0 +1,102 @@
+"""One shape for everything that goes wrong, with a status for every kind of failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import Request
+from starlette.responses import HTMLResponse
+
+from tipbench import errors
+from tipbench.web.errors import KINDS
+from web.panels import API, EXPERIMENT, Served
+
+
+def tree(kind: type[errors.TipbenchError]) -> Iterator[type[errors.TipbenchError]]:
+    yield kind
+    for sub in kind.__subclasses__():
+        if sub.__module__ == "tipbench.errors":
+            yield from tree(sub)
+
+
+def kind_of(kind: type[errors.TipbenchError]) -> tuple[int, str]:
+    return next((status, code) for known, status, code in KINDS if issubclass(kind, known))
+
+
+def test_every_exception_of_the_tree_has_a_status_of_its_own_choosing() -> None:
+    chosen = {known for known, _, _ in KINDS}
+    assert set(tree(errors.TipbenchError)) <= chosen
+
+
+def test_a_more_special_kind_comes_before_its_parent() -> None:
+    kinds = [known for known, _, _ in KINDS]
+    for at, kind in enumerate(kinds):
+        assert not any(issubclass(later, kind) for later in kinds[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (errors.UsageError, 400),
+        (errors.NotEnoughData, 409),
+        (errors.MlflowAway, 503),
+        (errors.OllamaAway, 503),
+        (errors.LocalServerError, 503),
+        (errors.MlflowRefused, 502),
+        (errors.LockHeld, 409),
+        (errors.MixedRubrics, 409),
+        (errors.SheetRefused, 422),
+    ],
+)
+def test_a_kind_of_failure_has_the_status_that_programs_expect(kind: type[errors.TipbenchError], status: int) -> None:
+    assert kind_of(kind)[0] == status
+
+
+def test_a_wrong_value_is_named_by_its_place_and_shown(served: Served) -> None:
+    response = served.get(f"{API}/runs/{EXPERIMENT}?limit=many&state=odd")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["path"]) == (422, "invalid", "query.state")
+    assert "query.limit" in error["message"]
+    assert "'many'" in error["message"]
+
+
+def test_what_is_not_there_is_said_in_the_same_shape(served: Served) -> None:
+    assert served.error(served.get("/no/such/page")) == (404, "not_found")
+    assert served.error(served.get(f"{API}/runs/tip-bench-nowhere")) == (404, "not_found")
+
+
+def test_a_method_that_is_not_for_a_path_is_told_which_are(served: Served) -> None:
+    response = served.ask("DELETE", f"{API}/experiments")
+    assert served.error(response) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "GET"
+
+
+def test_a_server_that_is_away_says_when_to_come_back(served: Served) -> None:
+    served.store.away = True  # type: ignore[attr-defined]
+    response = served.get(f"{API}/experiments")
+    assert served.error(response) == (503, "mlflow_away")
+    assert int(response.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b'{"n_tips": NaN}', b"[" * 100_000, b"\xff\xfe"])
+def test_a_body_that_is_no_json_object_is_refused(served: Served, body: bytes) -> None:
+    response = served.post(f"{API}/plan", content=body, headers={"Content-Type": "application/json"})
+    assert served.error(response) == (422, "invalid")
+    assert response.json()["error"]["path"] == "body"
+
+
+def test_a_body_of_another_kind_is_refused(served: Served) -> None:
+    """A form from another site could be sent as text without asking; JSON cannot."""
+    response = served.post(f"{API}/plan", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert served.error(response) == (422, "invalid")
+
+
+def test_pages_may_bring_their_own_error_page(served: Served) -> None:
+    def page(_request: Request, status: int, error: dict[str, str]) -> HTMLResponse:
+        return HTMLResponse(f"<h1>{error['code']}</h1>", status)
+
+    served.app.state.error_page = page
+    shown = served.get("/nothing", token=None, headers={"Accept": "text/html"})
+    assert (shown.status_code, shown.text) == (404, "<h1>not_found</h1>")
+    assert served.error(served.get(f"{API}/nothing", headers={"Accept": "text/html"})) == (404, "not_found")

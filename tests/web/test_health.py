@@ -1,0 +1,80 @@
+"""Health for everybody, counters for admins."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import tipbench
+from tipbench.web.metrics import Metrics
+from web.panels import API, EXPERIMENT, Served
+
+LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? [0-9.e+-]+(inf)?', re.IGNORECASE)
+
+
+def test_a_living_process_says_so(served: Served) -> None:
+    assert served.get("/healthz", token=None).json() == {"status": "ok", "version": tipbench.__version__}
+
+
+def test_it_is_ready_when_mlflow_answers(served: Served) -> None:
+    assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "answers"}
+
+
+def test_it_is_not_ready_while_mlflow_is_away_but_lives(served: Served) -> None:
+    served.store.away = True  # type: ignore[attr-defined]
+    response = served.get("/readyz", token=None)
+    assert served.error(response) == (503, "not_ready")
+    assert "memory" not in response.text  # strangers are not told why
+    assert served.get("/healthz", token=None).status_code == 200
+
+
+def test_strangers_who_ask_often_do_not_ask_mlflow_often(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(served.store, "experiment", asked.append)
+    for _ in range(20):
+        served.get("/readyz", token=None)
+    assert len(asked) == 1
+
+
+def test_the_counters_are_prometheus_text(served: Served) -> None:
+    served.get(f"{API}/experiments")
+    response = served.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    assert all(line.startswith("# ") or LINE.fullmatch(line) for line in lines), lines
+    assert f'tipbench_http_requests_total{{method="GET",route="{API}/experiments",status="200"}} 1' in lines
+    assert f'tipbench_info{{version="{tipbench.__version__}"}} 1' in lines
+
+
+def test_counters_name_routes_and_never_what_people_asked_for(served: Served) -> None:
+    served.get(f"{API}/runs/{EXPERIMENT}?model=private")
+    served.get("/private/path")
+    served.ask("BREW", "/healthz")
+    text = served.get("/metrics").text
+    assert "private" not in text
+    assert EXPERIMENT not in text
+    assert 'method="other"' in text
+    assert 'route="unmatched",status="404"' in text
+
+
+def test_a_histograms_buckets_add_up() -> None:
+    metrics = Metrics()
+    for seconds in (0.001, 0.005, 0.02, 0.2, 5.0, 100.0):
+        metrics.observe("GET", "/x", 200, seconds)
+    counts = [int(line.rpartition(" ")[2]) for line in metrics.text().splitlines() if "_bucket{" in line]
+    assert counts == [2, 3, 3, 4, 4, 4, 5, 6]
+    assert 'tipbench_http_request_seconds_count{route="/x"} 6' in metrics.text()
+
+
+def test_a_label_cannot_break_out_of_its_quotes() -> None:
+    metrics = Metrics()
+    metrics.show("x", "gauge", "X.", lambda: {(("name", 'a"b\\c\nd'),): 1.0})
+    assert metrics.text().splitlines()[-1] == 'x{name="a\\"b\\\\c\\nd"} 1'
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e300, 0.1])
+def test_any_number_is_written(value: float) -> None:
+    metrics = Metrics()
+    metrics.show("x", "gauge", "X.", lambda: {(): value})
+    assert metrics.text().splitlines()[-1] == f"x {value:g}"

@@ -1,0 +1,338 @@
+"""Judging over HTTP: the same sheets and the same applying as by file; for a judge, blind and for itself only."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import MODELS, Desk, agreed, always, fill, fill_csv
+from tipbench.addresses import identity_of
+from tipbench.generate.lock import ResourceLock
+from tipbench.judge.judging import Judging, find_judging
+from tipbench.judge.sheet import sheet_text
+from tipbench.judge.sheet_csv import sheet_csv
+from tipbench.web import judging as web_judging
+from web.panels import API, EXPERIMENT, JUDGE, Served
+
+SHEETS = f"{API}/judge/{EXPERIMENT}/sheets"
+APPLY = f"{API}/judge/{EXPERIMENT}/apply"
+
+
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def kept(served: Served, sheet: str) -> Judging:
+    """The sheet as it stands in the store, with its key."""
+    found = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    assert found is not None
+    return found
+
+
+def exported(served: Served, token: str = "", **wish: Any) -> dict[str, Any]:
+    response = served.post(SHEETS, token=token, json=wish)
+    assert response.status_code == 201, response.text
+    sheet: dict[str, Any] = response.json()
+    return sheet
+
+
+def filled(served: Served, sheet: dict[str, Any], rule: Any = agreed, **options: Any) -> dict[str, Any]:
+    return fill(kept(served, sheet["sheet"]), rule, **options)
+
+
+def applied(served: Served, raw: Any, query: str = "", token: str = "") -> Any:
+    return served.post(f"{APPLY}{query}", token=token, json=raw)
+
+
+# the road of a sheet
+
+
+def test_an_exported_sheet_is_the_file_that_judge_export_writes(served: Served) -> None:
+    response = served.post(SHEETS, json={"judge": "anna", "limit": 6})
+    judging = kept(served, response.json()["sheet"])
+    assert response.text == sheet_text(judging.sheet)
+    assert response.headers["content-disposition"].endswith(f'filename="sheet-{judging.sheet.id}.json"')
+
+
+def test_a_sheet_may_be_had_for_a_spreadsheet(served: Served) -> None:
+    sheet = exported(served, judge="anna", limit=6)["sheet"]
+    response = served.post(SHEETS, json={"sheet": sheet, "format": "csv"})
+    assert response.content.decode() == sheet_csv(kept(served, sheet).sheet)
+    assert response.headers["content-type"] == "text/csv; charset=utf-8"
+
+
+def test_a_sheet_is_written_again_byte_for_byte(served: Served) -> None:
+    first = served.post(SHEETS, json={"judge": "anna", "limit": 6})
+    again = served.post(SHEETS, json={"sheet": first.json()["sheet"]})
+    assert again.content == first.content
+
+
+def test_a_sheet_is_written_again_with_the_scores_given_so_far(served: Served) -> None:
+    sheet = exported(served, served.judge, all=True)
+    raw = filled(served, sheet)
+    applied(served, {**raw, "items": raw["items"][:5]}, token=served.judge)
+    again = exported(served, served.judge, sheet=sheet["sheet"], filled=True)
+    assert again["items"][:5] == raw["items"][:5]
+    assert again["items"][5:] == sheet["items"][5:]
+    response = served.post(SHEETS, token=served.judge, json={"filled": True})
+    assert (response.status_code, response.json()["error"]["path"]) == (422, "body.filled")
+
+
+def test_the_body_of_an_export_may_be_left_out(served: Served) -> None:
+    response = served.post(SHEETS)
+    assert (response.status_code, response.json()["judge"]) == (201, None)
+
+
+def test_a_filled_sheet_counts(served: Served) -> None:
+    sheet = exported(served, judge="anna", all=True)
+    body = applied(served, filled(served, sheet)).json()
+    assert (body["status"], body["unfinished"], body["errors"]) == ("applied", 0, [])
+    assert body["applied"] == len(sheet["items"])
+    assert served.get(f"{API}/experiments").json()["items"][0]["judged"] == 48
+
+
+def test_a_filled_spreadsheet_counts_the_same(served: Served) -> None:
+    sheet = exported(served, judge="anna", limit=6)
+    text = fill_csv(sheet_csv(kept(served, sheet["sheet"]).sheet), filled(served, sheet))
+    response = served.post(APPLY, content=text.encode(), headers={"Content-Type": "text/csv; charset=utf-8"})
+    assert (response.status_code, response.json()["status"]) == (200, "applied")
+
+
+def test_a_dry_run_shows_the_changes_and_makes_none(served: Served) -> None:
+    sheet = exported(served, judge="anna", limit=6)
+    before = desk_of(served).everything()
+    body = applied(served, filled(served, sheet), "?dry_run=true").json()
+    assert body["dry_run"] is True
+    assert len(body["changes"]) == len(sheet["items"])
+    assert desk_of(served).everything() == before
+
+
+def test_scores_beyond_the_drift_limit_are_held_until_an_admin_accepts(served: Served) -> None:
+    sheet = exported(served, judge="anna", all=True)
+    raw = filled(served, sheet, always(5))
+    assert applied(served, raw).json()["status"] == "held"
+    body = applied(served, raw, "?accept_drift=agreed%20in%20the%20team").json()
+    assert (body["status"], body["drift_accepted"]) == ("applied", "agreed in the team")
+
+
+def test_a_wrong_sheet_is_refused_whole_with_every_mistake(served: Served) -> None:
+    sheet = exported(served, judge="anna", limit=6)
+    raw = filled(served, sheet)
+    raw["items"][0]["tips"][0]["scores"]["tone"] = 9
+    raw["items"][1]["tips"][1]["scores"]["tone"] = "x"
+    response = applied(served, raw)
+    body = response.json()
+    assert served.error(response) == (422, "sheet_refused")
+    assert (body["status"], body["applied"], len(body["errors"])) == ("refused", 0, 2)
+    assert body["error"]["path"] == "body.scores.tone"
+    assert body["errors"][0]["item"] == raw["items"][0]["item"]
+
+
+def test_a_sheet_of_another_experiment_is_refused(served: Served) -> None:
+    served.store.ensure_experiment("tip-bench-other")
+    raw = filled(served, exported(served, judge="anna", limit=6))
+    response = served.post(f"{API}/judge/tip-bench-other/apply", json=raw)
+    assert served.error(response) == (422, "sheet_refused")
+    assert response.json()["errors"][0]["field"] == "experiment"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "code"),
+    [
+        (b"", "application/json", "sheet_refused"),
+        (b"{", "application/json", "sheet_refused"),
+        (b"[1]", "application/json", "sheet_refused"),
+        (b'{"a": 1, "a": 2}', "application/json", "sheet_refused"),
+        (b"a,b\n1,2\n", "text/csv", "sheet_refused"),
+        (b"\xff\xff", "text/csv", "sheet_refused"),
+        (b"{}", "text/plain", "invalid"),
+        (b"{}", "application/x-www-form-urlencoded", "invalid"),
+    ],
+)
+def test_what_is_no_sheet_is_refused(served: Served, content: bytes, kind: str, code: str) -> None:
+    response = served.post(APPLY, content=content, headers={"Content-Type": kind})
+    assert served.error(response) == (422, code)
+
+
+@pytest.mark.parametrize(
+    ("wish", "place"),
+    [
+        ({"limit": 0}, "body.limit"),
+        ({"overlap": 2}, "body.overlap"),
+        ({"odd": 1}, "body.odd"),
+        ({"judge": "rules"}, "body.judge"),
+        ({"judge": "x\ny"}, "body.judge"),
+        ({"format": "xml"}, "body.format"),
+        ({"seed": -1}, "body.seed"),
+    ],
+)
+def test_a_wrong_wish_is_named(served: Served, wish: dict[str, Any], place: str) -> None:
+    response = served.post(SHEETS, json=wish)
+    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+
+
+def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served) -> None:
+    response = served.post(SHEETS, json={"suite": "/etc"})
+    assert served.error(response) == (403, "not_allowed")
+
+
+def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
+    assert served.error(served.post(SHEETS, json={"sheet": "nowhere"})) == (404, "not_found")
+
+
+def test_when_nothing_waits_it_is_said(served: Served) -> None:
+    desk_of(served).judged_by("anna", everything=True)
+    assert served.error(served.post(SHEETS, json={"judge": "anna"})) == (409, "not_enough_data")
+
+
+def test_a_focus_without_a_tie_is_refused(served: Served) -> None:
+    assert served.error(served.post(SHEETS, json={"focus": True})) == (409, "not_enough_data")
+
+
+def test_an_apply_waits_its_turn_and_gives_up_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is that of `judge apply` on the command line."""
+    monkeypatch.setattr(web_judging, "WAIT_S", 0.0)
+    raw = filled(served, exported(served, judge="anna", limit=6))
+    server = identity_of(served.panel.tracker.open().place)
+    lock = ResourceLock(served.home, f"judging at {server}", "a test")
+    lock.acquire(wait=False, report=lambda _text: None)
+    assert served.error(applied(served, raw)) == (409, "in_use")
+    lock.release()
+    assert applied(served, raw).json()["status"] == "applied"
+
+
+def test_two_who_apply_at_once_are_both_applied(served: Served) -> None:
+    sheets = [filled(served, exported(served, judge=name, limit=6)) for name in ("anna", "ben")]
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda raw=raw: answers.append(applied(served, raw))) for raw in sheets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [answer.json()["status"] for answer in answers] == ["applied", "applied"]
+
+
+# a judge's token
+
+
+def test_a_judge_gets_a_sheet_under_its_own_name(served: Served) -> None:
+    assert exported(served, served.judge, limit=6)["judge"] == JUDGE
+
+
+def test_a_judge_gets_no_sheet_under_another_name(served: Served) -> None:
+    response = served.post(SHEETS, token=served.judge, json={"judge": "anna"})
+    assert served.error(response) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    "wish", [{"seed": 1}, {"focus": True}, {"suite": "tips"}, {"overlap": 1.0}, {"rejudge": True}, {"odd": 1}]
+)
+def test_a_judge_may_not_ask_for_what_would_tell_what_is_hidden(served: Served, wish: dict[str, Any]) -> None:
+    assert served.error(served.post(SHEETS, token=served.judge, json=wish)) == (403, "forbidden")
+
+
+def test_a_judge_who_asks_again_gets_the_open_sheet_again(served: Served) -> None:
+    """Whoever could pile up sheets would see which tips come back: the controls."""
+    first = exported(served, served.judge, limit=6)
+    assert exported(served, served.judge, limit=10) == first
+    applied(served, filled(served, first), token=served.judge)
+    assert exported(served, served.judge, limit=6)["sheet"] != first["sheet"]
+
+
+def test_a_judge_who_asks_twice_at_once_gets_one_sheet(served: Served) -> None:
+    sheets: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: sheets.append(exported(served, served.judge, limit=6)["sheet"]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(sheets) == 4
+    assert len(set(sheets)) == 1
+
+
+def test_a_judge_cannot_have_another_judges_sheet(served: Served) -> None:
+    other = exported(served, judge="anna", limit=6)["sheet"]
+    nowhere = served.post(SHEETS, token=served.judge, json={"sheet": "nowhere"})
+    theirs = served.post(SHEETS, token=served.judge, json={"sheet": other})
+    assert served.error(theirs) == served.error(nowhere) == (404, "not_found")
+
+
+def test_a_judge_applies_its_own_sheet(served: Served) -> None:
+    raw = filled(served, exported(served, served.judge, all=True))
+    body = applied(served, raw, token=served.judge).json()
+    assert (body["status"], body["judge"]) == ("applied", JUDGE)
+
+
+def test_a_judge_cannot_apply_another_judges_sheet(served: Served) -> None:
+    before = desk_of(served).everything()
+    raw = filled(served, exported(served, judge="anna", limit=6))
+    assert served.error(applied(served, raw, token=served.judge)) == (422, "sheet_refused")
+    assert set(desk_of(served).scores()) == set(desk_of(served).cells())
+    assert {run: texts for run, (_, texts) in before.items() if "artifact:scores.json" in texts} == {}
+
+
+def test_a_judge_cannot_apply_under_another_name(served: Served) -> None:
+    raw = filled(served, exported(served, limit=6), judge="anna")
+    assert served.error(applied(served, raw, "?judge=anna", token=served.judge)) == (403, "forbidden")
+    assert served.error(applied(served, raw, token=served.judge)) == (422, "sheet_refused")
+
+
+def test_a_judge_cannot_accept_its_own_drift(served: Served) -> None:
+    raw = filled(served, exported(served, served.judge, all=True), always(5))
+    assert applied(served, raw, token=served.judge).json()["status"] == "held"
+    response = applied(served, raw, "?accept_drift=because", token=served.judge)
+    assert served.error(response) == (403, "forbidden")
+
+
+def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served) -> None:
+    sheet = exported(served, served.judge, all=True)
+    raw = filled(served, sheet)
+    part = {**raw, "items": raw["items"][:-1]}
+    early = applied(served, part, token=served.judge).json()
+    assert set(early["drift"]) == {"verdict"}
+    assert early["self_agreement"] is None
+    assert "scales" in applied(served, raw, token=served.judge).json()["drift"]
+
+
+def test_nothing_a_judge_is_answered_tells_what_wrote_a_tip(served: Served) -> None:
+    """Every answer of every kind is searched for models, prompts and run ids."""
+    desk = desk_of(served)
+    first = served.post(SHEETS, token=served.judge, json={"all": True})
+    raw = filled(served, first.json())
+    broken = json.loads(json.dumps(raw))
+    broken["items"][0]["tips"][0]["tip"] = "changed"
+    answers = [
+        first,
+        served.post(SHEETS, token=served.judge, json={"sheet": raw["sheet"], "format": "csv"}),
+        applied(served, broken, token=served.judge),
+        applied(served, raw, "?dry_run=true", token=served.judge),
+        applied(served, raw, token=served.judge),
+        served.post(SHEETS, token=served.judge, json={"limit": 3}),
+        served.get(f"{API}/leaderboard/{EXPERIMENT}", token=served.judge),
+        served.get(f"{API}/runs/{EXPERIMENT}/{next(iter(desk.cells()))}", token=served.judge),
+    ]
+    names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *desk.cells(), kept(served, raw["sheet"]).run_id]
+    for response in answers:
+        told = response.text + str(dict(response.headers))
+        assert [name for name in names if name in told] == []
+
+
+def test_the_judging_is_told_to_admins(served: Served) -> None:
+    desk_of(served).judged_by("anna", everything=True)
+    body = served.get(f"{API}/judges/{EXPERIMENT}").json()
+    assert (body["judged"], [judge["judge"] for judge in body["judges"]]) == (48, ["anna"])
+
+
+def test_filled_duels_are_applied_by_the_same_door(served: Served, tmp_path: Path) -> None:
+    raw = {"format": "tipbench-duel/1", "sheet": "nowhere", "experiment": EXPERIMENT, "items": []}
+    assert served.error(applied(served, raw)) == (422, "sheet_refused")
+    assert served.error(applied(served, raw, "?accept_drift=x")) == (422, "invalid")

@@ -1,0 +1,142 @@
+"""The leaderboard over HTTP: the object of `compare --format json`, its options, and its downloads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import Desk
+from tipbench.compare.cells import Question
+from tipbench.compare.html import CSP as REPORT_CSP
+from tipbench.compare.matrix import Pair
+from tipbench.compare.reading import read_leaderboard
+from web.panels import API, EXPERIMENT, Served, answered, serving
+
+BOARD = f"{API}/leaderboard/{EXPERIMENT}"
+
+
+@pytest.fixture
+def judged(home: Path) -> Any:
+    """All cells judged by anna, some by ben too."""
+    store, found = answered()
+    desk = Desk(store, found)
+    desk.judged_by("anna", everything=True)
+    desk.judged_by("ben", seed=2)
+    with serving(home, store) as served:
+        yield served
+
+
+def board_of(served: Served, question: Question = Question(), **options: Any) -> Any:  # noqa: B008 - frozen
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    board, _ = read_leaderboard(served.store, experiment, question, **options)
+    return board.to_json()
+
+
+def test_the_board_is_the_object_that_compare_prints(judged: Served) -> None:
+    assert judged.get(BOARD).json() == board_of(judged)
+
+
+def test_the_board_of_one_judge(judged: Served) -> None:
+    assert judged.get(f"{BOARD}?judge=ben").json() == board_of(judged, Question(judge="ben"))
+
+
+def test_a_baseline_adds_the_differences_to_it(judged: Served) -> None:
+    pair = Pair("alpha:135m", "v1")
+    got = judged.get(f"{BOARD}?baseline=alpha:135m/v1").json()
+    assert got == board_of(judged, baseline=pair)
+    assert any(row["diff_to_baseline"] for row in got["standings"])
+
+
+@pytest.mark.parametrize("by", ["model", "prompt"])
+def test_models_or_prompts_alone_are_ranked(judged: Served, by: Any) -> None:
+    assert judged.get(f"{BOARD}?by={by}").json() == board_of(judged, by=by)
+
+
+def test_among_models_a_models_name_alone_is_a_baseline(judged: Served) -> None:
+    got = judged.get(f"{BOARD}?by=model&baseline=alpha:135m").json()
+    assert got["baseline"] == {"model": "alpha:135m", "prompt_version": "*"}
+
+
+def test_rows_may_rest_on_personas(judged: Served) -> None:
+    assert judged.get(f"{BOARD}?cluster=persona").json() == board_of(judged, cluster="persona")
+
+
+def test_a_filter_is_that_of_compare(judged: Served) -> None:
+    wanted = board_of(judged, Question({"params.persona": "nurse", "params.model": "alpha:135m"}))
+    assert judged.get(f"{BOARD}?where=params.persona=nurse&where=model=alpha:135m").json() == wanted
+
+
+def test_nothing_is_written_for_a_board_that_is_looked_at(judged: Served) -> None:
+    experiment = judged.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    before = len(list(judged.store.search(experiment.experiment_id, where={})))
+    for path in (BOARD, f"{BOARD}/standings.csv", f"{BOARD}?by=model"):
+        judged.get(path)
+    assert len(list(judged.store.search(experiment.experiment_id, where={}))) == before
+    assert judged.store.experiment(EXPERIMENT) == experiment
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "place"),
+    [
+        ("baseline=noslash", 422, "query.baseline"),
+        ("baseline=no/pair", 400, None),
+        ("by=judge", 422, "query.by"),
+        ("cluster=scenario", 422, "query.cluster"),
+        ("judge=anna&provisional=true", 422, "query.judge"),
+        ("judge=rules", 422, "query.judge"),
+        ("judge=nobody", 409, None),
+        ("where=kind=judging", 400, None),
+        ("where=params.model=nobody", 409, None),
+        ("provisional=perhaps", 422, "query.provisional"),
+    ],
+)
+def test_a_board_that_cannot_be_is_refused_in_words(judged: Served, query: str, status: int, place: str | None) -> None:
+    response = judged.get(f"{BOARD}?{query}")
+    assert judged.error(response)[0] == status
+    assert response.json()["error"]["path"] == place
+
+
+def test_an_experiment_without_cells_has_no_board_yet(empty: Served) -> None:
+    empty.store.ensure_experiment("tip-bench-new")
+    assert empty.error(empty.get(f"{API}/leaderboard/tip-bench-new")) == (409, "not_enough_data")
+    assert empty.error(empty.get(f"{API}/leaderboard/tip-bench-none")) == (404, "not_found")
+
+
+def test_the_table_is_downloaded_under_a_plain_name(judged: Served) -> None:
+    response = judged.get(f"{BOARD}/standings.csv?baseline=alpha:135m/v1")
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert [row["model"] for row in rows] == [row["model"] for row in board_of(judged)["standings"]]
+    assert response.headers["content-type"] == "text/csv; charset=utf-8"
+    assert response.headers["content-disposition"] == f'attachment; filename="{EXPERIMENT}.csv"'
+
+
+def test_the_report_is_downloaded_and_never_a_page_of_ours(judged: Served) -> None:
+    response = judged.get(f"{BOARD}/report.html")
+    assert response.status_code == 200
+    assert response.text.startswith("<!doctype html>")
+    assert response.headers["content-disposition"] == f'attachment; filename="{EXPERIMENT}.html"'
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith(REPORT_CSP)
+    assert "sandbox" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
+    first = judged.get(f"{BOARD}/report.html").text
+    misses = judged.panel.queries.large.misses
+    assert judged.get(f"{BOARD}/report.html").text == first
+    assert judged.panel.queries.large.misses == misses
+
+
+def test_a_name_for_a_file_has_nothing_a_header_or_a_file_system_would_act_on() -> None:
+    from tipbench.web.api.leaderboard import attachment
+
+    made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
+    assert made == 'attachment; filename="tip-bench-a-b-X-y.csv"'
+    assert attachment("...", "csv") == {"Content-Disposition": 'attachment; filename="tipbench.csv"'}

@@ -1,0 +1,279 @@
+"""Login: a token for a cookie, changes only with the session's own word, and patience for whoever guesses."""
+
+from __future__ import annotations
+
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.web.limits import BURST, FREE
+from tipbench.web.login import local_path
+from tipbench.web.tokens import Role
+from web.panels import API, EXPERIMENT, OPERATOR, Served, answered, serving
+
+PLAN = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 1}
+
+
+def cookie_of(response: Any) -> Any:
+    """The one cookie that a response sets."""
+    (cookie,) = SimpleCookie(response.headers["set-cookie"]).values()
+    return cookie
+
+
+def form(served: Served, **fields: str) -> Any:
+    return served.client.post("/login", data=fields, follow_redirects=False)
+
+
+def test_the_login_page_has_a_form_and_no_script(served: Served) -> None:
+    page = served.get("/login?next=/runs", token=None)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<form method="post" action="/login">' in page.text
+    assert 'value="/runs"' in page.text
+    assert "<script" not in page.text
+    assert "style" not in page.text
+
+
+def test_a_form_with_a_right_token_goes_on_with_a_cookie(served: Served) -> None:
+    response = form(served, token=f" {served.admin} ", next="/runs?x=1")
+    assert (response.status_code, response.headers["location"]) == (303, "/runs?x=1")
+    assert served.get(f"{API}/experiments", token=None).status_code == 200
+
+
+def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(served: Served) -> None:
+    cookie = cookie_of(form(served, token=served.admin))
+    assert cookie.key == "tipbench_session"
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"], cookie["domain"]) == (True, "strict", "/", "")
+    assert 0 < int(cookie["max-age"]) <= 12 * 3600
+    assert not cookie["secure"]  # this test speaks plain HTTP
+
+
+def test_over_tls_the_cookie_is_secure_and_bound_to_its_host(home: Path) -> None:
+    with serving(home, base_url="https://localhost") as served:
+        cookie = cookie_of(form(served, token=served.admin))
+        assert (cookie.key, cookie["secure"], cookie["path"]) == ("__Host-tipbench_session", True, "/")
+
+
+def test_the_cookie_tells_neither_token_nor_role(served: Served) -> None:
+    cookie = cookie_of(form(served, token=served.judge))
+    assert served.judge not in cookie.value
+    assert served.judge.split("_", 2)[2] not in cookie.value
+
+
+def test_a_form_with_a_wrong_token_shows_the_page_again(served: Served) -> None:
+    response = form(served, token="nonsense", next='/x"><script>')
+    assert response.status_code == 401
+    assert 'role="alert"' in response.text
+    assert "<script>" not in response.text
+    assert "set-cookie" not in response.headers
+
+
+def test_a_program_gets_its_refusal_as_json(served: Served) -> None:
+    response = served.client.post("/login", json={"token": "nonsense"})
+    assert served.error(response) == (401, "unauthorised")
+
+
+def test_a_second_login_ends_the_first_session(served: Served) -> None:
+    served.log_in(served.admin)
+    first = served.client.cookies["tipbench_session"]
+    served.log_in(served.admin)
+    assert served.client.cookies["tipbench_session"] != first
+    assert served.panel.guard.by_cookie(first) is None
+
+
+def test_logging_out_ends_the_session_wherever_its_cookie_is(served: Served) -> None:
+    csrf = served.log_in(served.admin)
+    stolen = served.client.cookies["tipbench_session"]
+    response = served.post("/logout", token=None, headers={"X-CSRF-Token": csrf})
+    assert response.status_code == 204
+    assert cookie_of(response)["max-age"] == "0"
+    assert served.panel.guard.by_cookie(stolen) is None
+
+
+def test_a_logout_by_form_leads_back_to_the_login_page(served: Served) -> None:
+    csrf = served.log_in(served.judge)
+    response = served.client.post("/logout", data={"csrf": csrf}, follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (303, "/login")
+
+
+def test_a_session_ends_with_its_token(served: Served) -> None:
+    served.log_in(served.admin)
+    for token in served.panel.guard.tokens.all():
+        served.panel.guard.tokens.revoke(token.id)
+    assert served.error(served.get(f"{API}/experiments", token=None)) == (401, "unauthorised")
+
+
+def test_a_new_operators_token_ends_the_sessions_of_the_old(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
+        served.log_in(OPERATOR)
+        cookie = served.client.cookies["tipbench_session"]
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR + "-2"}) as served:
+        assert served.panel.guard.by_cookie(cookie) is None
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
+        assert served.panel.guard.by_cookie(cookie) is not None
+
+
+def test_a_session_survives_a_restart_of_the_panel(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store) as served:
+        served.log_in(served.admin)
+        cookie = served.client.cookies["tipbench_session"]
+    with serving(home, store) as served:
+        found = served.panel.guard.by_cookie(cookie)
+        assert found is not None
+        assert found.role is Role.ADMIN
+
+
+def test_a_judges_session_is_a_judges(served: Served) -> None:
+    served.log_in(served.judge)
+    assert served.error(served.get(f"{API}/leaderboard/{EXPERIMENT}", token=None)) == (403, "forbidden")
+
+
+def test_whoever_is_logged_in_is_sent_on_from_the_login_page(served: Served) -> None:
+    served.log_in(served.admin)
+    response = served.get("/login?next=/runs", token=None)
+    assert (response.status_code, response.headers["location"]) == (303, "/runs")
+
+
+def test_a_person_without_a_session_is_led_to_the_login_page(served: Served) -> None:
+    response = served.get("/metrics?a=1", token=None, headers={"Accept": "text/html,*/*"})
+    assert (response.status_code, response.headers["location"]) == (303, "/login?next=%2Fmetrics%3Fa%3D1")
+
+
+# changes made with a cookie
+
+
+def test_a_change_with_the_sessions_token_is_made(served: Served) -> None:
+    csrf = served.log_in(served.admin)
+    response = served.post(f"{API}/plan", token=None, json=PLAN, headers={"X-CSRF-Token": csrf})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("given_", [None, "", "wrong", "é"])
+def test_a_change_without_it_is_refused(served: Served, given_: str | None) -> None:
+    served.log_in(served.admin)
+    headers: dict[str, Any] = {} if given_ is None else {"X-CSRF-Token": given_.encode()}
+    response = served.post(f"{API}/plan", token=None, json=PLAN, headers=headers)
+    assert served.error(response) == (403, "csrf")
+
+
+def test_the_token_of_another_session_does_not_do(served: Served) -> None:
+    other = served.log_in(served.admin)
+    served.log_in(served.admin)
+    response = served.post(f"{API}/plan", token=None, json=PLAN, headers={"X-CSRF-Token": other})
+    assert served.error(response) == (403, "csrf")
+
+
+def test_reading_with_a_cookie_needs_none(served: Served) -> None:
+    served.log_in(served.admin)
+    assert served.get(f"{API}/config", token=None).status_code == 200
+
+
+def test_a_bearer_token_needs_none(served: Served) -> None:
+    assert served.post(f"{API}/plan", json=PLAN).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_change_from_another_page_is_refused_even_with_the_token(served: Served, headers: dict[str, str]) -> None:
+    csrf = served.log_in(served.admin)
+    response = served.post(f"{API}/plan", token=None, json=PLAN, headers={"X-CSRF-Token": csrf, **headers})
+    assert served.error(response) == (403, "foreign_origin")
+
+
+def test_nobody_is_logged_in_from_another_page(served: Served) -> None:
+    headers = {"Origin": "https://evil.example"}
+    response = served.client.post("/login", data={"token": served.judge}, headers=headers)
+    assert served.error(response) == (403, "foreign_origin")
+
+
+def test_our_own_page_says_where_it_comes_from_and_may(served: Served) -> None:
+    headers = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    response = served.client.post("/login", data={"token": served.admin}, headers=headers, follow_redirects=False)
+    assert response.status_code == 303
+
+
+# guessing
+
+
+def test_guessing_at_the_login_is_slowed_down(served: Served) -> None:
+    tries = [form(served, token=f"guess {n}") for n in range(FREE + 3)]
+    assert [response.status_code for response in tries] == [401] * FREE + [429] * 3
+    assert int(tries[-1].headers["retry-after"]) >= 1
+
+
+def test_guessing_with_bearer_tokens_is_slowed_down(served: Served) -> None:
+    tries = [served.get(f"{API}/experiments", token=f"guess-{n}") for n in range(FREE + 1)]
+    assert served.error(tries[-1]) == (429, "too_many_attempts")
+
+
+def test_while_a_client_waits_even_the_operators_token_is_not_looked_at(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
+        for number in range(FREE):
+            served.get("/metrics", token=f"guess-{number}")
+        assert served.error(served.get("/metrics", token=OPERATOR)) == (429, "too_many_attempts")
+
+
+def test_a_generated_token_cannot_be_guessed_and_need_not_wait(served: Served) -> None:
+    for number in range(FREE + 1):
+        served.get("/metrics", token=f"guess-{number}")
+    assert served.get("/metrics").status_code == 200
+
+
+def test_a_session_need_not_wait_either(served: Served) -> None:
+    served.log_in(served.admin)
+    for number in range(FREE + 1):
+        served.get("/metrics", token=f"guess-{number}")
+    assert served.get("/metrics", token=None).status_code == 200
+
+
+def test_guesses_from_everywhere_are_slowed_down_together(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
+        attempts = served.panel.guard._attempts
+        for number in range(BURST):
+            attempts.admit(f"client {number}")
+        assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")
+
+
+def test_people_are_told_how_long_to_wait(served: Served) -> None:
+    for number in range(FREE):
+        form(served, token=f"guess {number}")
+    page = form(served, token="guess")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "Try again in" in page.text
+
+
+# where a login leads
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/runs?model=a%2Fb&x=1#top", "/a//b"])
+def test_a_path_of_the_panel_is_gone_to(path: str) -> None:
+    assert local_path(path) == path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "runs", "//evil.example", "/\\evil.example", "https://evil.example", "javascript:alert(1)", "/\n/evil.example",
+     "\\/evil.example", "/\t/evil.example", "/a\\b", " /x", "/" + "x" * 2000],
+)  # fmt: skip
+def test_any_other_address_is_not(text: str) -> None:
+    assert local_path(text) == "/"
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[/\\]{0,3}[a-z.@:]{0,20}", fullmatch=True))
+def test_a_login_never_leads_away(text: str) -> None:
+    path = local_path(text)
+    assert path.startswith("/")
+    assert path[1:2] not in ("/", "\\")
+    assert path.isprintable()

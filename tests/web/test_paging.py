@@ -1,0 +1,64 @@
+"""Pages: every item once, in order, whatever is added meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.web.errors import Invalid
+from tipbench.web.paging import Place, mark, page_of, read_mark
+
+places = st.lists(
+    st.builds(Place, st.integers(-50, 50), st.from_regex(r"[a-f0-9]{2}", fullmatch=True)), unique=True, max_size=40
+).map(sorted)
+
+
+def walked(items: list[Place], limit: int, added: list[Place] | None = None) -> list[Place]:
+    """All pages one after the other; after the first, more items stand in front."""
+    page, after = page_of(items, lambda each: each, limit=limit, after=None)
+    found = list(page)
+    items = sorted({*items, *(added or [])})
+    for _ in range(100):
+        if after is None:
+            return found
+        page, after = page_of(items, lambda each: each, limit=limit, after=after)
+        found += page
+    raise AssertionError("the pages have no end")
+
+
+@given(places, st.integers(1, 20))
+def test_the_pages_together_are_the_list(items: list[Place], limit: int) -> None:
+    assert walked(items, limit) == items
+
+
+@given(places, st.integers(1, 20), st.integers(1, 10))
+def test_what_is_added_in_front_neither_shifts_nor_doubles_a_row(items: list[Place], limit: int, count: int) -> None:
+    newer = [Place(-1000 - number, "00") for number in range(count)]
+    assert walked(items, limit, newer) == items
+
+
+@given(places, st.integers(1, 20))
+def test_no_page_is_longer_than_asked_and_none_but_the_first_is_empty(items: list[Place], limit: int) -> None:
+    page, after = page_of(items, lambda each: each, limit=limit, after=None)
+    assert len(page) == min(limit, len(items))
+    assert (after is None) == (len(items) <= limit)
+
+
+@given(st.builds(Place, st.integers(), st.text(max_size=40)))
+def test_a_mark_leads_back_to_its_place(place: Place) -> None:
+    assert read_mark(mark(place)) == place
+
+
+@given(st.text(max_size=60))
+def test_any_other_text_is_a_mark_or_refused(text: str) -> None:
+    with contextlib.suppress(Invalid):
+        assert isinstance(read_mark(text), Place)
+
+
+@pytest.mark.parametrize("text", ["", "x", "W10", "WzEsMl0", "W3RydWUsIngiXQ", "é", "bnVsbA"])
+def test_what_only_looks_like_a_mark_is_refused(text: str) -> None:
+    with pytest.raises(Invalid):
+        read_mark(text)

@@ -1,0 +1,186 @@
+"""The plan over HTTP, the schema of its configuration, and what a configuration may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tipbench.plan.config import CollectConfig
+from web.panels import API, EXPERIMENT, Served, answered, serving
+
+SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}
+
+
+def schema_of(served: Served) -> Any:
+    return served.get(f"{API}/config").json()
+
+
+def test_the_schema_has_every_key_of_collect(served: Served) -> None:
+    schema = schema_of(served)
+    assert set(schema["properties"]) == set(CollectConfig.model_fields)
+    assert schema["additionalProperties"] is False
+    assert all(value["description"] for value in schema["properties"].values())
+
+
+def test_the_schemas_defaults_are_a_configuration_that_is_accepted(served: Served) -> None:
+    schema = schema_of(served)
+    defaults = {key: value["default"] for key, value in schema["properties"].items()}
+    jsonschema.validate(defaults, schema)
+    assert served.panel.allowed.config(defaults) == CollectConfig()
+
+
+def test_the_schema_shows_what_applies_on_this_server(home: Path) -> None:
+    environment = {"TIPBENCH_N_TIPS": "3", "OLLAMA_HOST": "gpu-box", "TIPBENCH_PANEL_URLS": "http://other:11434"}
+    with serving(home, environment=environment) as served:
+        properties = schema_of(served)["properties"]
+    assert properties["n_tips"]["default"] == 3
+    assert properties["ollama_url"]["default"] == "http://gpu-box:11434"
+    assert properties["ollama_url"]["enum"] == ["http://gpu-box:11434", "http://other:11434"]
+
+
+def test_no_login_is_shown(home: Path) -> None:
+    environment = {"MLFLOW_TRACKING_URI": "http://me:hidden@mlflow:5000"}
+    with serving(home, environment=environment) as served:
+        text = served.get(f"{API}/config").text
+        assert served.panel.allowed.config({}).mlflow_url == "http://me:hidden@mlflow:5000"
+    assert "hidden" not in text
+    assert "http://mlflow:5000" in text
+
+
+def test_a_plan_counts_cells_and_generates_nothing(served: Served) -> None:
+    body = served.post(f"{API}/plan", json=SMALL).json()
+    assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 0, 2)
+    assert body["refused"] == []
+    assert served.store.experiment("tip-bench-auto") is None
+
+
+def test_an_empty_body_is_the_plan_of_the_defaults(home: Path) -> None:
+    store, _ = answered()
+    environment = {"TIPBENCH_MODELS": "baseline:template", "TIPBENCH_PROMPTS": "v1"}
+    with serving(home, store, environment) as served:
+        assert served.post(f"{API}/plan").json()["cells"] == 8
+
+
+def test_what_is_recorded_is_not_planned_again(served: Served) -> None:
+    from support.collecting import Collecting
+
+    done = Collecting(served.home, "http://127.0.0.1:9", store=served.store)  # type: ignore[arg-type]
+    done.run(**{**SMALL, "experiment": EXPERIMENT})
+    body = served.post(f"{API}/plan", json={**SMALL, "num_predict": 64, "experiment": EXPERIMENT}).json()
+    assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 2, 0)
+
+
+def test_an_mlflow_that_is_away_does_not_hinder_a_plan(served: Served) -> None:
+    served.store.away = True  # type: ignore[attr-defined]
+    body = served.post(f"{API}/plan", json=SMALL).json()
+    assert body["cells"] == 2
+    assert "counts nothing as recorded" in body["warnings"][0]
+
+
+def test_an_ollama_that_is_away_is_told(home: Path) -> None:
+    with serving(home, environment={"OLLAMA_HOST": "127.0.0.1:9"}) as served:
+        assert served.error(served.post(f"{API}/plan", json={"models": "a:1b"})) == (503, "ollama_away")
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"n_tips": 0}, "body.n_tips"),
+        ({"n_tips": "many"}, "body.n_tips"),
+        ({"n_tipps": 1}, "body.n_tipps"),
+        ({"experiment": "mine"}, "body.experiment"),
+        ({"ollama_url": "file:///etc/passwd"}, "body.ollama_url"),
+        ({"num_predict": 5000}, "body"),
+        ({"temperature": None}, "body.temperature"),
+        ({"models": ""}, "body.models"),
+    ],
+)
+def test_a_wrong_configuration_is_named_by_its_key(served: Served, body: dict[str, Any], place: str) -> None:
+    response = served.post(f"{API}/plan", json=body)
+    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+
+
+@pytest.mark.parametrize("prompt", ["v9", "../v1"])
+def test_a_prompt_that_the_suite_does_not_have_is_refused(served: Served, prompt: str) -> None:
+    assert served.error(served.post(f"{API}/plan", json={**SMALL, "prompts": prompt}))[0] == 400
+
+
+# what a configuration may name
+
+URLS = {
+    "OLLAMA_HOST": "gpu-box:11434",
+    "MLFLOW_TRACKING_URI": "http://me:hidden@mlflow:5000/base",
+    "TIPBENCH_PANEL_URLS": "https://other.example/ollama, http://10.0.0.7:11434",
+}
+
+
+@pytest.fixture
+def strict(home: Path) -> Any:
+    with serving(home, environment=URLS) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "used"),
+    [
+        ("ollama_url", "http://gpu-box:11434", "http://gpu-box:11434"),
+        ("ollama_url", "HTTP://GPU-BOX:11434/", "http://gpu-box:11434"),
+        ("ollama_url", "https://other.example:443/ollama", "https://other.example/ollama"),
+        ("mlflow_url", "http://mlflow:5000/base", "http://me:hidden@mlflow:5000/base"),
+        ("mlflow_url", "http://you:guess@mlflow:5000/base/", "http://me:hidden@mlflow:5000/base"),
+        ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
+    ],
+)
+def test_an_allowed_server_is_used_as_the_operator_wrote_it(strict: Served, key: str, url: Any, used: str) -> None:
+    assert getattr(strict.panel.allowed.config({key: url}), key) == used
+
+
+@pytest.mark.parametrize("key", ["ollama_url", "mlflow_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://localhost:6379",
+        "http://gpu-box:22",
+        "https://gpu-box:11434",
+        "http://gpu-box:11434/x",
+        "http://gpu-box:11434@evil.example",
+        "http://gpu-box.evil.example:11434",
+        "http://evil.example/?http://gpu-box:11434",
+        "http://evil.example#http://gpu-box:11434",
+    ],
+)
+def test_any_other_server_is_refused_before_it_is_asked(strict: Served, key: str, url: str) -> None:
+    response = strict.post(f"{API}/plan", json={**SMALL, key: url})
+    assert strict.error(response) == (403, "not_allowed")
+    assert response.json()["error"]["path"] == f"body.{key}"
+    assert "hidden" not in response.text
+
+
+@pytest.mark.parametrize("suite", ["/etc", "../suites/tips", "~/suites", "tips/../../x", "\0", "x" * 5000])
+def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served, suite: str) -> None:
+    assert served.error(served.post(f"{API}/plan", json={**SMALL, "suite": suite})) == (403, "not_allowed")
+
+
+def test_a_suite_in_a_folder_the_operator_allows_is_taken(home: Path, tmp_path: Path) -> None:
+    import shutil
+
+    import tipbench
+
+    there = tmp_path / "suites" / "mine"
+    shutil.copytree(Path(tipbench.__file__).parent / "suites" / "tips", there)
+    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
+        assert served.post(f"{API}/plan", json={**SMALL, "suite": str(there)}).status_code == 200
+        outside = {**SMALL, "suite": str(there / ".." / ".." / "elsewhere")}
+        assert served.error(served.post(f"{API}/plan", json=outside)) == (403, "not_allowed")
+
+
+def test_a_link_out_of_the_allowed_folder_is_not_followed(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "link").symlink_to("/etc")
+    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
+        body = {**SMALL, "suite": str(tmp_path / "suites" / "link")}
+        assert served.error(served.post(f"{API}/plan", json=body)) == (403, "not_allowed")

@@ -1,0 +1,231 @@
+"""The reading half: experiments, runs, one run; paged, filtered, and fresh the moment somebody writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import Desk
+from tipbench.record.memory import MemoryStore
+from tipbench.record.reading import run_json
+from tipbench.record.run import NewRun, RunKind
+from tipbench.record.store import Experiment
+from web.panels import API, EXPERIMENT, Served, serving
+
+RUNS = f"{API}/runs/{EXPERIMENT}"
+
+
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
+    """Every item, page by page."""
+    items: list[dict[str, Any]] = []
+    following = ""
+    for _ in range(100):
+        body = served.get(f"{path}{'&' if '?' in path else '?'}limit={limit}{following}").json()
+        items += body["items"]
+        if body["next"] is None:
+            return items
+        following = f"&next={body['next']}"
+    raise AssertionError("the list has no end")
+
+
+def test_experiments_are_listed_with_their_cells_by_state(served: Served) -> None:
+    assert served.get(f"{API}/experiments").json() == {
+        "items": [{"experiment": EXPERIMENT, "cells": 48, "pending": 48, "judged": 0, "failed": 0, "url": None}],
+        "next": None,
+    }
+
+
+def test_experiments_of_others_are_not_ours_to_show(served: Served) -> None:
+    served.store.ensure_experiment("somebody-elses")
+    assert len(served.get(f"{API}/experiments").json()["items"]) == 1
+    assert served.error(served.get(f"{API}/runs/somebody-elses")) == (422, "invalid")
+
+
+def test_where_nothing_was_ever_recorded_the_list_is_empty(empty: Served) -> None:
+    assert empty.get(f"{API}/experiments").json() == {"items": [], "next": None}
+
+
+def test_without_any_mlflow_the_list_is_empty_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tipbench.record.tracking._answering", lambda _urls: None)
+    with serving(home, find_mlflow=True) as served:
+        assert served.get(f"{API}/experiments").json() == {"items": [], "next": None}
+        assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "none yet"}
+        assert served.error(served.get(f"{API}/leaderboard/{EXPERIMENT}")) == (409, "not_enough_data")
+
+
+def test_runs_come_page_by_page_each_once(served: Served) -> None:
+    items = all_pages(served, RUNS, 7)
+    assert len(items) == len({item["run_id"] for item in items}) == 48
+
+
+def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> None:
+    expected = {run.run_id: run_json(run) for run in desk_of(served).cells().values()}
+    for item in served.get(f"{RUNS}?limit=500").json()["items"]:
+        wanted = expected[item["run_id"]]
+        assert {key: item[key] for key in wanted} == wanted
+        assert not any(tag.startswith("artifact:") for tag in item["tags"])
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("model=alpha:135m", 24),
+        ("model=alpha:135m&prompt=v1", 8),
+        ("scenario=nurse@morning", 6),
+        ("state=pending", 48),
+        ("state=judged", 0),
+        ("where=params.suite=tips", 48),
+        ("where=model=beta:1b&where=prompt=v1", 8),
+        ("kind=collection", 0),
+    ],
+)
+def test_runs_are_filtered(served: Served, query: str, count: int) -> None:
+    body = served.get(f"{RUNS}?limit=500&{query}").json()
+    assert (len(body["items"]), body["total"], body["next"]) == (count, count, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("limit=0", "query.limit"),
+        ("limit=501", "query.limit"),
+        ("next=nonsense", "query.next"),
+        ("where=novalue", "query.where"),
+        ("where=model=a&where=model=b", "query.where"),
+        ("model=a&where=model=b", "query.where"),
+        ("kind=odd", "query.kind"),
+        ("&".join(["where=a=b"] * 21), "query.where"),
+    ],
+)
+def test_a_wrong_question_is_refused_with_its_place(served: Served, query: str, place: str) -> None:
+    response = served.get(f"{RUNS}?{query}")
+    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+
+
+def test_a_try_that_was_replaced_is_shown_only_when_asked_for(served: Served) -> None:
+    experiment = desk_of(served).experiment
+    old = NewRun(
+        RunKind.CELL, "r1", "old", 1, 2, ok=False, cell_key="k", tags={"state": "failed", "superseded": "true"}
+    )
+    served.store.record(experiment.experiment_id, old)
+    served.store.touch(experiment.experiment_id)
+    assert served.get(RUNS).json()["total"] == 48
+    assert served.get(f"{RUNS}?superseded=true").json()["total"] == 49
+
+
+def test_one_run_has_all_its_texts(served: Served) -> None:
+    run_id = served.get(f"{RUNS}?limit=1").json()["items"][0]["run_id"]
+    body = served.get(f"{RUNS}/{run_id}").json()
+    run, texts = served.store.get(run_id)
+    assert body["texts"] == texts
+    assert {"artifact:prompt.txt", "artifact:raw.txt", "artifact:candidates.json"} <= set(body["texts"])
+    assert (body["run_id"], body["state"], body["status"]) == (run_id, "pending", "FINISHED")
+    assert body["params"] == dict(run.params)
+
+
+def test_a_run_of_another_experiment_is_not_found_here(served: Served) -> None:
+    other = served.store.ensure_experiment("tip-bench-other")
+    run_id = served.store.record(other.experiment_id, NewRun(RunKind.CELL, "r", "n", 1, 2))
+    assert served.error(served.get(f"{RUNS}/{run_id}")) == (404, "not_found")
+    assert served.get(f"{API}/runs/tip-bench-other/{run_id}").status_code == 200
+
+
+def test_a_run_that_is_not_there_is_not_found(served: Served) -> None:
+    assert served.error(served.get(f"{RUNS}/{'0' * 32}")) == (404, "not_found")
+
+
+def test_whatever_a_model_wrote_arrives_as_it_is(served: Served) -> None:
+    experiment = desk_of(served).experiment
+    text = "half a character \ud800, \x00, <script>, \u202e and 😀"
+    run = NewRun(RunKind.CELL, "odd", "odd", 1, 2, tags={"state": "pending"}, texts={"artifact:raw.txt": text})
+    run_id = served.store.record(experiment.experiment_id, run)
+    served.store.touch(experiment.experiment_id)
+    response = served.get(f"{RUNS}/{run_id}")
+    assert response.json()["texts"]["artifact:raw.txt"] == text
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_an_experiments_name_may_have_slashes_spaces_and_marks(home: Path) -> None:
+    store = MemoryStore()
+    name = "tip-bench-a/b c?d&e#ü"
+    found = store.ensure_experiment(name)
+    run_id = store.record(found.experiment_id, NewRun(RunKind.CELL, "r", "n", 1, 2, tags={"state": "pending"}))
+    quoted = "tip-bench-a%2Fb%20c%3Fd%26e%23%C3%BC"
+    with serving(home, store) as served:
+        assert served.get(f"{API}/runs/{quoted}").json()["items"][0]["run_id"] == run_id
+        assert served.get(f"{API}/runs/{quoted}/{run_id}").json()["run_id"] == run_id
+        assert served.get(f"{API}/experiments").json()["items"][0]["experiment"] == name
+
+
+class CountingStore(MemoryStore):
+    """Counts the reads that cost something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def _found(self, *args: Any, **options: Any) -> Any:
+        self.reads += 1
+        return super()._found(*args, **options)
+
+
+@pytest.fixture
+def counted(home: Path) -> Any:
+    from support.judging import record_cells
+
+    store = CountingStore()
+    found: Experiment = record_cells(store)
+    store.touch(found.experiment_id)
+    with serving(home, store) as served:
+        yield served, store
+
+
+PAGES = (f"{API}/experiments", RUNS, f"{RUNS}?model=alpha:135m", f"{API}/leaderboard/{EXPERIMENT}")
+
+
+def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[Served, CountingStore]) -> None:
+    served, store = counted
+    first = [served.get(path).json() for path in PAGES]
+    store.reads = 0
+    assert [served.get(path).json() for path in PAGES] == first
+    assert store.reads == 0
+
+
+def test_filters_and_boards_share_one_reading_of_the_cells(counted: tuple[Served, CountingStore]) -> None:
+    served, store = counted
+    served.get(RUNS)
+    store.reads = 0
+    for query in ("model=alpha:135m", "state=pending", "prompt=v1", "where=suite=x"):
+        served.get(f"{RUNS}?{query}")
+    assert store.reads == 0
+    served.get(f"{API}/leaderboard/{EXPERIMENT}")
+    served.get(f"{API}/leaderboard/{EXPERIMENT}?by=model")
+    assert store.reads <= 4  # duels and the rubric's text, not the cells
+
+
+def test_what_another_process_writes_shows_at_once(served: Served) -> None:
+    desk = desk_of(served)
+    assert [served.get(path).status_code for path in PAGES] == [200] * 4
+    desk.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel
+    assert served.get(f"{API}/experiments").json()["items"][0]["judged"] == 48
+    assert served.get(f"{RUNS}?state=judged&limit=500").json()["total"] == 48
+    board = served.get(f"{API}/leaderboard/{EXPERIMENT}").json()
+    assert board["judges"] == ["anna"]
+    assert served.get(f"{API}/judges/{EXPERIMENT}").json()["judged"] == 48
+
+
+def test_memory_is_bounded_however_many_questions_are_asked(served: Served) -> None:
+    queries = served.panel.queries
+    for number in range(300):
+        served.get(f"{API}/leaderboard/{EXPERIMENT}?where=params.suite=tips&where=n{number}=x")
+        served.panel.queries.small.get(number, "r", lambda: None)
+    assert len(queries.small) <= 256
+    assert len(queries.snapshots) <= 4

@@ -1,0 +1,193 @@
+"""The real application on a real uvicorn, in front of a real MLflow."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from support.judging import Desk, fill, record_cells
+from tipbench.cli.main import app as commands
+from tipbench.record.mlflow import MlflowStore
+from tipbench.settings import load_settings
+from tipbench.web.admin import create_app
+from tipbench.web.options import PanelOptions
+from tipbench.web.security import HEADERS
+from tipbench.web.server import address_of, listen
+from tipbench.web.tokens import Role
+from web.panels import API
+
+START_S = 30.0
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    """A command of the command line: how it ended, and what it printed."""
+    result = CliRunner().invoke(commands, list(arguments), catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """The application on a port of its own; its address."""
+    options = PanelOptions(port=0)
+    sock = listen(options)
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_S
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.started
+        yield address_of(sock, options).rstrip("/")
+    finally:
+        server.should_exit = True
+        thread.join(START_S)
+        sock.close()
+
+
+@pytest.fixture
+def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, Desk, str]]:
+    """An admin's client, and an experiment in MLflow with judged cells."""
+    settings = load_settings({"TIPBENCH_HOME": str(home), "MLFLOW_TRACKING_URI": mlflow_url}, home.parent)
+    app = create_app(settings)
+    _, secret = app.state.panel.guard.tokens.create(Role.ADMIN, "boss", life_s=None)
+    name = f"tip-bench-web-{uuid.uuid4().hex[:8]}"
+    with MlflowStore(mlflow_url) as store:
+        experiment = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
+        store.touch(experiment.experiment_id)
+        desk = Desk(store, experiment)
+        with running(app) as url:
+            headers = {"Authorization": f"Bearer {secret}"}
+            with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as client:
+                yield client, desk, mlflow_url
+
+
+def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, desk, url = bench
+    desk.judged_by("anna", everything=True)
+    code, printed = invoke("compare", desk.experiment.name, "--format", "json", "--mlflow-url", url)
+    assert code == 0
+    assert client.get(f"{API}/leaderboard/{desk.experiment.name}").json() == json.loads(printed)
+
+
+def test_a_list_of_runs_is_the_one_that_runs_list_prints(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, desk, url = bench
+    _, printed = invoke("runs", "list", "--experiment", desk.experiment.name, "--json", "--mlflow-url", url)
+    items = client.get(f"{API}/runs/{desk.experiment.name}?limit=500").json()["items"]
+    keys = ("run_id", "state", "params", "metrics", "tags")
+    listed = sorted(json.loads(printed), key=lambda run: run["run_id"])
+    assert sorted(({key: item[key] for key in keys} for item in items), key=lambda run: str(run["run_id"])) == listed
+
+
+def test_a_sheet_applied_on_the_command_line_shows_at_once(
+    bench: tuple[httpx.Client, Desk, str], tmp_path: Path
+) -> None:
+    client, desk, url = bench
+    name = desk.experiment.name
+    before = client.get(f"{API}/leaderboard/{name}").json()
+    assert client.get(f"{API}/leaderboard/{name}").json() == before
+    sheet = tmp_path / "anna.json"
+    sheet.write_text(json.dumps(fill(desk.export("anna", everything=True).judging)))
+    assert invoke("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
+    after = client.get(f"{API}/leaderboard/{name}").json()
+    assert (before["judges"], after["judges"]) == ([], ["anna"])
+    rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}
+    assert rows[name]["judged"] == rows[name]["cells"] == 9
+
+
+def test_runs_and_experiments_lead_to_their_pages_in_mlflow(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, desk, url = bench
+    rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}
+    assert rows[desk.experiment.name]["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}"
+    run = client.get(f"{API}/runs/{desk.experiment.name}?limit=1").json()["items"][0]
+    assert run["url"] == f"{rows[desk.experiment.name]['url']}/runs/{run['run_id']}"
+    whole = client.get(f"{API}/runs/{desk.experiment.name}/{run['run_id']}").json()
+    assert whole["texts"]["artifact:raw.txt"].startswith("[")
+
+
+def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, desk, _ = bench
+    name = desk.experiment.name
+    sheet = client.post(f"{API}/judge/{name}/sheets", json={"judge": "ben", "all": True})
+    assert sheet.status_code == 201
+    raw = sheet.json()
+    for item in raw["items"]:
+        for tip in item["tips"]:
+            tip["scores"] = dict.fromkeys(tip["scores"], 3)
+    body = client.post(f"{API}/judge/{name}/apply", json=raw).json()
+    assert body["status"] in ("applied", "held")
+    assert body["unfinished"] == 0
+    assert {given.judge for scores in desk.scores().values() for given in scores.judges.values()} == {"ben"}
+
+
+def raw_request(url: str, *lines: str) -> bytes:
+    """What a server answers to bytes that no client library would send."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        while chunk := sock.recv(65536):
+            answer += chunk
+        return answer
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("GET /healthz HTTP/1.1", "Connection: close"),
+        ("GET /healthz HTTP/1.1", "Host: localhost", "Host: evil.example", "Connection: close"),
+        ("GET /healthz HTTP/1.1", "Host: evil.example", "Connection: close"),
+        ("GET /healthz HTTP/1.1", "Host: ", "Connection: close"),
+        ("GET http://evil.example/healthz HTTP/1.1", "Host: evil.example", "Connection: close"),
+    ],
+)
+def test_a_request_without_one_host_of_ours_is_refused(bench: tuple[httpx.Client, Desk, str], lines: Any) -> None:
+    client, _, _ = bench
+    assert raw_request(str(client.base_url).rstrip("/"), *lines).startswith(b"HTTP/1.1 400")
+
+
+def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, _, _ = bench
+    for path in ("/healthz", "/nothing", "/metrics", "/login"):
+        response = client.get(path)
+        assert {name: response.headers[name] for name in HEADERS} == HEADERS
+        assert "server" not in response.headers
+
+
+def test_an_endless_body_is_cut_off(bench: tuple[httpx.Client, Desk, str]) -> None:
+    client, _, _ = bench
+    host, port = str(client.base_url).removeprefix("http://").rstrip("/").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    sent = 0
+    try:
+        connection.putrequest("POST", f"{API}/plan")
+        for name, value in client.headers.items():
+            if name.lower() == "authorization":
+                connection.putheader(name, value)
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders()
+        for _ in range(200):
+            connection.send(b"186a0\r\n" + b" " * 100_000 + b"\r\n")
+            sent += 100_000
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # it hung up on us, as it should
+    finally:
+        connection.close()
+    assert client.get("/healthz").status_code == 200

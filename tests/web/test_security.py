@@ -1,0 +1,186 @@
+"""The shield: headers on every answer, names, sizes, request ids, and failures that tell nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from starlette.responses import StreamingResponse
+
+from tipbench.errors import CorruptText
+from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
+from tipbench.web.security import BODY_BYTES, CSP, HEADERS
+from web.panels import API, EXPERIMENT, Served, TestClient, answered, serving
+
+SECRET = "what nobody outside may read"
+broken = APIRouter(dependencies=[ADMINS_ONLY])
+shared = APIRouter(dependencies=[JUDGES_TOO])
+
+
+@broken.get("/broken")
+def fail() -> None:
+    raise RuntimeError(SECRET)
+
+
+@broken.get("/half")
+def half() -> StreamingResponse:
+    def chunks() -> Iterator[bytes]:
+        yield b"so far"
+        raise RuntimeError(SECRET)
+
+    return StreamingResponse(chunks(), media_type="text/plain")
+
+
+@shared.get("/corrupt")
+def corrupt() -> None:
+    raise CorruptText("The text of run 0123456789 by qwen2.5:0.5b is not what tipbench writes.")
+
+
+@pytest.fixture
+def panel(home: Path) -> Iterator[Served]:
+    """With routes that fail, on a client that sees what a browser sees."""
+    store, _ = answered()
+    with serving(home, store, routers=(broken, shared), raise_server_exceptions=False) as served:
+        yield served
+
+
+def every_kind_of_answer(panel: Served) -> dict[int, Any]:
+    json_ = {"Content-Type": "application/json"}
+    return {
+        response.status_code: response
+        for response in (
+            panel.get("/healthz", token=None),
+            panel.post(f"{API}/judge/{EXPERIMENT}/sheets", json={"limit": 1}),
+            panel.get("/login", token=None, headers={"Host": "evil.example"}),
+            panel.get("/metrics", token=None, headers={"Accept": "text/html"}),
+            panel.get("/metrics", token=None),
+            panel.get("/metrics", token=panel.judge),
+            panel.get("/nothing/here", token=None),
+            panel.ask("DELETE", "/healthz", token=None),
+            panel.get(f"{API}/leaderboard/{EXPERIMENT}?judge=nobody"),
+            panel.post(f"{API}/plan", content=b"x" * (BODY_BYTES + 1), headers=json_),
+            panel.get(f"{API}/runs/{EXPERIMENT}?limit=0"),
+            panel.get("/broken"),
+            panel.get("/corrupt"),
+        )
+    }
+
+
+def test_every_answer_has_the_security_headers(panel: Served) -> None:
+    answers = every_kind_of_answer(panel)
+    assert set(answers) == {200, 201, 303, 400, 401, 403, 404, 405, 409, 413, 422, 500, 502}
+    for status, response in answers.items():
+        for name, value in HEADERS.items():
+            assert response.headers[name] == value, (status, name)
+        assert response.headers["x-request-id"]
+
+
+def test_the_policy_allows_no_inline_script_no_other_site_and_no_frame() -> None:
+    rules = dict(rule.split(" ", 1) for rule in CSP.split("; "))
+    assert "unsafe" not in CSP
+    assert "http" not in CSP
+    assert "*" not in CSP
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == rules["form-action"] == "'self'"
+
+
+def test_the_referrer_policy_leaves_our_own_forms_their_origin() -> None:
+    """With no-referrer a browser sends `Origin: null`, and every form would be refused."""
+    assert HEADERS["Referrer-Policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.1.2.3", "evil.example:5180"])
+@pytest.mark.parametrize("path", ["/healthz", "/login", f"{API}/experiments", "/nothing"])
+def test_another_host_is_refused_before_anything_else(panel: Served, host: str, path: str) -> None:
+    response = panel.get(path, headers={"Host": host})
+    assert panel.error(response) == (400, "host_refused")
+    assert response.json()["error"]["path"] == "header.host"
+
+
+def test_a_name_the_operator_added_is_answered(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_PANEL_HOSTS": "tips.example.org, 10.0.0.7"}) as served:
+        assert served.get("/healthz", token=None, headers={"Host": "tips.example.org:443"}).status_code == 200
+        assert served.get("/healthz", token=None, headers={"Host": "10.0.0.8"}).status_code == 400
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(panel: Served) -> None:
+    headers = {"Content-Type": "application/json", "Content-Length": str(10**12)}
+    response = panel.post(f"{API}/plan", content=b"{}", headers=headers)
+    assert panel.error(response) == (413, "too_large")
+
+
+def test_a_body_that_does_not_say_its_size_is_cut_off(panel: Served) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 100_000
+
+    response = panel.post(f"{API}/plan", content=endless(), headers={"Content-Type": "application/json"})
+    assert panel.error(response) == (413, "too_large")
+
+
+def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: Served) -> None:
+    body = b'{"format": "' + b"x" * (2 * BODY_BYTES) + b'"}'
+    headers = {"Content-Type": "application/json"}
+    response = panel.post(f"{API}/judge/{EXPERIMENT}/apply", content=body, headers=headers)
+    assert panel.error(response) == (422, "sheet_refused")
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1e3", ""])
+def test_a_length_that_is_no_number_is_refused(panel: Served, length: str) -> None:
+    response = panel.post(f"{API}/plan", content=b"{}", headers={"Content-Length": length})
+    assert response.status_code == 413
+
+
+def test_a_bug_tells_nothing_but_where_to_look(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "tipbench.web"):
+        response = panel.get("/broken")
+    assert panel.error(response) == (500, "internal")
+    assert SECRET not in response.text
+    assert "Traceback" not in response.text
+    assert response.headers["x-request-id"] in response.text
+    assert response.headers["x-request-id"] in caplog.text
+    assert SECRET in caplog.text
+
+
+def test_an_answer_that_breaks_off_is_not_passed_off_as_whole(panel: Served) -> None:
+    with TestClient(panel.app, base_url="http://localhost") as strict, pytest.raises(RuntimeError):
+        strict.get("/half", headers={"Authorization": f"Bearer {panel.admin}"})
+
+
+def test_a_failure_tells_an_admin_the_reason(panel: Served) -> None:
+    assert "qwen2.5" in panel.get("/corrupt").json()["error"]["message"]
+
+
+def test_a_failure_tells_a_judge_nothing_that_unblinds(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tipbench.web"):
+        response = panel.get("/corrupt", token=panel.judge)
+    assert panel.error(response) == (502, "corrupt_text")
+    assert "qwen2.5" not in response.text
+    assert "0123456789" not in response.text
+    assert response.headers["x-request-id"] in response.text
+    assert "qwen2.5" in caplog.text
+
+
+def test_a_callers_request_id_is_kept_when_it_is_fit_for_a_log(panel: Served) -> None:
+    kept = panel.get("/healthz", headers={"X-Request-ID": "abc-123_XYZ"}).headers["x-request-id"]
+    other = panel.get("/healthz", headers={"X-Request-ID": "a b\tc" + "d" * 80}).headers["x-request-id"]
+    assert kept == "abc-123_XYZ"
+    assert " " not in other
+    assert len(other) == 16
+
+
+def test_there_are_no_web_sockets(panel: Served) -> None:
+    from starlette.websockets import WebSocketDisconnect
+
+    with pytest.raises(WebSocketDisconnect), panel.client.websocket_connect("/anything"):
+        pass
+
+
+def test_no_answer_says_which_software_made_it(panel: Served) -> None:
+    headers = " ".join(f"{name}: {value}" for name, value in panel.get("/healthz").headers.items()).lower()
+    assert "uvicorn" not in headers
+    assert "starlette" not in headers

@@ -1,0 +1,128 @@
+"""Sessions: a cookie that nobody can make up, that expires, and that is worth nothing once it was ended."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.errors import UsageError
+from tipbench.web.database import FOLDER, Database
+from tipbench.web.sessions import KEY_FILE, Sessions, load_key
+from web.test_tokens import Clock, anything
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def database(home: Path) -> Iterator[Database]:
+    with contextlib.closing(Database(home)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sessions(database: Database, clock: Clock) -> Sessions:
+    return Sessions(KEY, database, life_s=100, clock=clock)
+
+
+def test_a_sealed_session_is_recognised_with_all_it_says(sessions: Sessions) -> None:
+    session = sessions.begin("token-1")
+    assert sessions.recognise(sessions.seal(session)) == session
+
+
+def test_every_login_begins_a_session_of_its_own(sessions: Sessions) -> None:
+    assert len({sessions.begin("token-1").id for _ in range(50)}) == 50
+
+
+@anything
+@given(text=st.text(max_size=700))
+def test_no_text_that_we_did_not_seal_is_a_session(sessions: Sessions, text: str) -> None:
+    assert sessions.recognise(text) is None
+
+
+@anything
+@given(data=st.data())
+def test_a_cookie_with_one_character_changed_is_refused(sessions: Sessions, data: st.DataObject) -> None:
+    sealed = sessions.seal(sessions.begin("token-1"))
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    other = data.draw(st.sampled_from("abcXYZ019-_.= é"))
+    changed = sealed[:at] + other + sealed[at + 1 :]
+    assert (sessions.recognise(changed) is not None) == (changed == sealed)
+
+
+def test_a_session_expires(sessions: Sessions, clock: Clock) -> None:
+    sealed = sessions.seal(sessions.begin("token-1"))
+    clock.now += 99
+    assert sessions.recognise(sealed)
+    clock.now += 1
+    assert sessions.recognise(sealed) is None
+
+
+def test_an_ended_session_stays_ended_after_a_restart(sessions: Sessions, database: Database, clock: Clock) -> None:
+    session = sessions.begin("token-1")
+    sessions.end(session)
+    again = Sessions(KEY, database, life_s=100, clock=clock)
+    assert again.recognise(sessions.seal(session)) is None
+
+
+def test_what_has_expired_anyway_is_no_longer_remembered(sessions: Sessions, database: Database, clock: Clock) -> None:
+    for _ in range(20):
+        sessions.end(sessions.begin("token-1"))
+    clock.now += 200
+    sessions.end(sessions.begin("token-1"))
+    assert len(database.rows("SELECT id FROM ended_sessions")) == 1
+
+
+def test_a_session_of_another_key_is_refused(sessions: Sessions, database: Database, clock: Clock) -> None:
+    other = Sessions(b"o" * 32, database, life_s=100, clock=clock)
+    assert sessions.recognise(other.seal(other.begin("token-1"))) is None
+
+
+def test_a_csrf_token_fits_its_own_session_alone(sessions: Sessions) -> None:
+    mine, yours = sessions.begin("token-1"), sessions.begin("token-1")
+    assert sessions.csrf_fits(mine, sessions.csrf(mine))
+    assert not sessions.csrf_fits(mine, sessions.csrf(yours))
+    assert not any(sessions.csrf_fits(mine, text) for text in ("", "x", "é" * 43, "\ud800"))
+
+
+def test_the_csrf_token_is_not_in_the_cookie(sessions: Sessions) -> None:
+    session = sessions.begin("token-1")
+    assert sessions.csrf(session) not in sessions.seal(session)
+
+
+def test_the_key_is_made_once_and_for_its_owner_only(home: Path) -> None:
+    key = load_key(home)
+    assert key == load_key(home)
+    assert len(key) == 32
+    assert stat.S_IMODE((home / FOLDER / KEY_FILE).stat().st_mode) == 0o600
+    assert [path.name for path in (home / FOLDER).iterdir()] == [KEY_FILE]
+
+
+def test_panels_that_start_at_once_sign_with_one_key(home: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(load_key, [home] * 40))) == 1
+
+
+def test_a_key_that_others_may_read_is_refused(home: Path) -> None:
+    load_key(home)
+    (home / FOLDER / KEY_FILE).chmod(0o644)
+    with pytest.raises(UsageError, match=r"may be read by others \(mode 644\). Delete it"):
+        load_key(home)
+
+
+def test_a_key_that_was_cut_short_is_refused(home: Path) -> None:
+    load_key(home)
+    (home / FOLDER / KEY_FILE).write_bytes(b"short")
+    with pytest.raises(UsageError, match="has 5 bytes instead of 32"):
+        load_key(home)

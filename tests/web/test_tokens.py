@@ -1,0 +1,180 @@
+"""Tokens: shown once, kept as hashes, valid until they expire or are revoked."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.web.database import FILE, FOLDER, Database
+from tipbench.web.tokens import LONGEST_LIFE_S, Role, TokenStore, read_life
+
+anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+
+
+class Clock:
+    """A time that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tokens(home: Path, clock: Clock) -> Iterator[TokenStore]:
+    with contextlib.closing(Database(home)) as database:
+        yield TokenStore(database, clock)
+
+
+def test_a_new_token_is_found_by_its_secret_alone(tokens: TokenStore) -> None:
+    token, secret = tokens.create(Role.JUDGE, "anna", life_s=60)
+    assert tokens.find(secret) is not None
+    assert tokens.find(secret.upper()) is None
+    assert tokens.find(token.id) is None
+
+
+@anything
+@given(text=st.text(max_size=120))
+def test_no_other_text_is_a_token(tokens: TokenStore, text: str) -> None:
+    tokens.create(Role.ADMIN, "anna", life_s=None)
+    assert tokens.find(text) is None
+
+
+@anything
+@given(data=st.data())
+def test_a_token_with_one_character_changed_is_another(tokens: TokenStore, data: st.DataObject) -> None:
+    _, secret = tokens.create(Role.ADMIN, "anna", life_s=None)
+    at = data.draw(st.integers(0, len(secret) - 1))
+    other = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_ é"))
+    changed = secret[:at] + other + secret[at + 1 :]
+    assert (tokens.find(changed) is not None) == (changed == secret)
+
+
+def test_two_tokens_never_share_id_or_secret(tokens: TokenStore) -> None:
+    made = [tokens.create(Role.JUDGE, "anna", life_s=60) for _ in range(50)]
+    assert len({token.id for token, _ in made}) == len({secret for _, secret in made}) == 50
+
+
+def test_neither_the_secret_nor_its_random_part_is_on_disk(tokens: TokenStore, home: Path) -> None:
+    _, secret = tokens.create(Role.ADMIN, "anna", life_s=None)
+    kept = b"".join(path.read_bytes() for path in (home / FOLDER).iterdir())
+    assert secret.encode() not in kept
+    assert secret.split("_", 2)[2].encode() not in kept
+
+
+def test_only_the_owner_may_read_what_is_kept(tokens: TokenStore, home: Path) -> None:
+    assert stat.S_IMODE((home / FOLDER / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((home / FOLDER).stat().st_mode) == 0o700
+
+
+def test_an_expired_token_is_not_found(tokens: TokenStore, clock: Clock) -> None:
+    token, secret = tokens.create(Role.JUDGE, "anna", life_s=60)
+    clock.now += 59
+    assert tokens.find(secret) is not None
+    clock.now += 1
+    assert tokens.find(secret) is None
+    assert token.state(clock.now) == "expired"
+
+
+def test_a_token_revoked_by_another_process_is_gone_at_once(tokens: TokenStore, home: Path) -> None:
+    token, secret = tokens.create(Role.JUDGE, "anna", life_s=None)
+    with contextlib.closing(Database(home)) as database:
+        assert TokenStore(database).revoke(token.id)
+    assert tokens.find(secret) is None
+
+
+def test_revoking_again_or_what_never_was_changes_nothing(tokens: TokenStore) -> None:
+    token, _ = tokens.create(Role.JUDGE, "anna", life_s=None)
+    assert [tokens.revoke(token.id), tokens.revoke(token.id), tokens.revoke("nobody")] == [True, False, False]
+
+
+def test_the_last_use_is_noted_once_a_minute(tokens: TokenStore, clock: Clock) -> None:
+    token, secret = tokens.create(Role.JUDGE, "anna", life_s=None)
+    seen = []
+    for seconds in (0, 30, 40):
+        clock.now += seconds
+        tokens.find(secret)
+        found = tokens.get(token.id)
+        seen.append(found and found.last_used)
+    assert seen == [1_000_000, 1_000_000, 1_000_070]
+
+
+def test_every_comparison_takes_the_same_time(tokens: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A known id, an unknown one and no token at all go through the same comparison of the same length."""
+    _, secret = tokens.create(Role.ADMIN, "anna", life_s=None)
+    compared: list[tuple[int, int]] = []
+    real = hmac.compare_digest
+
+    def spied(one: str, other: str) -> bool:
+        compared.append((len(one), len(other)))
+        return real(one, other)
+
+    monkeypatch.setattr("tipbench.web.tokens.hmac.compare_digest", spied)
+    for text in (secret, secret[:-1] + "x", "tipbench_" + "0" * 12 + "_" + "a" * 43, "", "nonsense"):
+        tokens.find(text)
+    assert compared == [(64, 64)] * 5
+
+
+def test_an_admin_is_there_only_while_a_token_of_that_role_is_active(tokens: TokenStore, clock: Clock) -> None:
+    tokens.create(Role.JUDGE, "anna", life_s=None)
+    assert not tokens.has_admin()
+    tokens.create(Role.ADMIN, "boss", life_s=10)
+    assert tokens.has_admin()
+    clock.now += 10
+    assert not tokens.has_admin()
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 61, "rules", "ollama:llama3"])
+def test_a_judges_token_needs_a_name_that_scores_can_be_kept_under(tokens: TokenStore, name: str) -> None:
+    with pytest.raises(UsageError, match="A token's name is"):
+        tokens.create(Role.JUDGE, name, life_s=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("30d", 2592000), ("8w", 4838400), (" Never ", None)]
+)
+def test_a_life_is_read_as_people_write_it(text: str, seconds: int | None) -> None:
+    assert read_life(text) == seconds
+
+
+@given(st.text(max_size=12))
+def test_any_life_is_bounded_or_refused(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        seconds = read_life(text)
+        assert seconds is None or 0 < seconds <= LONGEST_LIFE_S
+
+
+@pytest.mark.parametrize("text", ["", "0d", "-1d", "1.5h", "30", "d", "99999w", "1y", "٣d"])
+def test_a_life_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="A token expires after"):
+        read_life(text)
+
+
+def test_a_database_of_a_newer_version_is_left_alone(home: Path) -> None:
+    Database(home).close()
+    with contextlib.closing(sqlite3.connect(home / FOLDER / FILE)) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    with pytest.raises(TipbenchError, match="newer tipbench"):
+        Database(home)
+
+
+def test_a_damaged_database_is_told_in_words(home: Path) -> None:
+    (home / FOLDER).mkdir(parents=True)
+    (home / FOLDER / FILE).write_bytes(b"no database at all, " * 100)
+    with pytest.raises(TipbenchError, match=r"keeps its tokens in .*restore it"):
+        Database(home)

@@ -84,6 +84,10 @@ def test_built_in_suite_has_controls_for_every_scenario() -> None:
     assert min(counts[scenario.id] for scenario in TIPS.scenarios) >= 3
 
 
+def test_every_built_in_control_can_hide_among_answers_in_the_asked_form() -> None:
+    assert [control.tip for control in TIPS.controls if not control.rationale] == []
+
+
 def test_no_scale_value_makes_up_too_much_of_the_controls() -> None:
     """A judge who always says 3 must not be able to hide among threes."""
     for scale in RUBRIC.scales:

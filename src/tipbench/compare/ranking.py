@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -50,6 +51,16 @@ class Ranking:
     n_scenarios: int  # core scenarios
     too_few: bool  # under MIN_SCENARIOS nothing can be decided, whatever the scores
     gap: Gap | None = None  # what is missing, where no row is complete
+
+    @cached_property
+    def complete(self) -> frozenset[Pair]:
+        """The pairs that are ranked; every row of a page asks."""
+        return frozenset(row.pair for row in self.rows if row.complete)
+
+    @cached_property
+    def tied_set(self) -> frozenset[Pair]:
+        """`tied`, to be asked for each row."""
+        return frozenset(self.tied)
 
 
 def rank(

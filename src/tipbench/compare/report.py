@@ -47,10 +47,9 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
     ranking = board.ranking
     if pair == ranking.leader:
         return State.LEADER
-    if pair in ranking.tied:
+    if pair in ranking.tied_set:
         return State.TIED
-    complete = any(row.pair == pair and row.complete for row in ranking.rows)
-    return State.SEPARATED if complete else State.INCOMPLETE
+    return State.SEPARATED if pair in ranking.complete else State.INCOMPLETE
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:

@@ -3,7 +3,8 @@
     TipbenchError                 exit 1: it could not be done
     ├── UsageError                exit 2: the command, its options or its files are wrong
     │   ├── SuiteError            a suite file: names file, line and reason
-    │   └── ModelRefused          too large, unknown size, not local, missing, no completion
+    │   ├── ModelRefused          too large, unknown size, not local, missing, no completion
+    │   └── JobMissing            there is no job of that id
     ├── NotEnoughData             exit 3: nothing can be said yet
     ├── ServerAway                no answer in time from a server we need
     │   ├── OllamaAway
@@ -17,7 +18,9 @@
     ├── MixedRubrics              scores of different rubrics do not compare
     ├── SheetRefused              a filled sheet has mistakes; each names item, tip and field
     ├── WeightsError              the embedded model's file is missing or wrong
-    └── LocalServerError          the local MLflow could not be started or stopped
+    ├── LocalServerError          the local MLflow could not be started or stopped
+    ├── JobConflict               a used key, a job that has ended or still runs
+    └── NotStarted                a runner cannot start a job, and trying again would not help
 
 A message gives the rule, the value seen and the next step; the command line prints it without a traceback.
 Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
@@ -53,6 +56,10 @@ class SuiteError(UsageError):
 
 class ModelRefused(UsageError):
     """One or more models may not run; the message lists each with its reason."""
+
+
+class JobMissing(UsageError):
+    """There is no such job."""
 
 
 class NotEnoughData(TipbenchError):
@@ -118,3 +125,11 @@ class WeightsError(TipbenchError):
 
 class LocalServerError(TipbenchError):
     pass
+
+
+class JobConflict(TipbenchError):
+    """What was asked does not go with what is there: a used key, a job that has ended or still runs."""
+
+
+class NotStarted(TipbenchError):
+    """A runner could not start a job, and trying again would not help."""

@@ -15,14 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import JobConflict, JobMissing, TipbenchError, UsageError
 from tipbench.jobs.job import (
     ENDED,
     MOVES,
     Job,
-    JobConflict,
     JobKind,
-    JobMissing,
     JobState,
     Order,
     moves_between,
@@ -154,6 +152,71 @@ def in_threads(act: Callable[[], None], number: int) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def later(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
+    """A list whose clock goes on when it is told to."""
+    now = [1_000_000.0]
+    with JobStore(path, clock=lambda: now[0]) as opened:
+        yield opened, lambda days: now.__setitem__(0, now[0] + days * DAY_S)
+
+
+def test_a_job_is_found_by_its_key(store: JobStore) -> None:
+    job, _ = store.add(ORDER, "key-1")
+    assert store.by_key("key-1") == job
+    assert store.by_key("key-2") is None
+
+
+def test_only_what_ended_long_ago_has_expired(later: tuple[JobStore, Callable[[float], None]]) -> None:
+    store, pass_days = later
+    old = [store.add(ORDER)[0] for _ in range(4)]
+    moved(store, old[0], RUNNING, JobState.SUCCEEDED)
+    moved(store, old[1], RUNNING)
+    moved(store, old[2], RUNNING, LOST)
+    pass_days(80)
+    young = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    assert store.expired(90 * DAY_S) == []
+    pass_days(11)
+    assert [job.id for job in store.expired(90 * DAY_S)] == [old[0].id]
+    pass_days(80)
+    assert [job.id for job in store.expired(90 * DAY_S)] == [old[0].id, young.id]
+    assert len(store.expired(90 * DAY_S, limit=1)) == 1
+
+
+def test_what_was_retried_stays_as_long_as_its_retry(later: tuple[JobStore, Callable[[float], None]]) -> None:
+    store, pass_days = later
+    old = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    pass_days(91)
+    again = retry(store, old.id).job
+    assert store.expired(90 * DAY_S) == []
+    assert store.remove(old.id) is False
+    moved(store, again, RUNNING, JobState.SUCCEEDED)
+    pass_days(91)
+    assert [job.id for job in store.expired(90 * DAY_S)] == [again.id]
+    assert store.remove(again.id)
+    assert [job.id for job in store.expired(90 * DAY_S)] == [old.id]
+    assert store.remove(old.id)
+    assert store.page().items == ()
+
+
+@pytest.mark.parametrize("states", [(), (RUNNING,), (RUNNING, JobState.WAITING), (RUNNING, LOST)])
+def test_what_has_not_ended_cannot_be_removed(store: JobStore, states: tuple[JobState, ...]) -> None:
+    job = moved(store, store.add(ORDER)[0], *states)
+    assert store.remove(job.id) is False
+    assert store.get(job.id) == job
+
+
+def test_a_key_whose_job_is_forgotten_is_free_again(store: JobStore) -> None:
+    job = moved(store, store.add(ORDER, "key-1")[0], RUNNING, JobState.SUCCEEDED)
+    assert store.remove(job.id)
+    assert store.remove(job.id) is False
+    again, new = store.add(ORDER, "key-1")
+    assert new
+    assert again.id != job.id
 
 
 def test_a_job_that_nobody_has_is_missing(store: JobStore) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
+from tipbench.errors import TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_order, judge_order
 from tipbench.jobs.event_log import Recorded
@@ -286,3 +287,23 @@ def test_a_login_in_an_address_reaches_the_command_and_nothing_else(bench: Bench
     assert PASSWORD not in str(bench.events(job)) + bench.runner.log(job).text
     for path in (bench.home / "jobs" / job.id).rglob("*"):
         assert PASSWORD.encode() not in path.read_bytes(), path
+
+
+def test_what_is_forgotten_leaves_nothing_behind(bench: Bench) -> None:
+    job, other = bench.collect(), bench.collect()
+    for each in (job, other):
+        bench.run(each)
+    for _ in range(2):
+        bench.runner.forget(job)
+    assert bench.runner.events(job) == []
+    assert bench.runner.log(job).text == ""
+    assert bench.events(other), "the others are untouched"
+
+
+def test_a_job_that_still_runs_is_not_forgotten(bench: Bench, slow: ScriptedOllama) -> None:
+    job = slow_job(bench, slow)
+    bench.runner.start(job)
+    until_cells(bench, job, 1)
+    with pytest.raises(TipbenchError, match="has not gone yet"):
+        bench.runner.forget(job)
+    assert bench.until(job, lambda seen: seen.state in ENDED).state is JobState.SUCCEEDED

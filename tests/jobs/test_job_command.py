@@ -52,8 +52,8 @@ def test_the_command_line_understands_exactly_the_configuration(values: dict[str
 def test_a_judges_options_are_those_of_the_command() -> None:
     params = COMMANDS["judge", "run"].params
     known = {name.removeprefix("--").replace("-", "_") for option in params for name in option.opts}
-    assert known >= JUDGE_OPTIONS
-    assert known - JUDGE_OPTIONS <= {"json", "help", "h"}
+    assert known >= set(JUDGE_OPTIONS)
+    assert known - set(JUDGE_OPTIONS) <= {"json", "help", "h"}
 
 
 def test_a_judges_order_becomes_its_command() -> None:
@@ -85,8 +85,12 @@ def test_a_judges_order_becomes_its_command() -> None:
         ({"experiment": "mine"}, "begins with tip-bench-"),
         ({"judge": ["a"]}, "judge takes"),
         ({"with": "command:" + "x" * 5000}, "at most 4000"),
-        ({"ollama_url": "nowhere"}, "ollama_url takes a web address"),
+        ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, "ollama_url takes a web address"),
         ({"mlflow_url": "file:///x"}, "mlflow_url takes a web address"),
+        ({"with": "judge"}, "with takes"),
+        ({"batch": 3}, "batch belongs to command:"),
+        ({"evict": True}, "evict belongs to ollama:"),
+        ({"with": "command:x", "num_ctx": 512}, "num_ctx belongs to ollama:"),
     ],
 )
 def test_what_is_no_judges_order_is_refused(change: dict[str, Any], said: str) -> None:
@@ -134,8 +138,24 @@ def test_the_template_needs_no_server() -> None:
 
 
 @pytest.mark.parametrize(("with_", "needed"), [("rules", ()), ("ollama:a:1b", (LOCAL_SERVER,)), ("command:x", ())])
-def test_a_judge_needs_the_server_only_if_it_is_a_model(with_: str, needed: tuple[str, ...]) -> None:
-    assert judge_order({**RULES, "with": with_}, ollama_url=OLLAMA).resources == needed
+def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model(with_: str, needed: tuple[str, ...]) -> None:
+    own = f"judge {with_} in tip-bench-a"
+    assert judge_order({**RULES, "with": with_}, ollama_url=OLLAMA).resources == (*needed, own)
+
+
+def test_a_program_takes_turns_with_others_that_judge_under_its_name() -> None:
+    first, second = (
+        judge_order({**RULES, "with": f"command:{program}", "judge": "ben"}, ollama_url=OLLAMA)
+        for program in ("one", "two")
+    )
+    assert first.resources == second.resources
+
+
+def test_options_belong_to_the_judges_that_the_command_line_gives_them_to() -> None:
+    from tipbench.cli.judge_run import _BELONGS
+
+    ours = {key: judges for key, judges in JUDGE_OPTIONS.items() if len(judges) < 3}
+    assert ours == _BELONGS
 
 
 def test_an_order_shows_no_secret() -> None:

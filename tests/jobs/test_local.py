@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.errors import UsageError
+from tipbench.errors import NotStarted, UsageError
 from tipbench.jobs import local
 from tipbench.jobs.command import collect_order
 from tipbench.jobs.folder import JobFolder, Process
-from tipbench.jobs.job import Job, JobState, NotStarted
+from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner, descendants, is_alive, process_start
 from tipbench.jobs.sqlite import JobStore
 from tipbench.plan.config import make_config
@@ -211,3 +211,14 @@ def test_a_broken_note_of_a_process_counts_as_none(content: bytes, tmp_path: Pat
     folder.make()
     (folder.path / "process.json").write_bytes(content)
     assert folder.process is None
+
+
+@pytest.mark.parametrize("most", range(1, 60))
+def test_no_part_of_a_login_is_in_a_tail_however_short(tmp_path: Path, most: int) -> None:
+    folder = JobFolder(tmp_path, "job")
+    folder.make()
+    for text in ("MLflow: http://anna:hunter2@box/mlflow", "MLflow: http://anna:hunter2@box/mlflow\n"):
+        folder.log.write_text(text)
+        tail = folder.tail(most)
+        assert not any(part in tail.text for part in ("hunter2", "ter2@", "2@", "anna"))
+        assert tail.cut is (most < len(text))

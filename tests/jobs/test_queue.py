@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.errors import ServerAway
+from tipbench.errors import JobConflict, NotStarted, ServerAway, TipbenchError
 from tipbench.jobs.event_log import Recorded
-from tipbench.jobs.job import Job, JobConflict, JobKind, JobState, LogTail, NotStarted, Order, Sighting
+from tipbench.jobs.job import Job, JobKind, JobState, LogTail, Order, Sighting
 from tipbench.jobs.queue import Supervisor, cancel, places, retry, startable, submit
 from tipbench.jobs.sqlite import JobStore
 
@@ -27,6 +27,7 @@ class ScriptedRunner:
     name: str = "local"
     started: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     seen: dict[str, Sighting] = field(default_factory=dict)
     trouble: Exception | None = None
 
@@ -51,6 +52,11 @@ class ScriptedRunner:
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002
         return LogTail("", 0, cut=False)
+
+    def forget(self, job: Job) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.forgotten.append(job.id)
 
 
 @dataclass
@@ -239,6 +245,79 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(desk: Desk, tmp_p
         assert other.tick() is True
         assert store.get(job.id).state is JobState.SUCCEEDED
         other.close()
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[tuple[Desk, list[float]]]:
+    """A desk that forgets what ended a day ago, and its clock."""
+    runner, now = ScriptedRunner(), [1_000_000.0]
+    with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
+        supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)
+        yield Desk(store, runner, supervisor), now
+        supervisor.close()
+
+
+def ended_long_ago(keeping: tuple[Desk, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
+    desk, now = keeping
+    jobs = [desk.order(runner=runner) for _ in range(number)]
+    for job in jobs:
+        desk.store.move(job.id, JobState.QUEUED, JobState.RUNNING)
+        desk.store.move(job.id, JobState.RUNNING, JobState.SUCCEEDED)
+    now[0] += 90_000
+    return jobs
+
+
+def test_what_ended_long_ago_is_forgotten_by_runner_and_list(keeping: tuple[Desk, list[float]]) -> None:
+    desk, _ = keeping
+    jobs = ended_long_ago(keeping, 120)
+    for _ in range(3):  # some at a time
+        desk.supervisor.tick()
+    assert sorted(desk.runner.forgotten) == sorted(job.id for job in jobs)
+    assert desk.store.page().items == ()
+
+
+def test_what_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
+    desk, now = keeping
+    ended_long_ago(keeping)
+    now[0] -= 80_000
+    desk.supervisor.tick()
+    assert desk.runner.forgotten == []
+    assert len(desk.store.page().items) == 1
+
+
+def test_what_its_runner_cannot_forget_yet_stays_on_the_list(
+    keeping: tuple[Desk, list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    desk, _ = keeping
+    (job,) = ended_long_ago(keeping)
+    desk.runner.trouble = TipbenchError("its process has not gone yet")
+    desk.supervisor.tick()
+    assert desk.store.get(job.id).state is JobState.SUCCEEDED
+    assert "its process has not gone yet" in caplog.text
+
+
+def test_a_job_of_a_runner_that_is_gone_is_taken_off_the_list(keeping: tuple[Desk, list[float]]) -> None:
+    desk, _ = keeping
+    ended_long_ago(keeping, runner="airflow")
+    desk.supervisor.tick()
+    assert desk.store.page().items == ()
+
+
+def test_without_a_limit_nothing_is_forgotten(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.SUCCEEDED, 0)
+    desk.supervisor.tick()
+    assert desk.runner.forgotten == []
+
+
+def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.LOST)
+    again = retry(desk.store, job.id, key="key-1").job
+    desk.sees(job, JobState.RUNNING)
+    assert retry(desk.store, job.id, key="key-1").job.id == again.id
+    with pytest.raises(JobConflict):
+        retry(desk.store, job.id, key="key-2")
 
 
 def test_a_supervisor_on_its_thread_can_be_woken_and_closed(desk: Desk) -> None:

@@ -13,12 +13,14 @@ from tipbench.jobs.job import JobKind, Order
 from tipbench.plan.config import CollectConfig, check_experiment_name
 
 WORDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-JUDGE_OPTIONS = frozenset(
-    {
-        *("with", "experiment", "judge", "limit", "overlap", "all", "rejudge", "seed", "suite", "timeout_s", "batch"),
-        *("accept_drift", "ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait", "mlflow_url"),
-    }
-)
+_ANY_JUDGE = ("rules", "command", "ollama")
+JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # and to which judges each means something
+    **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
+    **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
+    **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
+    "timeout_s": ("command", "ollama"),
+    **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
+}
 _MOST_TEXT = 4000
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
 _EMBEDDED = "the embedded model on this machine"
@@ -40,14 +42,17 @@ def collect_order(config: CollectConfig, *, started_by: str = "", runner: str = 
 
 def judge_order(options: Mapping[str, Any], *, ollama_url: str, started_by: str = "", runner: str = "local") -> Order:
     """The order for `tipbench judge run`; `options` are its own by key, `ollama_url` the server without that option."""
-    if unknown := sorted(set(options) - JUDGE_OPTIONS):
+    if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
         raise UsageError(f"{unknown[0][:80]!r} is no option of `tipbench judge run`; see its --help.")
     with_ = options.get("with")
-    if not isinstance(with_, str) or not with_.strip():
+    if not isinstance(with_, str) or not (with_ == "rules" or with_.startswith(("command:", "ollama:"))):
         raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
             raise UsageError(f"{key} takes a text, a number or yes and no, of at most {_MOST_TEXT} characters.")
+        if value not in (None, False) and with_.partition(":")[0] not in JUDGE_OPTIONS[key]:
+            whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
+            raise UsageError(f"{key} belongs to {whose}; it means nothing to {with_[:80]}. Leave it out.")
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))
     except ValueError as exc:
@@ -56,9 +61,10 @@ def judge_order(options: Mapping[str, Any], *, ollama_url: str, started_by: str 
         if options.get(key) is not None and not is_web_address(str(options[key])):
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
-    resources = (f"Ollama at {identity_of(server)}",) if with_.startswith("ollama:") else ()
+    needed = [f"judge {options.get('judge') or with_} in {experiment}"]  # two runs of one judge would refuse each other
+    needed += [f"Ollama at {identity_of(server)}"] if with_.startswith("ollama:") else []
     arguments, private = _apart(options)
-    return Order(JobKind.JUDGE, experiment, arguments, private, resources, started_by, runner)
+    return Order(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
 
 
 def command_words(job: Order) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,6 +49,11 @@ class JobFolder:
         """The folder itself, for its owner only."""
         with in_home(self.path, "cannot be made"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def remove(self) -> None:
+        """The folder with all that is in it; nothing happens when it is gone already."""
+        with in_home(self.path, "cannot be removed"), suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -109,8 +115,13 @@ class JobFolder:
         except OSError:
             return LogTail("", 0, cut=False)
         if start:
-            content = content.partition(b"\n")[2] or content
+            content = _from_a_beginning(content)
         text = "".join(
             char if char.isprintable() or char in "\n\t" else " " for char in content.decode(errors="replace")
         )
         return LogTail(without_logins(text), size, cut=start > 0)
+
+
+def _from_a_beginning(content: bytes) -> bytes:
+    """From the first whole line on, else from the first whole word: half a web address would not show its login."""
+    return content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])

@@ -8,20 +8,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import JobConflict
 from tipbench.jobs.event_log import Recorded
-
-
-class JobMissing(UsageError):
-    """There is no such job."""
-
-
-class JobConflict(TipbenchError):
-    """What was asked does not go with what is there: a used key, a job that has ended or still runs."""
-
-
-class NotStarted(TipbenchError):
-    """A runner could not start a job, and trying again would not help."""
 
 
 class JobKind(StrEnum):
@@ -185,4 +173,8 @@ class Runner(Protocol):
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
         """The end of what it printed."""
+        ...
+
+    def forget(self, job: Job) -> None:
+        """Throw away what is kept here of a job that has ended; nothing happens when there is nothing."""
         ...

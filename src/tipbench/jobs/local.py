@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tipbench.errors import NotStarted, TipbenchError
 from tipbench.jobs.event_log import Ending, Recorded, read_ending, read_events
 from tipbench.jobs.folder import JobFolder, Process
-from tipbench.jobs.job import Job, JobState, LogTail, NotStarted, Sighting
+from tipbench.jobs.job import Job, JobState, LogTail, Sighting
 
 GRACE_S = 90.0  # to break off calls, see the model leave memory and record what is finished
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"
@@ -131,6 +132,14 @@ class LocalRunner:
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
         """The end of what its command printed."""
         return self._folder(job).tail(most_bytes)
+
+    def forget(self, job: Job) -> None:
+        """Remove its folder, unless its process is still there and may write into it."""
+        folder = self._folder(job)
+        process = folder.process
+        if process is not None and is_alive(process):
+            raise TipbenchError(f"The process of {job.id} ({process.pid}) has not gone yet; its folder stays for now.")
+        folder.remove()
 
     def _folder(self, job: Job) -> JobFolder:
         return JobFolder(self._jobs, job.id)

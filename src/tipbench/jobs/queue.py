@@ -10,31 +10,32 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
-from tipbench.errors import ServerAway, TipbenchError
+from tipbench.errors import JobConflict, NotStarted, ServerAway, TipbenchError
 from tipbench.generate.home import in_home
 from tipbench.generate.lock import try_lock
 from tipbench.jobs.job import (
     ACTIVE,
     ENDED,
     Job,
-    JobConflict,
     JobState,
-    NotStarted,
     Order,
     Runner,
     Sighting,
     moves_between,
 )
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.sqlite import JobStore, check_key
 
 TICK_S = 0.5
 MOST_RUNNING = 4
 _MOST_LOST = 100  # so many of the lost are looked for
+_SWEEP_S = 3600.0
+_MOST_SWEPT = 50  # at a time: nobody's turn waits for it
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +59,10 @@ def cancel(store: JobStore, job_id: str) -> Job:
 
 def retry(store: JobStore, job_id: str, *, started_by: str = "", key: str | None = None) -> Submitted:
     """A new job like the old one, which names it. JobConflict unless the old one failed, was cancelled or is lost."""
+    check_key(key)
+    known = None if key is None else store.by_key(key)
+    if known is not None and known.retry_of == job_id:  # whatever has become of the old one since
+        return Submitted(known, new=False)
     old = store.get(job_id)
     if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
         still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
@@ -99,12 +104,16 @@ class Supervisor:
         *,
         tick_s: float = TICK_S,
         most_running: int = MOST_RUNNING,
+        keep_s: float | None = None,
     ) -> None:
+        """`keep_s` after its end a job is forgotten; None keeps all."""
         self._store = store
         self._runners = runners
         self._lock_path = lock
         self._tick_s = tick_s
         self._most_running = most_running
+        self._keep_s = keep_s
+        self._next_sweep = 0.0
         self._lock_fd: int | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -163,6 +172,8 @@ class Supervisor:
         running = self._store.in_states({JobState.RUNNING})
         for job in startable(queued, running, self._most_running):
             self._safely(self._begin, job)
+        if time.monotonic() >= self._next_sweep:
+            self._sweep()
         return True
 
     def _run(self) -> None:
@@ -174,6 +185,22 @@ class Supervisor:
                 _log.exception("the queue of jobs could not be carried on; trying again")
                 self._stop.wait(10 * self._tick_s)
             self._wake.wait(self._tick_s)
+
+    def _sweep(self) -> None:
+        """Forget what ended long ago: first what its runner keeps of it, so that nothing is left without a name."""
+        found = [] if self._keep_s is None else self._store.expired(self._keep_s, limit=_MOST_SWEPT)
+        gone = [job for job in found if self._forgotten(job)]
+        self._next_sweep = time.monotonic() + (0 if len(gone) == _MOST_SWEPT else _SWEEP_S)
+
+    def _forgotten(self, job: Job) -> bool:
+        runner = self._runners.get(job.runner)
+        try:
+            if runner is not None:
+                runner.forget(job)
+            return self._store.remove(job.id)
+        except TipbenchError as exc:
+            _log.warning("job %s is kept for now: %s", job.id, exc)
+            return False
 
     def _take_lead(self) -> bool:
         if self._lock_fd is not None:

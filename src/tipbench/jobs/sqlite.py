@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import JobConflict, JobMissing, TipbenchError, UsageError
 from tipbench.generate.home import in_home
-from tipbench.jobs.job import ENDED, Job, JobConflict, JobKind, JobMissing, JobState, Order, check_move
+from tipbench.jobs.job import ENDED, Job, JobKind, JobState, Order, check_move
 
 VERSION = 1
 MOST_ITEMS = 500
@@ -52,6 +52,7 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_by_state ON jobs (state, seq);
 CREATE INDEX jobs_by_experiment ON jobs (experiment, seq);
 """
+_REMOVABLE = "ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.id)"
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,16 @@ class JobStore:
         query = f"SELECT * FROM jobs WHERE state IN {_in(states)} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         return [_job(row) for row in reversed(self._rows(query, [limit]))]
 
+    def by_key(self, key: str) -> Job | None:
+        """The job that was ordered with this key."""
+        rows = self._rows("SELECT * FROM jobs WHERE key = ?", [key])
+        return _job(rows[0]) if rows else None
+
+    def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
+        """Jobs that ended longer ago, oldest first; not one that another on the list is a retry of."""
+        query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND ended < ? ORDER BY seq LIMIT ?"  # noqa: S608
+        return [_job(row) for row in self._rows(query, [self._clock() - keep_s, limit])]
+
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
         rows = self._rows("SELECT state, count(*) AS number FROM jobs GROUP BY state", [])
@@ -233,6 +244,11 @@ class JobStore:
             if job.state is JobState.QUEUED and job.claimed is None:
                 db.execute("UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ?", (now, job_id))
             return self._one(db, job_id)
+
+    def remove(self, job_id: str) -> bool:
+        """Take a job off the list; False when it has not ended, or another has become a retry of it."""
+        with self._change() as db:
+            return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
 
     # SQLite
 

@@ -1,0 +1,111 @@
+"""Starting jobs for somebody who asks over the network: checked first, so that what is queued can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Header
+from pydantic import ValidationError
+
+from tipbench.errors import UsageError
+from tipbench.jobs.command import collect_order, judge_order
+from tipbench.jobs.queue import Submitted
+from tipbench.jobs.sqlite import MOST_KEY
+from tipbench.judge.checking import name_fault, tidy_name
+from tipbench.plan.config import CollectConfig
+from tipbench.plan.grid import choose_prompts, choose_scenarios
+from tipbench.plan.suite import load_suite
+from tipbench.web.errors import Forbidden, Invalid, place_of, validation_message
+from tipbench.web.queries import existing
+from tipbench.web.shapes import JudgeWish
+
+if TYPE_CHECKING:
+    from tipbench.web.deps import Panel
+
+COMMAND = "command"
+_LONGEST = 16_000  # of one option: a command line has its limits
+_RULES = ("ollama_url", "mlflow_url", "suite", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait")
+_NAMED = ("ollama_url", "mlflow_url", "suite")  # what the operator has to allow
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=MOST_KEY,
+        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
+        description="Made up by the caller for one order: sent again, it gives the same job and starts nothing.",
+        examples=["9c1d5d6e-8f0a-4f3e-a4c5-6b1f0a7d2e10"],
+    ),
+]
+
+
+def start_run(panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None) -> Submitted:
+    """Queue a collect. `config` comes from `panel.allowed.config`; SuiteError or UsageError when the suite lacks it."""
+    for name, value in config.model_dump().items():
+        if isinstance(value, str) and len(value) > _LONGEST:
+            raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+    suite = load_suite(config.suite)
+    choose_prompts(suite, config.prompt_versions)
+    choose_scenarios(suite, config.n_scenarios)
+    return panel.jobs.submit(collect_order(config, started_by=started_by), key=key)
+
+
+def start_judge(
+    panel: Panel, experiment: str, raw: Mapping[str, Any], *, started_by: str, key: str | None = None
+) -> Submitted:
+    """Queue a `judge run` of an experiment that is there. Invalid or Forbidden names the wrong option."""
+    wish = _wish(raw)
+    asked = wish.model_dump(by_alias=True, exclude_defaults=True)
+    rule = panel.allowed.config({name: asked[name] for name in _RULES if name in asked})
+    if wish.judge is not None and (fault := name_fault(wish.judge)):
+        raise Invalid(f"judge takes {fault} (got {wish.judge[:80]!r}).", path="body.judge")
+    options = {**asked, "with": _with(panel, wish.with_), "experiment": experiment, "mlflow_url": rule.mlflow_url}
+    if wish.judge is not None:
+        options["judge"] = tidy_name(wish.judge)
+    if wish.with_.startswith("ollama:"):
+        options["ollama_url"] = rule.ollama_url
+    with panel.tracker.named(rule.mlflow_url) as opened:
+        existing(opened.store, experiment)
+    try:
+        order = judge_order(options, ollama_url=rule.ollama_url, started_by=started_by)
+    except UsageError as exc:
+        raise Invalid(str(exc), path="body") from exc
+    return panel.jobs.submit(order, key=key)
+
+
+def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
+    """A new job like an old one, as long as the operator still allows what that one named."""
+    old = panel.jobs.store.get(job_id)
+    panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
+    return panel.jobs.retry(job_id, started_by=started_by, key=key)
+
+
+def _wish(raw: Mapping[str, Any]) -> JudgeWish:
+    try:
+        return JudgeWish.model_validate(raw)
+    except ValidationError as exc:
+        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
+        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+
+
+def _with(panel: Panel, wanted: str) -> str:
+    """A program runs on this machine with all our rights, so only the operator says which."""
+    if wanted == COMMAND:
+        program = panel.settings.get("judge_command")
+        if not program:
+            raise Forbidden(
+                "No judging program is configured. The operator names one in TIPBENCH_JUDGE_COMMAND; rules and "
+                "ollama:MODEL need none.",
+                code="not_allowed",
+                path="body.with",
+            )
+        return f"command:{program}"
+    if wanted.startswith("command:"):
+        raise Forbidden(
+            'A program cannot be named over HTTP. Send "command" for the one that TIPBENCH_JUDGE_COMMAND names.',
+            code="not_allowed",
+            path="body.with",
+        )
+    return wanted

@@ -1,0 +1,197 @@
+"""Jobs ordered over HTTP and carried out: real commands, a real MLflow, a real or a scripted Ollama."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.real_ollama import RealOllama
+from support.scripted_ollama import ScriptedOllama
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import ENDED
+from tipbench.jobs.local import is_alive
+from web.panels import API, Served, serving
+
+SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64}
+PASSWORD = "hunter2-7c1f"
+JOBS = f"{API}/jobs"
+
+
+@contextmanager
+def working(home: Path, mlflow_url: str, **environment: str) -> Iterator[Served]:
+    """A panel that runs its jobs; none outlives the test."""
+    given = {"MLFLOW_TRACKING_URI": mlflow_url, **environment}
+    try:
+        with serving(home, environment=given, find_mlflow=True, run_jobs=True) as served:
+            yield served
+    finally:
+        for known in (home / "jobs").glob("*/process.json"):
+            process = JobFolder(home / "jobs", known.parent.name).process
+            if process is not None and is_alive(process):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(served: Served, experiment: str, **changes: Any) -> str:
+    response = served.post(f"{API}/run", json={**SMALL, "experiment": experiment, **changes})
+    assert response.status_code == 202, response.text
+    return str(response.json()["job"]["id"])
+
+
+def until(served: Served, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
+    deadline = time.monotonic() + wait_s
+    while not wanted(now := served.get(f"{JOBS}/{job_id}").json()):
+        assert time.monotonic() < deadline, f"{now}\n{served.get(f'{JOBS}/{job_id}/log').text}"
+        time.sleep(0.05)
+    return now
+
+
+def ended(served: Served, job_id: str) -> Any:
+    return until(served, job_id, lambda now: now["job"]["state"] in set(map(str, ENDED)))
+
+
+def cells(now: Any) -> int:
+    return sum(model["done"] for model in now["progress"]["models"])
+
+
+def test_a_run_is_collected_and_shows_in_the_experiment(home: Path, mlflow_url: str) -> None:
+    with working(home, mlflow_url) as served:
+        job_id = run(served, "tip-bench-http-run")
+        now = ended(served, job_id)
+        assert (now["job"]["state"], now["job"]["exit_code"], now["job"]["reason"]) == ("succeeded", 0, None)
+        assert now["progress"]["collected"]["generated"] == 2
+        assert now["job"]["links"]["mlflow"].startswith(mlflow_url)
+        assert served.get(f"{API}/runs/tip-bench-http-run").json()["total"] == 2
+        assert "tip-bench-http-run" in served.get(f"{JOBS}/{job_id}/log").text
+
+
+def test_the_log_is_plain_text_and_no_longer_than_asked_for(home: Path, mlflow_url: str) -> None:
+    with working(home, mlflow_url) as served:
+        job_id = run(served, "tip-bench-http-log")
+        ended(served, job_id)
+        whole = served.get(f"{JOBS}/{job_id}/log")
+        tail = served.get(f"{JOBS}/{job_id}/log?bytes=150")
+        wrong = [served.get(f"{JOBS}/{job_id}/log?bytes={number}").status_code for number in ("0", "x", "2000000")]
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert (whole.headers["x-log-cut"], tail.headers["x-log-cut"]) == ("false", "true")
+    assert int(whole.headers["x-log-size"]) == len(whole.content)
+    assert len(tail.content) <= 150
+    assert whole.text.endswith(tail.text)
+    assert wrong == [422, 422, 422]
+
+
+def test_the_rules_judge_is_run_as_a_job_and_shows_on_the_board(home: Path, mlflow_url: str) -> None:
+    name = "tip-bench-http-judge"
+    with working(home, mlflow_url) as served:
+        ended(served, run(served, name))
+        started = served.post(f"{API}/judge/{name}/run", json={"with": "rules"})
+        now = ended(served, started.json()["job"]["id"])
+        assert now["job"]["state"] == "succeeded", now
+        assert (now["progress"]["judged"]["judge"], now["progress"]["judged"]["provisional"]) == ("rules", True)
+        board = served.get(f"{API}/leaderboard/{name}").json()
+    assert (board["provisional"], board["standings"][0]["judged"]) == (True, 2)
+
+
+def test_the_operators_program_judges_as_a_job(home: Path, mlflow_url: str, tmp_path: Path) -> None:
+    name = "tip-bench-http-program"
+    script = tmp_path / "judge.py"
+    script.write_text(
+        "import json, sys\n"
+        "sheet = json.load(sys.stdin)\n"
+        "for item in sheet['items']:\n"
+        "    for tip in item['tips']:\n"
+        "        tip['scores'] = dict.fromkeys(tip['scores'], 3)\n"
+        "json.dump(sheet, sys.stdout)\n"
+    )
+    with working(home, mlflow_url, TIPBENCH_JUDGE_COMMAND=f"{sys.executable} {script}") as served:
+        ended(served, run(served, name))
+        body = {"with": "command", "judge": "threes", "accept_drift": "it is a test"}
+        now = ended(served, served.post(f"{API}/judge/{name}/run", json=body).json()["job"]["id"])
+        assert now["job"]["state"] == "succeeded", now
+        assert served.get(f"{API}/leaderboard/{name}").json()["judges"] == ["threes"]
+
+
+def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m"], call_s=0.4) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as on:
+        job_id = run(on, "tip-bench-http-cancel", models="alpha:135m", n_scenarios=8)
+        until(on, job_id, lambda now: cells(now) >= 1)
+        assert "alpha:135m" in server.resident
+        asked = on.post(f"{JOBS}/{job_id}/cancel").json()["job"]
+        assert (asked["state"], asked["cancel_requested"]) == ("running", True)
+        now = ended(on, job_id)
+        assert (now["job"]["state"], now["job"]["exit_code"]) == ("cancelled", 130)
+        assert httpx.get(f"{server.url}/api/ps", trust_env=False).json()["models"] == []
+        again = on.post(f"{JOBS}/{job_id}/retry").json()["job"]
+        finished = ended(on, again["id"])
+    assert (finished["job"]["state"], finished["job"]["retry_of"]) == ("succeeded", job_id)
+    assert finished["progress"]["collected"]["recorded_before"] >= 1
+
+
+def test_a_cancel_unloads_the_model_of_a_real_server(home: Path, mlflow_url: str, ollama: RealOllama) -> None:
+    with working(home, mlflow_url, OLLAMA_HOST=ollama.url) as served:
+        name = f"tip-bench-real-cancel-{time.monotonic_ns()}"
+        job_id = run(served, name, models="alpha:135m", n_scenarios=8, n_tips=5, num_predict=256)
+        until(served, job_id, lambda now: cells(now) >= 1)
+        served.post(f"{JOBS}/{job_id}/cancel")
+        assert ended(served, job_id)["job"]["state"] == "cancelled"
+    assert httpx.get(f"{ollama.url}/api/ps", trust_env=False).json()["models"] == []
+
+
+def test_two_runs_on_one_server_take_turns_and_say_so(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as on:
+        jobs = [run(on, f"tip-bench-http-turn-{turn}", models="alpha:135m", n_scenarios=4) for turn in (1, 2, 3)]
+        until(on, jobs[0], lambda now: now["job"]["state"] == "running")
+        listed = {item["id"]: item["place"] for item in on.get(JOBS).json()["items"]}
+        assert [listed[job_id] for job_id in jobs] == [None, 1, 2]
+        assert [ended(on, job_id)["job"]["state"] for job_id in jobs] == ["succeeded"] * 3
+        assert server.log.max_resident == 1
+
+
+def test_a_run_that_cannot_be_done_says_why(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m"]) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as served:
+        now = ended(served, run(served, "tip-bench-http-refused", models="nosuch:1b"))
+    assert (now["job"]["state"], now["job"]["exit_code"]) == ("failed", 2)
+    assert "nosuch:1b is not on the Ollama server" in now["job"]["reason"]
+    assert now["progress"]["failure"] == now["job"]["reason"]
+
+
+def test_a_login_reaches_the_command_and_nobody_who_looks_on(home: Path, mlflow_url: str) -> None:
+    url = mlflow_url.replace("://", f"://anna:{PASSWORD}@")
+    with working(home, url) as served:
+        job_id = run(served, "tip-bench-http-login")
+        assert ended(served, job_id)["job"]["state"] == "succeeded"
+        paths = (JOBS, f"{JOBS}/{job_id}", f"{JOBS}/{job_id}/log", f"{JOBS}/{job_id}/events?after=0")
+        texts = [served.get(path).text for path in paths]
+    assert all(texts)
+    assert not any(PASSWORD in text or "anna" in text for text in texts)
+
+
+def test_jobs_run_on_when_their_panel_closes(home: Path, mlflow_url: str) -> None:
+    with ScriptedOllama(["alpha:135m"], call_s=0.3) as server:
+        given = {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": server.url}
+        with serving(home, environment=given, find_mlflow=True, run_jobs=True) as served:
+            job_id = run(served, "tip-bench-http-closed", models="alpha:135m", n_scenarios=8)
+            until(served, job_id, lambda now: cells(now) >= 1)
+        with working(home, mlflow_url, OLLAMA_HOST=server.url) as served:
+            assert ended(served, job_id)["job"]["state"] == "succeeded"
+        assert len(server.log.calls()) == 8
+
+
+def test_old_jobs_are_forgotten_with_their_folders(home: Path, mlflow_url: str) -> None:
+    with working(home, mlflow_url) as served:
+        job_id = run(served, "tip-bench-http-old")
+        ended(served, job_id)
+        assert (home / "jobs" / job_id / "log.txt").exists()
+    with working(home, mlflow_url, TIPBENCH_JOBS_KEEP_DAYS="0.000001") as served:
+        deadline = time.monotonic() + 30
+        while served.get(f"{JOBS}/{job_id}").status_code != 404:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not (home / "jobs" / job_id).exists()

@@ -1,0 +1,417 @@
+"""Jobs over HTTP: ordered once, listed, watched, cancelled and retried; refused where they are wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tipbench.jobs.job import JobState
+from web.panels import API, EXPERIMENT, Served, answered, serving
+
+SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}
+RUN = f"{API}/run"
+JOBS = f"{API}/jobs"
+JUDGE = f"{API}/judge/{EXPERIMENT}/run"
+
+
+def ordered(served: Served, key: str | None = None, **changes: Any) -> Any:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return served.post(RUN, json={**SMALL, **changes}, headers=headers)
+
+
+def job_of(response: Any) -> Any:
+    assert response.status_code == 202, response.text
+    return response.json()["job"]
+
+
+def move(served: Served, job_id: str, *states: JobState, **details: Any) -> None:
+    store = served.panel.jobs.store
+    for state in states:
+        assert store.move(job_id, store.get(job_id).state, state, **details) is not None
+
+
+# starting
+
+
+def test_a_run_is_accepted_as_a_job(served: Served) -> None:
+    response = ordered(served)
+    job = job_of(response)
+    assert response.headers["location"] == f"{JOBS}/{job['id']}" == job["links"]["self"]
+    assert {"id", "kind", "state", "experiment", "retry_of", "links"} <= set(job)
+    assert (job["kind"], job["state"], job["experiment"], job["retry_of"]) == (
+        "collect",
+        "queued",
+        "tip-bench-auto",
+        None,
+    )
+    assert (job["started_by"], job["arguments"]["n_tips"], job["runner"]) == ("boss", 3, "local")
+    assert (response.json()["place"], response.json()["new"]) == (1, True)
+
+
+def test_a_jobs_links_lead_somewhere(served: Served) -> None:
+    links = job_of(ordered(served, experiment="tip-bench-a/b c?"))["links"]
+    assert links["experiment"] == "/experiments/tip-bench-a%2Fb%20c%3F"
+    assert links["page"].startswith("/jobs/")
+    assert served.get(links["self"]).status_code == served.get(links["log"]).status_code == 200
+    assert "mlflow" not in links
+
+
+def test_an_empty_body_runs_the_defaults(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_MODELS": "baseline:template", "TIPBENCH_N_TIPS": "4"}) as served:
+        arguments = job_of(served.post(RUN))["arguments"]
+    assert (arguments["models"], arguments["n_tips"]) == ("baseline:template", 4)
+
+
+def test_the_same_key_gives_the_same_job(served: Served) -> None:
+    first, again = ordered(served, "key-1"), ordered(served, "key-1")
+    assert job_of(first)["id"] == job_of(again)["id"]
+    assert (first.json()["new"], again.json()["new"]) == (True, False)
+    assert len(served.get(JOBS).json()["items"]) == 1
+
+
+def test_the_same_key_with_another_body_is_refused(served: Served) -> None:
+    ordered(served, "key-1")
+    assert served.error(ordered(served, "key-1", n_tips=4)) == (409, "job_conflict")
+    assert served.error(served.post(JUDGE, json={"with": "rules"}, headers={"Idempotency-Key": "key-1"})) == (
+        409,
+        "job_conflict",
+    )
+
+
+def test_without_a_key_every_request_is_a_job(served: Served) -> None:
+    assert len({job_of(ordered(served))["id"] for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("key", ["", " ", "x" * 201, "a\tb", "caf\u00e9", " a", "a\x7f"])
+def test_a_key_that_is_none_is_refused(served: Served, key: str) -> None:
+    response = served.post(RUN, json=SMALL, headers={"Idempotency-Key": key.encode("latin-1")})
+    assert (response.status_code, response.json()["error"]["path"]) == (422, "header.Idempotency-Key")
+    assert served.get(JOBS).json()["items"] == []
+
+
+def test_a_double_click_of_twenty_threads_makes_one_job(served: Served) -> None:
+    made: list[tuple[str, bool]] = []
+    start = threading.Barrier(20)
+
+    def click() -> None:
+        start.wait()
+        response = ordered(served, "click-1")
+        made.append((job_of(response)["id"], response.json()["new"]))
+
+    threads = [threading.Thread(target=click) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(made) == 20
+    assert len({job_id for job_id, _ in made}) == 1
+    assert [new for _, new in made].count(True) == 1
+    assert len(served.get(JOBS).json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", "application/json"),
+        (b"[]", "application/json"),
+        (b"null", "application/json"),
+        (b'"x"', "application/json"),
+        (b'{"n_tips": NaN}', "application/json"),
+        (b'{"n_tips": 1e999}', "application/json"),
+        (b'{"n_tips": ' + b"9" * 5000 + b"}", "application/json"),
+        (b'{"models": "\\ud800"}', "application/json"),
+        (b'{"models": "a\\u0000b"}', "application/json"),
+        (b'{"experiment": "tip-bench-\\u202e\\n"}', "application/json"),
+        (b'{"models": "' + b"a:1b," * 5 + b"x" * 900 + b'"}', "application/json"),
+        (b'{"models": ' + b'["a:1b"' + b"".join(b',"m%d:1b"' % number for number in range(4000)) + b"]}",
+         "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b"n_tips=3", "application/x-www-form-urlencoded"),
+        (b"{}", "text/plain"),
+        (b'{"key": 1}', "application/json"),
+        (b'{"models": {"a": 1}}', "application/json"),
+        (b'{"wait": "perhaps"}', "application/json"),
+    ],
+    ids=range(19),
+)  # fmt: skip
+@pytest.mark.parametrize("path", [RUN, JUDGE])
+def test_a_malformed_body_is_refused_and_starts_nothing(served: Served, path: str, content: bytes, kind: str) -> None:
+    response = served.post(path, content=content, headers={"Content-Type": kind})
+    assert served.error(response)[0] == 422
+    assert response.json()["error"]["path"].startswith("body")
+    assert served.get(JOBS).json()["items"] == []
+
+
+def test_what_the_suite_does_not_have_is_refused_before_it_is_queued(served: Served) -> None:
+    assert served.error(ordered(served, prompts="v9"))[0] == 400
+    assert served.get(JOBS).json()["items"] == []
+
+
+@pytest.mark.parametrize("key", ["ollama_url", "mlflow_url"])
+def test_a_server_that_is_not_allowed_is_refused(served: Served, key: str) -> None:
+    assert served.error(ordered(served, **{key: "http://169.254.169.254/latest"})) == (403, "not_allowed")
+    assert served.get(JOBS).json()["items"] == []
+
+
+def test_an_allowed_server_is_used_with_the_login_that_nobody_sees(home: Path) -> None:
+    environment = {"TIPBENCH_PANEL_URLS": "http://anna:hidden@gpu:11434"}
+    with serving(home, environment=environment) as served:
+        response = ordered(served, ollama_url="http://gpu:11434")
+        job = job_of(response)
+        private = served.panel.jobs.store.get(job["id"]).private
+        shown = [response.text, *(served.get(path).text for path in (JOBS, f"{JOBS}/{job['id']}", RUN))]
+    assert job["arguments"]["ollama_url"] == "http://gpu:11434"
+    assert private == {"TIPBENCH_OLLAMA_URL": "http://anna:hidden@gpu:11434"}
+    assert not any("hidden" in text for text in shown)
+
+
+# judging
+
+
+def test_a_judge_without_a_person_is_a_job_too(served: Served) -> None:
+    job = job_of(served.post(JUDGE, json={"with": "rules", "limit": 8, "all": True}))
+    assert (job["kind"], job["experiment"]) == ("judge", EXPERIMENT)
+    assert job["arguments"] == {
+        "with": "rules",
+        "limit": 8,
+        "all": True,
+        "experiment": EXPERIMENT,
+        "mlflow_url": None,
+    }
+
+
+def test_a_model_that_judges_waits_for_its_server(served: Served) -> None:
+    job = job_of(served.post(JUDGE, json={"with": "ollama:a:1b", "max_model_b": 2}))
+    assert "Ollama at http://localhost:11434" in served.panel.jobs.store.get(job["id"]).resources
+    assert job["arguments"]["ollama_url"] == "http://localhost:11434"
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "place"),
+    [
+        ({}, 422, "body.with"),
+        ({"with": "people"}, 422, "body.with"),
+        ({"with": "ollama:"}, 422, "body.with"),
+        ({"with": "ollama:a b"}, 422, "body.with"),
+        ({"with": "command"}, 403, "body.with"),
+        ({"with": "command:rm -rf /"}, 403, "body.with"),
+        ({"with": "rules", "experiment": "tip-bench-other"}, 422, "body.experiment"),
+        ({"with": "rules", "limit": 0}, 422, "body.limit"),
+        ({"with": "rules", "batch": 3}, 422, "body"),
+        ({"with": "rules", "with_": "rules"}, 422, "body.with_"),
+        ({"with": "rules", "mlflow_url": "http://evil.example"}, 403, "body.mlflow_url"),
+        ({"with": "rules", "suite": "/etc"}, 403, "body.suite"),
+        ({"with": "rules", "seed": 2**70}, 422, "body.seed"),
+        ({"with": "ollama:a:1b", "ollama_url": "http://evil.example"}, 403, "body.ollama_url"),
+        ({"with": "ollama:a:1b", "num_ctx": "x"}, 422, "body.num_ctx"),
+        ({"with": "ollama:a:1b", "accept_drift": "why not"}, 422, "body"),
+    ],
+)
+def test_a_judges_wrong_option_is_named(served: Served, body: dict[str, Any], answer: int, place: str) -> None:
+    response = served.post(JUDGE, json=body)
+    assert (response.status_code, response.json()["error"]["path"]) == (answer, place), response.text
+    assert served.get(JOBS).json()["items"] == []
+
+
+def test_only_the_operators_program_judges(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": "python judge.py --quick"}) as served:
+        job = job_of(served.post(JUDGE, json={"with": "command", "judge": " ben ", "batch": 5}))
+        assert (job["arguments"]["with"], job["arguments"]["judge"]) == ("command:python judge.py --quick", "ben")
+        assert served.error(served.post(JUDGE, json={"with": "command:sh"})) == (403, "not_allowed")
+        response = served.post(JUDGE, json={"with": "command", "judge": "rules"})
+        assert (response.status_code, response.json()["error"]["path"]) == (422, "body.judge")
+
+
+def test_an_experiment_that_is_not_there_has_nothing_to_judge(served: Served) -> None:
+    assert served.error(served.post(f"{API}/judge/tip-bench-none/run", json={"with": "rules"})) == (404, "not_found")
+    assert served.error(served.post(f"{API}/judge/mine/run", json={"with": "rules"})) == (422, "invalid")
+
+
+# the list
+
+
+@pytest.fixture
+def five(served: Served) -> list[str]:
+    """Five jobs, oldest first: succeeded, failed, queued, queued behind it, and a judge."""
+    ids = [job_of(ordered(served, experiment=f"tip-bench-{name}"))["id"] for name in ("a", "b", "c", "c")]
+    move(served, ids[0], JobState.RUNNING, JobState.SUCCEEDED)
+    move(served, ids[1], JobState.RUNNING)
+    move(served, ids[1], JobState.FAILED, exit_code=1, reason="MLflow at http://anna:hidden@box is away")
+    return [*ids, job_of(served.post(JUDGE, json={"with": "rules"}))["id"]]
+
+
+def ids(response: Any) -> list[str]:
+    assert response.status_code == 200, response.text
+    return [item["id"] for item in response.json()["items"]]
+
+
+def test_the_list_is_newest_first_with_places_in_the_queue(served: Served, five: list[str]) -> None:
+    items = served.get(JOBS).json()["items"]
+    assert [item["id"] for item in items] == five[::-1]
+    assert [item["place"] for item in items] == [1, 2, 1, None, None]
+
+
+def test_the_list_is_paged_without_doubling_a_row(served: Served, five: list[str]) -> None:
+    seen, mark = [], ""
+    for _ in range(5):
+        page = served.get(f"{JOBS}?limit=2{mark}").json()
+        seen += [item["id"] for item in page["items"]]
+        ordered(served)  # what comes meanwhile shifts nothing
+        if page["next"] is None:
+            break
+        mark = f"&next={page['next']}"
+    assert seen == five[::-1]
+
+
+def test_the_list_is_filtered(served: Served, five: list[str]) -> None:
+    assert ids(served.get(f"{JOBS}?state=failed")) == [five[1]]
+    assert ids(served.get(f"{JOBS}?kind=judge")) == [five[4]]
+    assert ids(served.get(f"{JOBS}?experiment=tip-bench-c&state=queued")) == [five[3], five[2]]
+    assert ids(served.get(f"{JOBS}?experiment=tip-bench-none")) == []
+
+
+@pytest.mark.parametrize(
+    "query", ["state=done", "kind=x", "limit=0", "limit=501", "limit=x", "next=x", "next=-1", "next=" + "9" * 30]
+)
+def test_a_wrong_question_to_the_list_is_refused(served: Served, query: str) -> None:
+    response = served.get(f"{JOBS}?{query}")
+    assert (response.status_code, response.json()["error"]["path"]) == (422, f"query.{query.partition('=')[0]}")
+
+
+def test_one_job_shows_its_progress_and_why_it_failed_without_a_login(served: Served, five: list[str]) -> None:
+    body = served.get(f"{JOBS}/{five[1]}").json()
+    assert (body["job"]["state"], body["job"]["exit_code"], body["place"]) == ("failed", 1, None)
+    assert body["job"]["reason"] == "MLflow at http://box is away"
+    assert body["progress"]["models"] == []
+    assert served.get(f"{JOBS}/{five[3]}").json()["place"] == 2
+
+
+@pytest.mark.parametrize("path", ["", "/log", "/events"])
+def test_a_job_that_is_not_there_is_not_found(served: Served, path: str) -> None:
+    assert served.error(served.get(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
+    assert served.error(served.get(f"{JOBS}/{'x' * 65}{path}")) == (422, "invalid")
+    assert served.error(served.get(f"{JOBS}/..%2e{path}")) == (422, "invalid")
+
+
+@pytest.mark.parametrize("path", ["/cancel", "/retry"])
+def test_what_is_not_there_cannot_be_changed(served: Served, path: str) -> None:
+    assert served.error(served.post(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
+
+
+# changes
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_once(served: Served, five: list[str]) -> None:
+    for _ in range(2):
+        body = served.post(f"{JOBS}/{five[2]}/cancel").json()
+        assert (body["job"]["state"], body["job"]["cancel_requested"], body["place"]) == ("cancelled", True, None)
+    assert served.get(f"{JOBS}/{five[3]}").json()["place"] == 1
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled(served: Served, five: list[str]) -> None:
+    assert served.error(served.post(f"{JOBS}/{five[0]}/cancel")) == (409, "job_conflict")
+
+
+def test_a_retry_is_a_new_job_that_names_the_old_one(served: Served, five: list[str]) -> None:
+    old = served.get(f"{JOBS}/{five[1]}").json()["job"]
+    response = served.post(f"{JOBS}/{five[1]}/retry")
+    job = job_of(response)
+    assert (job["retry_of"], job["state"], job["arguments"]) == (five[1], "queued", old["arguments"])
+    assert response.headers["location"] == job["links"]["self"]
+    assert job_of(served.post(f"{JOBS}/{five[1]}/retry"))["id"] == job["id"], "one retry at a time"
+
+
+def test_the_same_key_gives_the_same_retry_whatever_became_of_it(served: Served, five: list[str]) -> None:
+    def again() -> Any:
+        return served.post(f"{JOBS}/{five[1]}/retry", headers={"Idempotency-Key": "again-1"})
+
+    first = job_of(again())
+    move(served, first["id"], JobState.RUNNING, JobState.FAILED)
+    assert (job_of(again())["id"], again().json()["new"]) == (first["id"], False)
+    assert job_of(served.post(f"{JOBS}/{five[1]}/retry"))["id"] != first["id"]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_what_succeeded_or_still_waits_is_not_retried(served: Served, five: list[str], number: int) -> None:
+    assert served.error(served.post(f"{JOBS}/{five[number]}/retry")) == (409, "job_conflict")
+
+
+def test_a_retry_names_no_server_that_is_no_longer_allowed(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_PANEL_URLS": "http://gpu:11434"}) as served:
+        job_id = job_of(ordered(served, ollama_url="http://gpu:11434"))["id"]
+        served.post(f"{JOBS}/{job_id}/cancel")
+    with serving(home, store) as served:
+        assert served.error(served.post(f"{JOBS}/{job_id}/retry")) == (403, "not_allowed")
+
+
+def test_a_change_with_a_cookie_needs_its_token(served: Served, five: list[str]) -> None:
+    csrf = served.log_in(served.admin)
+    for path in (RUN, JUDGE, f"{JOBS}/{five[2]}/cancel", f"{JOBS}/{five[1]}/retry"):
+        assert served.error(served.post(path, token=None)) == (403, "csrf")
+    response = served.post(f"{JOBS}/{five[2]}/cancel", token=None, headers={"X-CSRF-Token": csrf})
+    assert response.json()["job"]["state"] == "cancelled"
+
+
+# the rest
+
+
+def test_the_counters_tell_jobs_by_state_and_the_queue(served: Served, five: list[str]) -> None:
+    assert len(five) == 5
+    lines = served.get("/metrics").text.splitlines()
+    assert 'tipbench_jobs{state="queued"} 3' in lines
+    assert 'tipbench_jobs{state="failed"} 1' in lines
+    assert 'tipbench_jobs{state="running"} 0' in lines
+    assert "tipbench_queue_length 3" in lines
+    assert "tipbench_event_streams 0" in lines
+
+
+def answers_of(served: Served, five: list[str]) -> Iterator[tuple[str, str, Any]]:
+    yield f"{JOBS}", "get", served.get(JOBS)
+    yield f"{JOBS}/{{job_id}}", "get", served.get(f"{JOBS}/{five[1]}")
+    yield f"{JOBS}/{{job_id}}/cancel", "post", served.post(f"{JOBS}/{five[2]}/cancel")
+    yield f"{JOBS}/{{job_id}}/retry", "post", served.post(f"{JOBS}/{five[1]}/retry")
+    yield RUN, "post", ordered(served)
+    yield f"{API}/judge/{{experiment}}/run", "post", served.post(JUDGE, json={"with": "rules"})
+
+
+def test_real_answers_about_jobs_are_as_documented(served: Served, five: list[str]) -> None:
+    document = served.get(f"{API}/openapi.json").json()
+    for path, method, response in answers_of(served, five):
+        found = document["paths"][path][method]["responses"][str(response.status_code)]["content"]["application/json"]
+        jsonschema.validate(response.json(), {**found["schema"], "components": document["components"]})
+
+
+def test_the_key_is_documented_as_a_header(served: Served) -> None:
+    operation = served.app.openapi()["paths"][RUN]["post"]
+    (key,) = operation["parameters"]
+    assert (key["name"], key["in"], key["required"]) == ("Idempotency-Key", "header", False)
+    assert operation["responses"]["202"]["headers"]["Location"]
+
+
+@pytest.mark.parametrize("days", ["-1", "many", "nan", "1e9"])
+def test_a_wrong_number_of_days_is_refused_at_the_start(home: Path, days: str) -> None:
+    from tipbench.errors import UsageError
+
+    with (
+        pytest.raises(UsageError, match="jobs_keep_days is a number of days"),
+        serving(home, environment={"TIPBENCH_JOBS_KEEP_DAYS": days}),
+    ):
+        pass
+
+
+def test_the_days_of_the_table_are_those_that_apply(home: Path) -> None:
+    from tipbench.settings import SETTINGS, load_settings
+    from tipbench.web.desk import KEEP_DAYS, keep_seconds
+
+    table = {setting.key: setting.default for setting in SETTINGS}
+    assert float(table["jobs_keep_days"]) == KEEP_DAYS
+    assert keep_seconds(load_settings({"TIPBENCH_HOME": str(home)}, home)) == 90 * 86_400
+    assert keep_seconds(load_settings({"TIPBENCH_HOME": str(home), "TIPBENCH_JOBS_KEEP_DAYS": "0"}, home)) is None

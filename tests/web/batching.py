@@ -1,0 +1,124 @@
+"""A judge at work in the browser's stead: opens batches, answers items by a rule, closes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from support.judging import Desk, Rule, agreed, fill
+from tipbench.judge.judging import Judging, find_judging
+from tipbench.web.tokens import Role
+from web.panels import API, EXPERIMENT, Served
+
+GOOD = {"relevance": 4, "actionability": 5, "tone": 3}
+BATCHES = f"{API}/judge/{EXPERIMENT}/batches"
+
+
+@dataclass(frozen=True)
+class Clerk:
+    """One judge's requests."""
+
+    served: Served
+    token: str
+
+    @classmethod
+    def named(cls, served: Served, name: str, role: Role = Role.JUDGE) -> Clerk:
+        """With a token of its own."""
+        return cls(served, served.panel.guard.tokens.create(role, name, life_s=3600)[1])
+
+    def ask(self, method: str, path: str = "", **options: Any) -> Any:
+        """A request below the batches."""
+        return self.served.ask(method, f"{BATCHES}{path}", token=self.token, **options)
+
+    def open(self, **wish: Any) -> dict[str, Any]:
+        """The judge's batch."""
+        response = self.ask("POST", json=wish)
+        assert response.status_code in (200, 201), response.text
+        batch: dict[str, Any] = response.json()["batch"]
+        return batch
+
+    def whole(self, sheet: str) -> dict[str, Any]:
+        """All of a batch."""
+        response = self.ask("GET", f"/{sheet}")
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+    def put(self, sheet: str, item: str, version: int, state: str = "draft", **body: Any) -> Any:
+        """Say something of an item."""
+        return self.ask("PUT", f"/{sheet}/items/{item}", json={"version": version, "state": state, **body})
+
+    def undo(self, sheet: str, item: str, version: int) -> Any:
+        """Go back."""
+        return self.ask("POST", f"/{sheet}/items/{item}/undo", json={"version": version})
+
+    def answer(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
+        """Submit every item of a filled sheet, whatever version it has, but so many at the end."""
+        items = raw["items"][: len(raw["items"]) - but]
+        versions = {item["item"]: item["answer"]["version"] for item in self.whole(raw["sheet"])["items"]}
+        for item in items:
+            response = self.put(raw["sheet"], item["item"], versions[item["item"]], "submitted", **given(item))
+            assert response.status_code == 200, response.text
+
+    def close(self, sheet: str) -> Any:
+        """Have it counted."""
+        return self.ask("POST", f"/{sheet}/close")
+
+    def judged(self, rule: Rule = agreed, *, but: int = 0, **wish: Any) -> dict[str, Any]:
+        """Open, answer and close a batch."""
+        sheet = self.open(**wish)["sheet"]
+        self.answer(fill(kept(self.served, sheet), rule), but=but)
+        response = self.close(sheet)
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+
+def given(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What a filled item says, as it is sent."""
+    if "winner" in item:
+        return {"winner": item["winner"]}
+    tips = [{"scores": tip["scores"], "overlong": tip["overlong"], "note": tip["note"]} for tip in item["tips"]]
+    return {"format_ok": item["format_ok"], "tips": tips}
+
+
+def first_item(clerk: Clerk) -> tuple[str, dict[str, Any]]:
+    """The judge's batch and its first item."""
+    sheet = clerk.open()["sheet"]
+    return sheet, clerk.whole(sheet)["items"][0]
+
+
+def desk_of(served: Served) -> Desk:
+    """The experiment behind the panel."""
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def kept(served: Served, sheet: str) -> Judging:
+    """The sheet as it stands in the store, with its key."""
+    found = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    assert found is not None
+    return found
+
+
+def blank_scores(body: Mapping[str, Any]) -> dict[str, None]:
+    """No score on any scale."""
+    return {scale["name"]: None for scale in body["rubric"]["scales"]}
+
+
+def text_of(response: Any) -> str:
+    """All that an answer says, its headers too."""
+    return f"{response.text}\n{json.dumps(dict(response.headers))}"
+
+
+def whole_tips(item: Mapping[str, Any], **over: Any) -> list[dict[str, Any]]:
+    """Every score of an item, as it is sent."""
+    return [{"scores": GOOD, **over} for _ in item["tips"]]
+
+
+def refused(clerk: Clerk, response: Any) -> tuple[int, str, str | None]:
+    """Status, code and place of a refusal."""
+    return (*clerk.served.error(response), response.json()["error"]["path"])

@@ -1,0 +1,379 @@
+"""Batches on disk: versions, undo, conflicts, repeats, time and keeping; as properties of any history."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kind, NothingBefore, Said, State, Status
+from tipbench.web.batch_store import MOST_KEYS, MOST_STEPS, BatchStore
+from tipbench.web.database import FILE, FOLDER, VERSION, Database
+
+SHEET = "a" * 12
+BLANK = "{}"
+BATCH = Batch(SHEET, "here", "tip-bench-x", "anna", Kind.SHEET, 3)
+EMPTY = Said(State.EMPTY, BLANK)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Shelf:
+    """A store in a folder of its own, with its clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.database = Database(folder)
+        self.store = BatchStore(self.database, self.clock)
+        self.store.add(BATCH, '{"items":[]}')
+
+    def put(
+        self, version: int, text: str = "x", *, item: str = "i1", state: State = State.DRAFT, s: float = 0.0
+    ) -> Any:
+        return self.store.put(SHEET, item, version, Said(state, text), s)
+
+    def undo(self, version: int, item: str = "i1") -> Any:
+        return self.store.undo(SHEET, item, version, BLANK)
+
+    @property
+    def batch(self) -> Batch:
+        found = self.store.get(SHEET)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Any:
+    shelf = Shelf(tmp_path / "store")
+    yield shelf
+    shelf.database.close()
+
+
+# the database
+
+
+def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_tokens(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    raw = sqlite3.connect(folder / FILE)
+    raw.executescript(
+        "CREATE TABLE tokens (id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,"
+        " created INTEGER NOT NULL, expires INTEGER, revoked INTEGER, last_used INTEGER) STRICT;"
+        "CREATE TABLE ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;"
+        "INSERT INTO tokens (id, sha256, role, name, created) VALUES ('t', 'h', 'judge', 'anna', 1);"
+        "PRAGMA user_version = 1;"
+    )
+    raw.close()
+    for _ in range(2):  # the second time there is nothing left to do
+        database = Database(tmp_path)
+        assert database.rows("SELECT name FROM tokens") == [("anna",)]
+        assert database.rows("PRAGMA user_version") == [(VERSION,)]
+        BatchStore(database).add(BATCH, "{}")
+        database.close()
+
+
+def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+
+    def half() -> None:
+        with database.change() as db:
+            db.execute("INSERT INTO ended_sessions VALUES ('a', 1)")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        half()
+    assert database.rows("SELECT * FROM ended_sessions") == []
+    database.close()
+
+
+def test_what_was_said_survives_a_kill(tmp_path: Path) -> None:
+    """A process that dies right after the answer loses nothing."""
+    script = (
+        "import os, sys; from pathlib import Path; from tipbench.web.database import Database\n"
+        "from tipbench.web.batch_store import BatchStore; from tipbench.web.batch import *\n"
+        "s = BatchStore(Database(Path(sys.argv[1])))\n"
+        f"s.add(Batch('{SHEET}', 'here', 'tip-bench-x', 'anna', Kind.SHEET, 3), '{{}}')\n"
+        f"s.put('{SHEET}', 'i1', 0, Said(State.DRAFT, 'kept'), 1.0)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=dict(os.environ), timeout=60)  # noqa: PLW1510
+    assert done.returncode == -9
+    database = Database(tmp_path)
+    kept = BatchStore(database).items(SHEET)["i1"]
+    assert (kept.version, kept.said.content) == (1, "kept")
+    database.close()
+
+
+# versions
+
+
+def test_every_change_counts_up(shelf: Shelf) -> None:
+    assert [shelf.put(version, f"x{version}").version for version in range(4)] == [1, 2, 3, 4]
+
+
+def test_two_tabs_do_not_overwrite_each_other(shelf: Shelf) -> None:
+    shelf.put(0, "first tab")
+    with pytest.raises(ItemMoved) as refused:
+        shelf.put(0, "second tab")
+    assert refused.value.present is not None
+    assert refused.value.present.said.content == "first tab"
+    assert shelf.store.items(SHEET)["i1"].said.content == "first tab"
+
+
+def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
+    shelf.clock.now += 100
+    first = shelf.put(0, "x", s=10)
+    assert shelf.put(0, "x", s=10) == first
+    assert len(shelf.store.history(SHEET, "i1", 10)) == 1
+
+
+def test_a_version_that_never_was_is_a_conflict(shelf: Shelf) -> None:
+    with pytest.raises(ItemMoved):
+        shelf.put(7)
+
+
+def test_a_repeat_after_the_close_is_answered_and_anything_new_is_refused(shelf: Shelf) -> None:
+    first = shelf.put(0, "x")
+    assert shelf.store.close(shelf.batch, Status.APPLIED, {}) is not None
+    assert shelf.put(0, "x") == first
+    with pytest.raises(BatchClosed):
+        shelf.put(1, "y")
+    with pytest.raises(BatchClosed):
+        shelf.undo(1)
+
+
+def test_a_batch_that_changed_meanwhile_is_not_closed(shelf: Shelf) -> None:
+    seen = shelf.batch
+    shelf.put(0)
+    assert shelf.store.close(seen, Status.APPLIED, {}) is None
+    assert shelf.batch.status is Status.OPEN
+    assert shelf.store.close(shelf.batch, Status.HELD, {"held": 1}) is not None
+    assert (shelf.batch.status, shelf.batch.outcome) == (Status.HELD, {"held": 1})
+
+
+# undo
+
+
+def test_undo_walks_back_to_the_beginning(shelf: Shelf) -> None:
+    for version, text in enumerate(("a", "b", "c")):
+        shelf.put(version, text)
+    assert [shelf.undo(version).said.content for version in (3, 4, 5)] == ["b", "a", BLANK]
+    with pytest.raises(NothingBefore):
+        shelf.undo(6)
+
+
+def test_a_repeated_undo_goes_back_once(shelf: Shelf) -> None:
+    shelf.put(0, "a")
+    shelf.put(1, "b")
+    assert shelf.undo(2) == shelf.undo(2)
+    assert shelf.store.items(SHEET)["i1"].said.content == "a"
+
+
+def test_saying_the_same_again_is_no_step_to_undo(shelf: Shelf) -> None:
+    shelf.put(0, "a")
+    shelf.put(1, "b")
+    shelf.put(2, "b")
+    assert shelf.undo(3).said.content == "a"
+
+
+def test_nothing_said_is_nothing_to_undo(shelf: Shelf) -> None:
+    with pytest.raises(NothingBefore):
+        shelf.undo(0)
+
+
+def test_only_so_many_steps_of_an_item_are_kept(shelf: Shelf) -> None:
+    shelf.database.rows("PRAGMA synchronous = OFF")
+    for version in range(MOST_STEPS + 5):
+        shelf.put(version, f"x{version}")
+    assert len(shelf.store.history(SHEET, "i1", 10 * MOST_STEPS)) == MOST_STEPS
+
+
+# time
+
+
+def test_seconds_add_up_within_the_time_since_the_batch_was_opened(shelf: Shelf) -> None:
+    shelf.clock.now += 60
+    assert shelf.put(0, "a", s=40).seconds == 40
+    assert shelf.put(0, "b", item="i2", s=40).seconds == 20
+    assert shelf.put(1, "c", s=86_400).seconds == 40
+    shelf.clock.now += 5
+    assert shelf.put(2, "d", s=86_400).seconds == 45
+
+
+def test_a_clock_that_is_set_back_takes_no_time_away(shelf: Shelf) -> None:
+    shelf.clock.now -= 500
+    assert shelf.put(0, "a", s=40).seconds == 0
+
+
+# batches, keys and keeping
+
+
+def test_the_open_batch_is_that_of_the_judge_the_kind_and_the_server(shelf: Shelf) -> None:
+    store = shelf.store
+    assert store.open_of("tip-bench-x", "anna", Kind.SHEET) == shelf.batch
+    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "here") == shelf.batch
+    for other in (
+        ("tip-bench-y", "anna", Kind.SHEET),
+        ("tip-bench-x", "ben", Kind.SHEET),
+        ("tip-bench-x", "anna", Kind.DUEL),
+    ):
+        assert store.open_of(*other) is None
+    assert store.open_of("tip-bench-x", "anna", Kind.SHEET, "elsewhere") is None
+
+
+def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -> None:
+    shelf.clock.now += 1
+    shelf.store.add(replace(BATCH, sheet="b" * 12), "{}")
+    shelf.clock.now += 1
+    shelf.put(0)
+    found = shelf.store.open_of("tip-bench-x", "anna", Kind.SHEET)
+    assert found is not None
+    assert found.sheet == SHEET
+
+
+def test_a_key_leads_to_its_batch_and_old_ones_are_forgotten(shelf: Shelf) -> None:
+    shelf.database.rows("PRAGMA synchronous = OFF")
+    for number in range(MOST_KEYS + 1):
+        shelf.clock.now += 1
+        shelf.store.remember("anna", f"k{number}", SHEET)
+    assert shelf.store.of_key("anna", f"k{MOST_KEYS}") == shelf.batch
+    assert shelf.store.of_key("anna", "k0") is None
+    assert shelf.store.of_key("ben", "k5") is None
+
+
+def test_drafts_of_batches_that_count_are_forgotten_in_time_and_answers_never(shelf: Shelf) -> None:
+    shelf.put(0, "draft")
+    shelf.put(0, "done", item="i2", state=State.SUBMITTED)
+    shelf.clock.now += 1000
+    shelf.store.tidy(10)
+    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # it is open
+    shelf.store.close(shelf.batch, Status.HELD, {})
+    shelf.clock.now += 1000
+    shelf.store.tidy(10)
+    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # it waits for somebody
+    shelf.store.accept(SHEET, "fine", {})
+    shelf.store.tidy(10_000)
+    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # not so long ago
+    shelf.store.tidy(10)
+    assert set(shelf.store.items(SHEET)) == {"i2"}
+    assert shelf.store.history(SHEET, "i2", 5) == []
+
+
+def test_reopening_keeps_the_answers_and_what_the_last_close_told(shelf: Shelf) -> None:
+    shelf.put(0, "done", state=State.SUBMITTED)
+    shelf.store.close(shelf.batch, Status.HELD, {"held": 1})
+    batch = shelf.store.reopen(SHEET, note="look again")
+    assert batch is not None
+    assert (batch.status, batch.note, batch.outcome, batch.closed) == (Status.OPEN, "look again", {"held": 1}, None)
+    assert shelf.put(1, "better", state=State.SUBMITTED).version == 2
+
+
+class Histories(RuleBasedStateMachine):
+    """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of what was said."""
+
+    items = st.sampled_from(["i1", "i2", "i3"])
+    said = st.builds(Said, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"]))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.shelf = Shelf(Path(self._folder.name))
+        self.shelf.database.rows("PRAGMA synchronous = OFF")
+        self.stack: dict[str, list[Said]] = {}
+        self.version: dict[str, int] = {}
+        self.last: tuple[Any, ...] = ()
+        self.changes = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.stack = {item: [EMPTY] for item in ("i1", "i2", "i3")}
+        self.version = dict.fromkeys(self.stack, 0)
+
+    @rule(item=items, said=said, seconds=st.floats(0, 50), passed=st.floats(0, 30))
+    def put(self, item: str, said: Said, seconds: float, passed: float) -> None:
+        self.shelf.clock.now += passed
+        seen = self.version[item]
+        kept = self.shelf.store.put(SHEET, item, seen, said, seconds)
+        assert (kept.version, kept.said) == (seen + 1, said)
+        self.version[item] += 1
+        self.changes += 1
+        if seen == 0 or self.stack[item][-1] != said:
+            self.stack[item].append(said)
+        self.last = ("put", item, seen, said, seconds)
+
+    @rule(item=items)
+    def undo(self, item: str) -> None:
+        seen = self.version[item]
+        if len(self.stack[item]) == 1:
+            with pytest.raises(NothingBefore):
+                self.shelf.undo(seen, item)
+            return
+        self.stack[item].pop()
+        assert self.shelf.undo(seen, item).said == self.stack[item][-1]
+        self.version[item] += 1
+        self.changes += 1
+        self.last = ("undo", item, seen)
+
+    @precondition(lambda self: self.last)
+    @rule()
+    def repeat(self) -> None:
+        what, item, seen, *rest = self.last
+        before = self.shelf.store.items(SHEET)[item]
+        again = self.shelf.undo(seen, item) if what == "undo" else self.shelf.store.put(SHEET, item, seen, *rest)
+        assert again == before
+
+    @rule(item=items, said=said, off=st.integers(-5, 5).filter(bool))
+    def stale(self, item: str, said: Said, off: int) -> None:
+        seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
+        if off == -1 and present is not None and present.said == said:
+            return  # cannot be told from a repeat, and says the same
+        with pytest.raises(ItemMoved):
+            self.shelf.store.put(SHEET, item, seen, said, 0.0)
+
+    @rule()
+    def restart(self) -> None:
+        self.shelf.database.close()
+        clock = self.shelf.clock
+        self.shelf.database = Database(Path(self._folder.name))
+        self.shelf.database.rows("PRAGMA synchronous = OFF")
+        self.shelf.store = BatchStore(self.shelf.database, clock)
+
+    @invariant()
+    def what_is_kept_is_what_was_said(self) -> None:
+        kept = self.shelf.store.items(SHEET)
+        assert {item: each.version for item, each in kept.items()} == {i: v for i, v in self.version.items() if v}
+        assert all(each.said == self.stack[item][-1] for item, each in kept.items())
+        assert self.shelf.batch.revision == self.changes
+        assert sum(each.seconds for each in kept.values()) <= self.shelf.clock.now - self.shelf.batch.opened + 1e-6
+
+    @invariant()
+    def history_is_whole(self) -> None:
+        for item, version in self.version.items():
+            steps = self.shelf.store.history(SHEET, item, 1000)
+            assert [step.version for step in steps] == list(range(version, 0, -1))
+
+    def teardown(self) -> None:
+        self.shelf.database.close()
+        self._folder.cleanup()
+
+
+Histories.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestHistories = Histories.TestCase

@@ -1,0 +1,165 @@
+"""The end of a batch: counted, held, revised, accepted or sent back; and what MLflow is not needed for."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.judging import always, by_hand, fill, items_of
+from tipbench.record.memory import MemoryStore
+from web.batching import Clerk, desk_of, first_item, given, kept, refused, whole_tips
+from web.panels import API, EXPERIMENT, JUDGE, Served
+
+APPLY = f"{API}/judge/{EXPERIMENT}/apply"
+
+
+@pytest.fixture
+def clerk(served: Served) -> Clerk:
+    return Clerk(served, served.judge)
+
+
+@pytest.fixture
+def admin(served: Served) -> Clerk:
+    return Clerk(served, served.admin)
+
+
+# closing
+
+
+def test_a_closed_batch_counts(clerk: Clerk) -> None:
+    body = clerk.judged()
+    batch, outcome = body["batch"], body["outcome"]
+    assert (batch["status"], outcome["status"], outcome["unfinished"]) == ("applied", "applied", 0)
+    assert outcome["applied"] == batch["items"] == batch["done"]
+    assert outcome["drift"]["verdict"] == "fine"
+    assert {scale["scale"] for scale in outcome["drift"]["scales"]} == {"relevance", "actionability", "tone"}
+    judging, cells = kept(clerk.served, batch["sheet"]), desk_of(clerk.served).cells()
+    for run_id, item in items_of(fill(judging), judging).items():
+        assert {name: cells[run_id].metrics[name] for name in by_hand(item)} == pytest.approx(by_hand(item))
+
+
+def test_closing_again_answers_the_same_and_changes_nothing(clerk: Clerk) -> None:
+    body = clerk.judged(limit=6)
+    before = desk_of(clerk.served).everything()
+    assert clerk.close(body["batch"]["sheet"]).json() == body
+    assert desk_of(clerk.served).everything() == before
+
+
+def test_unfinished_and_skipped_items_stay_pending(clerk: Clerk, admin: Clerk) -> None:
+    sheet = clerk.open(limit=12)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw, but=2)
+    clerk.put(sheet, raw["items"][-1]["item"], 0, "skipped", reason="I wrote\n this one")
+    clerk.put(sheet, raw["items"][-2]["item"], 0, "draft", **given(raw["items"][-2]))
+    body = clerk.close(sheet).json()
+    assert (body["outcome"]["applied"], body["outcome"]["unfinished"]) == (len(raw["items"]) - 2, 2)
+    assert set(body["outcome"]["drift"]) == {"verdict"}
+    assert not kept(clerk.served, sheet).answers.keys() & {item["item"] for item in raw["items"][-2:]}
+    skips = admin.whole(sheet)["skips"]
+    assert [(skip["item"], skip["reason"]) for skip in skips] == [(raw["items"][-1]["item"], "I wrote this one")]
+
+
+def test_a_batch_with_nothing_submitted_is_not_closed(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
+    assert clerk.served.error(clerk.close(sheet)) == (409, "not_enough_data")
+    assert clerk.whole(sheet)["batch"]["status"] == "open"
+
+
+def test_a_closed_batch_is_not_written_in_until_it_is_reopened(clerk: Clerk) -> None:
+    sheet = clerk.judged(limit=6)["batch"]["sheet"]
+    item = clerk.whole(sheet)["items"][0]
+    for response in (clerk.put(sheet, item["item"], 1), clerk.undo(sheet, item["item"], 1)):
+        assert clerk.served.error(response) == (409, "batch_closed")
+    assert clerk.ask("POST", f"/{sheet}/reopen").json()["batch"]["status"] == "open"
+    assert clerk.put(sheet, item["item"], 1, "submitted", tips=whole_tips(item)).status_code == 200
+    assert clerk.close(sheet).json()["outcome"]["changed"] == 1
+
+
+def test_scores_beyond_the_limit_are_held_and_revised_by_their_judge(clerk: Clerk) -> None:
+    body = clerk.judged(always(5))
+    sheet = body["batch"]["sheet"]
+    assert (body["batch"]["status"], body["outcome"]["applied"]) == ("held", 0)
+    assert body["outcome"]["drift"]["verdict"] == "beyond the limit"
+    assert {run.state for run in desk_of(clerk.served).cells().values()} == {"pending"}
+    clerk.ask("POST", f"/{sheet}/reopen")
+    clerk.answer(fill(kept(clerk.served, sheet)))
+    body = clerk.close(sheet).json()
+    assert (body["batch"]["status"], body["outcome"]["held"]) == ("applied", 0)
+
+
+def test_an_admin_accepts_a_held_batch_with_a_reason(clerk: Clerk, admin: Clerk) -> None:
+    sheet = clerk.judged(always(5))["batch"]["sheet"]
+    for _ in range(2):
+        body = admin.ask("POST", f"/{sheet}/accept", json={"reason": "agreed in the team"}).json()
+        assert (body["batch"]["status"], body["batch"]["accepted"]) == ("applied", "agreed in the team")
+    outcome = clerk.whole(sheet)["batch"]["outcome"]
+    assert (outcome["status"], outcome["drift_accepted"], outcome["held"]) == ("applied", "agreed in the team", 0)
+    assert kept(clerk.served, sheet).status == "applied"
+
+
+def test_an_admin_returns_a_held_batch_with_a_note(clerk: Clerk, admin: Clerk) -> None:
+    sheet = clerk.judged(always(5))["batch"]["sheet"]
+    for _ in range(2):
+        response = admin.ask("POST", f"/{sheet}/return", json={"note": "Please look at tone again."})
+        assert response.json()["batch"]["status"] == "open"
+    batch = clerk.open()
+    assert (batch["sheet"], batch["note"]) == (sheet, "Please look at tone again.")
+    assert clerk.close(sheet).json()["batch"]["note"] is None
+
+
+def test_only_a_held_batch_is_accepted_or_returned(clerk: Clerk, admin: Clerk) -> None:
+    sheet = clerk.judged(limit=6)["batch"]["sheet"]
+    for path, body in (("accept", {"reason": "x"}), ("return", {"note": "x"})):
+        assert clerk.served.error(admin.ask("POST", f"/{sheet}/{path}", json=body)) == (409, "not_held")
+        assert clerk.served.error(clerk.ask("POST", f"/{sheet}/{path}", json=body)) == (403, "forbidden")
+        key = next(iter(body))
+        for wrong in ({}, {key: ""}, {key: "  "}, {key: "x" * 3000}, {key: 1}):
+            assert refused(admin, admin.ask("POST", f"/{sheet}/{path}", json=wrong)) == (422, "invalid", f"body.{key}")
+
+
+def test_a_drift_that_was_accepted_elsewhere_shows(clerk: Clerk) -> None:
+    sheet = clerk.judged(always(5))["batch"]["sheet"]
+    desk = desk_of(clerk.served)
+    desk.apply(fill(kept(clerk.served, sheet), always(5), judge=JUDGE), accept="on the command line")
+    batch = clerk.ask("GET").json()["items"][0]
+    assert (batch["status"], batch["accepted"]) == ("applied", "on the command line")
+
+
+def test_a_sheet_that_was_applied_by_file_meanwhile_can_be_closed(clerk: Clerk) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    assert clerk.served.post(APPLY, token=clerk.token, json=raw).json()["status"] == "applied"
+    assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
+
+
+# without MLflow
+
+
+def test_without_mlflow_drafts_are_kept_and_nothing_is_lost(clerk: Clerk) -> None:
+    store = clerk.served.store
+    assert isinstance(store, MemoryStore)
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    store.away = True
+    assert clerk.open()["sheet"] == sheet
+    clerk.answer(raw)
+    assert clerk.ask("GET").json()["items"][0]["done"] == len(raw["items"])
+    assert clerk.served.error(clerk.close(sheet)) == (503, "mlflow_away")
+    assert clerk.whole(sheet)["batch"]["status"] == "open"
+    store.away = False
+    assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
+
+
+def test_without_mlflow_a_new_batch_has_to_wait(clerk: Clerk) -> None:
+    store = clerk.served.store
+    assert isinstance(store, MemoryStore)
+    store.away = True
+    assert clerk.served.error(clerk.ask("POST")) == (503, "mlflow_away")
+
+
+def test_a_held_batch_is_shown_as_last_known_without_mlflow(clerk: Clerk) -> None:
+    store = clerk.served.store
+    assert isinstance(store, MemoryStore)
+    sheet = clerk.judged(always(5))["batch"]["sheet"]
+    store.away = True
+    assert clerk.whole(sheet)["batch"]["status"] == "held"

@@ -1,0 +1,155 @@
+"""Two judges on one queue at once, each in several tabs, over a network that loses and repeats requests."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import fill, honest, record_cells
+from tipbench.plan.suite import load_suite
+from tipbench.record.memory import MemoryStore
+from web.batching import Clerk, desk_of, first_item, given, kept, whole_tips
+from web.panels import Served, serving
+
+JUDGES = ("anna", "ben")
+TABS = 3
+LOST, ANSWER_LOST, TWICE = 0.15, 0.15, 0.1  # what the network does to a request
+TRIES = 50
+
+
+@pytest.fixture
+def large(home: Path) -> Iterator[Served]:
+    """A panel with 576 answers to be judged."""
+    store = MemoryStore()
+    record_cells(store, models=("alpha:135m", "beta:1b", "gamma:2b"), suite=load_suite("tips-32"))
+    with serving(home, store) as served:
+        yield served
+
+
+def together(works: Sequence[Callable[[], object]]) -> None:
+    """Do all at once; the first failure is raised."""
+    failed: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as exc:  # noqa: BLE001 - told below, by the test itself
+            failed.append(exc)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert not any(thread.is_alive() for thread in threads)
+    if failed:
+        raise failed[0]
+
+
+def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Random) -> int:
+    """Submit until an answer arrives; how many requests arrived at the panel."""
+    arrived = 0
+    for _ in range(TRIES):
+        if rng.random() < LOST:
+            continue
+        times = 2 if rng.random() < TWICE else 1
+        answers = [clerk.put(sheet, item["item"], 0, "submitted", **given(item)) for _ in range(times)]
+        arrived += times
+        if rng.random() < ANSWER_LOST:
+            continue
+        assert [answer.status_code for answer in answers] == [200] * times, answers[0].text
+        assert answers[-1].json()["answer"]["version"] == 1
+        return arrived
+    raise AssertionError("the network never let it through")
+
+
+def test_of_five_hundred_submissions_none_is_lost_doubled_or_leaked(large: Served) -> None:
+    clerks = {name: Clerk.named(large, name) for name in JUDGES}
+    together([partial(clerk.open, limit=260) for clerk in clerks.values()])
+    raws = {}
+    for name, clerk in clerks.items():
+        raw = raws[name] = fill(kept(large, clerk.open()["sheet"]), honest)
+        for item in raw["items"]:
+            item["tips"][0]["note"] = f"only-{name}-knows"
+    requests: list[int] = []
+
+    def tab(name: str, number: int) -> None:
+        rng, raw = random.Random(f"{name}/{number}"), raws[name]
+        requests.extend(submitted(clerks[name], raw["sheet"], item, rng) for item in raw["items"][number::TABS])
+
+    together([partial(tab, name, number) for name in JUDGES for number in range(TABS)])
+    assert len(requests) == sum(len(raw["items"]) for raw in raws.values()) >= 500
+    assert sum(requests) > len(requests)  # some came twice
+    together([partial(clerks[name].close, raws[name]["sheet"]) for name in JUDGES])
+    for name, clerk in clerks.items():
+        check_whole(clerk, raws[name])
+        check_alone(clerk, name, raws)
+
+
+def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
+    """Nothing lost, nothing doubled: in the batch, in the sheet's run and with the cells."""
+    body, judging = clerk.whole(raw["sheet"]), kept(clerk.served, raw["sheet"])
+    assert (body["batch"]["done"], body["batch"]["status"]) == (len(raw["items"]), "applied")
+    store = clerk.served.app.state.batches._store
+    scores = desk_of(clerk.served).scores()
+    for entry, item in zip(judging.entries, raw["items"], strict=True):
+        said = judging.answers[item["item"]]
+        assert [dict(tip.scores) for tip in said.tips] == [tip["scores"] for tip in item["tips"]]
+        assert len(store.history(raw["sheet"], item["item"], 10)) == 1
+        if entry.behind == "cell" and entry.run_id is not None:
+            own = [each for each in scores[entry.run_id].counted if each.judge == body["batch"]["judge"]]
+            assert [each.tips for each in own] == [said.tips]
+
+
+def check_alone(clerk: Clerk, name: str, raws: Mapping[str, Any]) -> None:
+    """Nobody sees another's scores, notes or batches."""
+    other = next(each for each in JUDGES if each != name)
+    theirs = raws[other]
+    told = [clerk.ask("GET"), clerk.ask("GET", f"/{raws[name]['sheet']}"), clerk.close(raws[name]["sheet"])]
+    assert [response.status_code for response in told] == [200] * 3
+    for response in told:
+        assert f"only-{other}-knows" not in response.text
+        assert theirs["sheet"] not in response.text
+    item = theirs["items"][0]["item"]
+    assert clerk.served.error(clerk.ask("GET", f"/{theirs['sheet']}")) == (404, "not_found")
+    assert clerk.served.error(clerk.put(theirs["sheet"], item, 1, "empty")) == (404, "not_found")
+
+
+def test_two_tabs_on_one_item_share_out_every_version(served: Served) -> None:
+    """Whatever the order: each version was made by one tab, and every refusal showed what was there."""
+    clerk = Clerk(served, served.judge)
+    sheet, item = first_item(clerk)
+    made: list[int] = []
+
+    def tab(name: str) -> None:
+        version = 0
+        for number in range(15):
+            body = {"tips": whole_tips(item, note=f"{name} {number}")}
+            response = clerk.put(sheet, item["item"], version, "draft", **body)
+            if response.status_code == 409:
+                version = response.json()["detail"]["answer"]["version"]
+                continue
+            version = response.json()["answer"]["version"]
+            made.append(version)
+
+    together([lambda: tab("left"), lambda: tab("right")])
+    steps = clerk.ask("GET", f"/{sheet}/items/{item['item']}/history").json()["items"]
+    assert sorted(made) == list(range(1, len(made) + 1)) == sorted(step["version"] for step in steps)
+
+
+def test_closing_twice_at_once_applies_once(served: Served) -> None:
+    clerk = Clerk(served, served.judge)
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(served, sheet))
+    clerk.answer(raw)
+    answers: list[Any] = []
+    together([lambda: answers.append(clerk.close(sheet)) for _ in range(4)])
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.text for answer in answers}) == 1
+    assert all(len(found.history) == 0 for found in desk_of(served).scores().values())

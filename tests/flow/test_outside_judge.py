@@ -1,0 +1,265 @@
+"""The loop closed without anybody at a terminal: collect → webhook → a judge outside → its scores → the leaderboard.
+
+Real parts: MLflow, `tipbench panel` and its jobs as processes, a browser; the judge is a small server over HTTP that
+knows the webhook's secret and has a judge's token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from support.command import tipbench
+from support.mlflow_server import free_port, start_mlflow
+from tipbench.plan.suite import load_suite
+from tipbench.web.signing import DELIVERY, TIME, DeliveryRefused, Seen, verify
+from web.hook_receiver import SECRET, Got, Receiver, receiving
+from web.panel_process import PanelProcess
+from web.panels import API, OPERATOR
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+JUDGE = "outside-judge"
+SMALL: dict[str, Any] = {"models": "baseline:template", "prompts": "v1,v2-mentor", "n_scenarios": 4, "n_tips": 2}
+CELLS = 8
+WAIT_S = 120.0
+DOCS = Path(__file__).parents[2] / "docs" / "webhook.md"
+
+
+@dataclass
+class OutsideJudge:
+    """Believes what is signed, deals with each delivery once, fetches a sheet, fills it in and sends it back."""
+
+    experiment: str = ""  # the others on the MLflow are other tests'
+    panel: str = ""
+    token: str = ""
+    begin: threading.Event = field(default_factory=threading.Event)
+    refusals: list[str] = field(default_factory=list)
+    applied: list[Any] = field(default_factory=list)
+    faults: list[BaseException] = field(default_factory=list)
+    clock: Callable[[], float] = time.time
+    _seen: Seen = field(default_factory=Seen)
+    _known: set[str] = field(default_factory=set)
+
+    def answer(self, got: Got) -> int:
+        """What the panel is answered: at once, the work comes after."""
+        try:
+            verify(SECRET, got.headers, got.body, self.clock(), self._seen)
+        except DeliveryRefused as exc:
+            self.refusals.append(exc.why)
+            return 401
+        payload = got.payload
+        if payload["experiment"] == self.experiment and payload["id"] not in self._known:
+            self._known.add(payload["id"])
+            threading.Thread(target=self._judge, args=(payload["links"],), daemon=True).start()
+        return 202
+
+    def _judge(self, links: dict[str, str]) -> None:
+        try:
+            assert self.begin.wait(WAIT_S)
+            headers = {"Authorization": f"Bearer {self.token}"}
+            with httpx.Client(base_url=self.panel, headers=headers, trust_env=False, timeout=60) as client:
+                sheet = client.post(links["sheets"], json={})
+                assert sheet.status_code == 201, sheet.text
+                applied = client.post(links["apply"], json=filled(sheet.json()))
+                assert applied.status_code == 200, applied.text
+                self.applied.append(applied.json())
+        except BaseException as exc:  # noqa: BLE001 - told to the test, which would wait for nothing otherwise
+            self.faults.append(exc)
+
+    def done(self) -> Any:
+        """What the panel said to the scores."""
+        deadline = time.monotonic() + WAIT_S
+        while not self.applied:
+            assert not self.faults, self.faults
+            assert time.monotonic() < deadline, "no sheet was applied"
+            time.sleep(0.05)
+        return self.applied[0]
+
+
+def filled(sheet: dict[str, Any]) -> dict[str, Any]:
+    """A judge who agrees with everybody where there is something to agree on."""
+    agreed = {control.tip: control.scores for control in load_suite("tips").controls}
+    for item in sheet["items"]:
+        for tip in item["tips"]:
+            tip["scores"] = {name: agreed.get(tip["tip"], {}).get(name, 3) for name in tip["scores"]}
+    return sheet
+
+
+@contextmanager
+def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
+    """A panel that looks every second."""
+    environment = {
+        "MLFLOW_TRACKING_URI": mlflow_url,
+        "TIPBENCH_HOOK_URL": hook_url,
+        "TIPBENCH_HOOK_SECRET": SECRET,
+        "TIPBENCH_HOOK_WATCH_S": "1",
+    }
+    with PanelProcess(home, environment) as process:
+        yield process
+
+
+def introduced(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
+    """With a token of its own, and told where the panel is."""
+    made = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
+    judge.token, judge.panel = made.json()["token"], str(process.client.base_url)
+    return judge
+
+
+def deliveries(process: PanelProcess, experiment: str) -> list[Any]:
+    items = process.client.get(f"{API}/hook/deliveries").json()["items"]
+    return [item for item in items if item["experiment"] == experiment]
+
+
+def until(process: PanelProcess, experiment: str, wanted: Callable[[Any], object]) -> Any:
+    """The experiment's delivery, once it is as wanted."""
+    deadline = time.monotonic() + WAIT_S
+    while not ((found := deliveries(process, experiment)) and wanted(found[0])):
+        assert time.monotonic() < deadline, f"{found}\n{process.stderr}"
+        time.sleep(0.1)
+    return found[0]
+
+
+def judged(process: PanelProcess, experiment: str) -> int:
+    board = process.client.get(f"{API}/leaderboard/{experiment}").json()
+    return sum(standing["judged"] for standing in board["standings"])
+
+
+def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
+    home: Path, mlflow_url: str, browser: Browser
+) -> None:
+    name = "tip-bench-outside"
+    judge = OutsideJudge(name)
+    with receiving(Receiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
+        introduced(process, judge)
+        process.ended(process.run(experiment=name, **SMALL)["id"])
+        until(process, name, lambda delivery: delivery["state"] == "delivered")
+        assert judged(process, name) == 0
+        context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {OPERATOR}"})
+        page = context.new_page()
+        page.goto(f"{process.client.base_url}/experiments/{name}")
+        assert not page.locator("#fresh").is_visible()
+        judge.begin.set()
+        told = judge.done()
+        assert judged(process, name) == CELLS
+        page.get_by_text("New results have come in.").wait_for(timeout=60_000)
+        page.get_by_role("link", name="Show them").click()
+        page.locator("#fresh").wait_for(state="hidden")
+        context.close()
+        time.sleep(3)  # three looks: the judge's own writing is no news
+        assert len(deliveries(process, name)) == 1
+        board = process.client.get(f"{API}/leaderboard/{name}").json()
+    assert (told["status"], told["unfinished"], board["provisional"]) == ("applied", 0, False)
+    assert [each["judge"] if isinstance(each, dict) else each for each in board["judges"]] == [JUDGE]
+    payload = next(got.payload for got in receiver.got if got.payload["experiment"] == name)
+    assert payload["pending"] == CELLS
+
+
+def test_a_receiver_that_was_down_is_told_later_though_the_panel_was_killed_meanwhile(
+    home: Path, mlflow_url: str
+) -> None:
+    name = "tip-bench-outside-down"
+    judge = OutsideJudge(name)
+    judge.begin.set()
+    receiver = Receiver(judge.answer, port=free_port())
+    with panel(home, mlflow_url, receiver.url) as process:
+        process.ended(process.run(experiment=name, **SMALL)["id"])
+        missed = until(process, name, lambda delivery: delivery["attempts"])
+        assert (missed["state"], missed["attempts"][0]["status"]) == ("queued", None)
+        process.kill()
+        process.start()
+        introduced(process, judge)
+        with receiving(receiver):
+            taken = until(process, name, lambda delivery: delivery["state"] == "delivered")
+            judge.done()
+            assert judged(process, name) == CELLS
+    assert taken["id"] == missed["id"]
+    assert len(taken["attempts"]) >= 2
+
+
+def test_a_collect_on_the_command_line_is_told_too(home: Path, mlflow_url: str, tmp_path: Path) -> None:
+    name = "tip-bench-outside-cli"
+    with receiving() as receiver, panel(home, mlflow_url, receiver.url) as process:
+        options = ("--models", "baseline:template", "--prompts", "v1", "--n-scenarios", "2", "--experiment", name)
+        tipbench("collect", *options, "--mlflow-url", mlflow_url, home=tmp_path / "another-home")
+        told = until(process, name, lambda delivery: delivery["state"] == "delivered")
+    assert (told["payload"]["pending"], told["payload"]["new"]) == (2, 2)
+
+
+def test_the_receiver_of_the_documentation_works_as_it_is(home: Path, tmp_path: Path) -> None:
+    """On an MLflow of its own: it judges whatever waits, other tests' cells too."""
+    name, port, script = "tip-bench-outside-docs", free_port(), tmp_path / "receiver.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)[0], "utf-8")
+    (tmp_path / "mlflow").mkdir()
+    with (
+        start_mlflow(tmp_path / "mlflow") as mlflow,
+        panel(home, mlflow.url, f"http://127.0.0.1:{port}/tipbench") as process,
+    ):
+        judge = introduced(process, OutsideJudge())
+        variables = {**os.environ, "SECRET": SECRET, "PANEL": judge.panel.rstrip("/"), "TOKEN": judge.token}
+        with (tmp_path / "said").open("wb") as said:
+            receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=said, stderr=said)
+        try:
+            process.ended(process.run(experiment=name, **SMALL)["id"])
+            until(process, name, lambda delivery: delivery["state"] == "delivered")
+            came_back = history(process, name)
+        finally:
+            receiver.kill()
+            receiver.wait(30)
+    assert [(sheet["judge"], sheet["finished"]) for sheet in came_back] == [(JUDGE, came_back[0]["items"])]
+
+
+def history(process: PanelProcess, experiment: str) -> list[Any]:
+    """The experiment's sheets, once one has come back."""
+    deadline = time.monotonic() + WAIT_S
+    while not (found := process.client.get(f"{API}/judges/{experiment}").json()["history"]):
+        assert time.monotonic() < deadline, process.stderr
+        time.sleep(0.1)
+    return list(found)
+
+
+def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_url: str) -> None:
+    judge = OutsideJudge()
+    with receiving(Receiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
+        tested = process.client.post(f"{API}/hook/test").json()
+        assert (tested["state"], tested["attempts"][0]["status"]) == ("delivered", 202)
+        real = next(got for got in receiver.got if got.payload["id"] == tested["id"])
+        kept = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
+        assert {name.lower() for name in kept} >= {TIME.lower(), DELIVERY.lower()}
+        pending = real.body.replace(b'"test"', b'"cells.pending"')
+        judge.refusals.clear()
+        with httpx.Client(headers=kept, trust_env=False) as stranger:
+            answers = [stranger.post(receiver.url, content=body).status_code for body in (real.body, pending)]
+        judge.clock = lambda: time.time() + 301
+        late = process.client.post(f"{API}/hook/test").json()
+    assert answers == [401, 401]
+    assert judge.refusals[:2] == ["replayed", "forged"]
+    assert "late" in judge.refusals
+    assert late["state"] == "failed"
+    assert judge.applied == []
+
+
+@pytest.mark.parametrize("hosts", ["", "judge.example.org"])
+def test_a_host_that_is_not_allowed_is_never_called(home: Path, monkeypatch: pytest.MonkeyPatch, hosts: str) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("TIPBENCH_HOOK_URL", f"http://receiver.example.org:{receiver.port}/hook")
+        monkeypatch.setenv("TIPBENCH_HOOK_SECRET", SECRET)
+        monkeypatch.setenv("TIPBENCH_HOOK_HOSTS", hosts)
+        done = tipbench("panel", "--port", "0", home=home, timeout_s=60, check=False)
+    assert done.returncode == 2
+    assert "receiver.example.org, which hook_hosts does not name" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert receiver.got == []

@@ -1,0 +1,121 @@
+"""Signatures: what the panel signs is accepted once and in time; anything else is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.web.signing import (
+    DELIVERY,
+    SIGNATURE,
+    TIME,
+    TOLERANCE_S,
+    DeliveryRefused,
+    Seen,
+    sign,
+    signed_headers,
+    verify,
+)
+
+SECRET = "a-secret-of-20-letters-or-more"
+BODY = b'{"event": "cells.pending"}'
+NOW = 1_800_000_000.25
+
+
+def headers(body: bytes = BODY, now: float = NOW, secret: str = SECRET) -> dict[str, str]:
+    return signed_headers(secret, "0f6a", "cells.pending", body, now)
+
+
+def refused(given_headers: Mapping[str, str], body: bytes = BODY, now: float = NOW, seen: Seen | None = None) -> str:
+    with pytest.raises(DeliveryRefused) as caught:
+        verify(SECRET, given_headers, body, now, seen or Seen())
+    return caught.value.why
+
+
+def test_what_was_signed_is_accepted() -> None:
+    verify(SECRET, headers(), BODY, NOW, Seen())
+
+
+def test_the_signature_is_the_hmac_that_anybody_can_compute() -> None:
+    digest = hmac.new(SECRET.encode(), b"1800000000." + BODY, hashlib.sha256).hexdigest()
+    assert headers()[SIGNATURE] == f"v1={digest}"
+    assert (headers()[TIME], headers()[DELIVERY]) == ("1800000000", "0f6a")
+
+
+def test_header_names_may_be_spelt_as_servers_spell_them() -> None:
+    verify(SECRET, {name.upper(): value for name, value in headers().items()}, BODY, NOW, Seen())
+
+
+@given(body=st.binary(max_size=200), at=st.integers(0, 199), flip=st.integers(1, 255))
+def test_a_body_with_one_other_byte_is_forged(body: bytes, at: int, flip: int) -> None:
+    other = bytearray(body or b"x")
+    other[at % len(other)] ^= flip
+    assert refused(headers(body), bytes(other)) == "forged"
+
+
+def test_another_secret_is_forged() -> None:
+    assert refused(headers(secret=SECRET + "x")) == "forged"
+
+
+def test_another_time_is_forged_though_it_is_in_time() -> None:
+    assert refused({**headers(), TIME: "1800000001"}) == "forged"
+
+
+@pytest.mark.parametrize("signature", ["v1=", "v1=00", "v2=" + "0" * 64, "\udcff", "é" * 64])
+def test_a_signature_of_another_kind_is_forged(signature: str) -> None:
+    assert refused({**headers(), SIGNATURE: signature}) == "forged"
+
+
+@pytest.mark.parametrize("time_text", ["", "-1", "1e9", "٣", "1" * 13, "1800000000.5"])
+def test_a_time_that_is_none_is_refused_before_anything_is_computed(time_text: str) -> None:
+    assert refused({**headers(), TIME: time_text}) == "unsigned"
+
+
+def test_without_a_signature_it_is_refused() -> None:
+    assert refused({TIME: "1800000000"}) == "unsigned"
+
+
+@pytest.mark.parametrize("away", [-TOLERANCE_S - 1, TOLERANCE_S + 1])
+def test_what_was_signed_too_long_ago_or_ahead_is_late(away: int) -> None:
+    assert refused(headers(now=NOW + away)) == "late"
+
+
+@pytest.mark.parametrize("away", [1 - TOLERANCE_S, TOLERANCE_S])
+def test_clocks_may_differ_by_five_minutes(away: int) -> None:
+    verify(SECRET, headers(now=NOW + away), BODY, NOW, Seen())
+
+
+def test_the_same_request_again_is_a_replay() -> None:
+    seen = Seen()
+    verify(SECRET, headers(), BODY, NOW, seen)
+    assert refused(headers(), now=NOW + 60, seen=seen) == "replayed"
+
+
+def test_the_senders_next_try_is_no_replay() -> None:
+    seen = Seen()
+    verify(SECRET, headers(), BODY, NOW, seen)
+    verify(SECRET, headers(now=NOW + 1), BODY, NOW + 1, seen)
+
+
+def test_a_forged_request_does_not_use_up_the_real_one() -> None:
+    seen = Seen()
+    assert refused({**headers(), TIME: "1800000001"}, seen=seen) == "forged"
+    verify(SECRET, headers(), BODY, NOW, seen)
+
+
+def test_a_signature_is_remembered_for_as_long_as_it_is_valid_and_no_longer() -> None:
+    seen = Seen()
+    ahead = headers(now=NOW + TOLERANCE_S)
+    verify(SECRET, ahead, BODY, NOW, seen)
+    assert refused(ahead, now=NOW + 2 * TOLERANCE_S - 1, seen=seen) == "replayed"
+    seen.first_time("another", NOW + 10 * TOLERANCE_S)
+    assert len(vars(seen)["_until"]) == 1
+
+
+def test_two_bodies_at_one_time_have_two_signatures() -> None:
+    assert sign(SECRET, 1, b"a") != sign(SECRET, 1, b"b")

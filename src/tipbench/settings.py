@@ -91,6 +91,45 @@ SETTINGS: tuple[Setting, ...] = (
         "Comma-separated folders whose suites a run started over HTTP may name, beside those built in.",
     ),
     Setting("panel_session_hours", ("TIPBENCH_PANEL_SESSION_HOURS",), "12", "Hours until people log in again."),
+    Setting(
+        "judge_command",
+        ("TIPBENCH_JUDGE_COMMAND",),
+        "",
+        "The program that judges when a job started over HTTP asks for `command`; no other can be named there.",
+    ),
+    Setting(
+        "hook_url",
+        ("TIPBENCH_HOOK_URL",),
+        "",
+        "Where the panel reports cells that wait for a judge; see docs/webhook.md.",
+    ),
+    Setting(
+        "hook_hosts",
+        ("TIPBENCH_HOOK_HOSTS",),
+        "",
+        "Comma-separated hosts that hook_url may lead to, beside this machine; `http://` in front allows plain HTTP.",
+    ),
+    Setting(
+        "hook_secret",
+        ("TIPBENCH_HOOK_SECRET",),
+        "",
+        "What the webhook's deliveries are signed with, of 20 characters or more; its receiver has it too.",
+        in_file=False,
+    ),
+    Setting("hook_watch_s", ("TIPBENCH_HOOK_WATCH_S",), "30", "Seconds between two looks for cells that wait."),
+    Setting(
+        "jobs_keep_days",
+        ("TIPBENCH_JOBS_KEEP_DAYS",),
+        "90",
+        "Days after its end until a job is forgotten, with its log and events; 0 keeps them all.",
+    ),
+    Setting(
+        "events",
+        ("TIPBENCH_EVENTS",),
+        "",
+        "Internal: the file in which a job's command reports its progress. The panel sets it for each job.",
+        in_file=False,
+    ),
     Setting("no_color", ("NO_COLOR",), "", "Any value: no colours on the terminal.", in_file=False),
 )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,17 +84,36 @@ def serving(
     routers: tuple[APIRouter, ...] = (),
     *,
     find_mlflow: bool = False,
+    run_jobs: bool = False,
     **client: Any,
 ) -> Iterator[Served]:
-    """The application with an admin's and a judge's token; on a store in memory, or on the MLflow of the settings."""
+    """The application with an admin's and a judge's token; on a store in memory, or on the MLflow of the settings.
+
+    Its jobs stay in the queue unless they are to run.
+    """
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
     store = store if store is not None else MemoryStore()
     app = create_app(settings, store=None if find_mlflow else store, routers=routers)
     tokens = app.state.panel.guard.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)
-    with TestClient(app, **{"base_url": BASE, **client}) as opened:
+    idle = nullcontext() if run_jobs else another_leads(home)
+    with idle, TestClient(app, **{"base_url": BASE, **client}) as opened:
         yield Served(app, opened, admin, judge, store, home)
+
+
+@contextmanager
+def another_leads(home: Path) -> Iterator[None]:
+    """While it lasts another process seems to look after the jobs of this home: ours leaves them in the queue."""
+    folder = home / "jobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def answered() -> tuple[MemoryStore, Experiment]:

@@ -9,30 +9,17 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, Desk, agreed, always, fill, fill_csv
+from support.judging import MODELS, agreed, always, fill, fill_csv
 from tipbench.addresses import identity_of
 from tipbench.generate.lock import ResourceLock
-from tipbench.judge.judging import Judging, find_judging
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_csv import sheet_csv
 from tipbench.web import judging as web_judging
+from web.batching import desk_of, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
 SHEETS = f"{API}/judge/{EXPERIMENT}/sheets"
 APPLY = f"{API}/judge/{EXPERIMENT}/apply"
-
-
-def desk_of(served: Served) -> Desk:
-    experiment = served.store.experiment(EXPERIMENT)
-    assert experiment is not None
-    return Desk(served.store, experiment)
-
-
-def kept(served: Served, sheet: str) -> Judging:
-    """The sheet as it stands in the store, with its key."""
-    found = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
-    assert found is not None
-    return found
 
 
 def exported(served: Served, token: str = "", **wish: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tipbench.judge.judging import find_judging
 from web.panels import API, EXPERIMENT, Served
 
 METHODS = {"get", "post", "put", "patch", "delete"}
+NO_BODY = ("/logout", "/cancel", "/retry", "/undo", "/close", "/reopen")  # the address says it all
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -66,11 +67,12 @@ def test_only_health_and_login_go_without_authorisation(document: dict[str, Any]
 
 def test_every_body_has_a_schema_and_every_parameter_a_place(document: dict[str, Any]) -> None:
     for name, operation in operations(document):
-        if name.startswith("POST") and name != "POST /logout":
+        if name.startswith("POST") and not name.endswith(NO_BODY):
             contents = operation["requestBody"]["content"]
             assert all(content["schema"] for content in contents.values()), name
         for parameter in operation.get("parameters", []):
-            assert parameter["in"] in ("path", "query"), name
+            assert parameter["in"] in ("path", "query", "header"), name
+            assert parameter["schema"], name
 
 
 def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> None:
@@ -92,6 +94,7 @@ def test_real_answers_are_as_documented(served: Served, document: dict[str, Any]
     assert experiment is not None
     Desk(served.store, experiment).judged_by("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
+    job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
     asked = {
         f"{API}/experiments": f"{API}/experiments",
         f"{API}/runs/{{experiment}}": f"{API}/runs/{EXPERIMENT}?limit=3",
@@ -99,6 +102,8 @@ def test_real_answers_are_as_documented(served: Served, document: dict[str, Any]
         f"{API}/leaderboard/{{experiment}}": f"{API}/leaderboard/{EXPERIMENT}?baseline=alpha:135m/v1",
         f"{API}/judges/{{experiment}}": f"{API}/judges/{EXPERIMENT}",
         f"{API}/config": f"{API}/config",
+        f"{API}/jobs": f"{API}/jobs?limit=2",
+        f"{API}/jobs/{{job_id}}": f"{API}/jobs/{job_id}",
         "/healthz": "/healthz",
         "/readyz": "/readyz",
     }
@@ -109,8 +114,13 @@ def test_real_answers_are_as_documented(served: Served, document: dict[str, Any]
 
 
 def test_real_answers_to_changes_are_as_documented(served: Served, document: dict[str, Any]) -> None:
-    plan = served.post(f"{API}/plan", json={"models": "baseline:template"})
+    template = {"models": "baseline:template"}
+    plan = served.post(f"{API}/plan", json=template)
     jsonschema.validate(plan.json(), schema_for(document, f"{API}/plan", "post", 200))
+    started = served.post(f"{API}/run", json=template)
+    jsonschema.validate(started.json(), schema_for(document, f"{API}/run", "post", 202))
+    cancelled = served.post(f"{API}/jobs/{started.json()['job']['id']}/cancel")
+    jsonschema.validate(cancelled.json(), schema_for(document, f"{API}/jobs/{{job_id}}/cancel", "post", 200))
     sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", json={"judge": "anna"})
     jsonschema.validate(sheet.json(), schema_for(document, f"{API}/judge/{{experiment}}/sheets", "post", 201))
     experiment = served.store.experiment(EXPERIMENT)

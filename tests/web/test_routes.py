@@ -1,21 +1,39 @@
-"""Every route there is, knocked at without a token, with a wrong one, with a judge's and with an admin's."""
+"""Every route there is, knocked at without a token, with a wrong, an expired, a revoked one, a judge's, an admin's."""
 
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tipbench.web.auth import CSRF_FIELD, CSRF_HEADER, SAFE
+from tipbench.web.tokens import Role
 from web.panels import API, EXPERIMENT, Served, answered, route_list, serving
 
-OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/login"), ("POST", "/login")}
+Route = tuple[str, str]
+
+OPEN = {
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/login"),
+    ("POST", "/login"),
+    ("GET", "/static/{version}/{name:path}"),
+}
 JUDGES = {
     ("POST", "/logout"),
     ("POST", f"{API}/judge/{{experiment:path}}/sheets"),
     ("POST", f"{API}/judge/{{experiment:path}}/apply"),
 }
+JUDGES_PAGES = "/judge"  # this path and those under it
+ADMINS_ALONE = ("/accept", "/return")  # of a batch that is held
+JUDGES_BATCHES = f"{API}/judge/{{experiment:path}}/batches"  # likewise
 WRONG = "tipbench_" + "0" * 12 + "_" + "a" * 43
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PAGE = {"Accept": "text/html,application/xhtml+xml"}
 
 
 def filled(path: str) -> str:
@@ -24,20 +42,36 @@ def filled(path: str) -> str:
     return re.sub(r"\{[^}]*\}", "1", path)
 
 
-def refusals(served: Served, token: str | None) -> dict[tuple[str, str], tuple[int, str]]:
+def closed(served: Served) -> list[Route]:
+    """Every route but the open ones."""
+    return [route for route in route_list(served.app) if route not in OPEN]
+
+
+def for_judges(route: Route) -> bool:
+    """Whether a judge may go there."""
+    under = any(route[1] == place or route[1].startswith(f"{place}/") for place in (JUDGES_PAGES, JUDGES_BATCHES))
+    return (under and not route[1].endswith(ADMINS_ALONE)) or route in JUDGES
+
+
+def answer(served: Served, response: Any) -> tuple[int, str]:
+    """Status, and the code of a refusal."""
+    refused = response.status_code in (401, 403, 429)
+    return served.error(response) if refused else (response.status_code, "")
+
+
+def refusals(served: Served, token: str | None, **options: Any) -> dict[Route, tuple[int, str]]:
     """How every route but the open ones answers to this token."""
-    answers = {}
-    for method, path in route_list(served.app):
-        if (method, path) not in OPEN:
-            response = served.ask(method, filled(path), token=token)
-            refused = response.status_code in (401, 403, 429)
-            answers[method, path] = served.error(response) if refused else (response.status_code, "")
-    return answers
+    return {
+        (method, path): answer(served, served.ask(method, filled(path), token=token, **options))
+        for method, path in closed(served)
+    }
 
 
 def test_the_walk_sees_every_route(served: Served) -> None:
     found = set(route_list(served.app))
+    pages = {("GET", "/"), ("GET", "/settings"), ("GET", "/jobs"), ("GET", "/experiments/{experiment:path}")}
     assert found >= OPEN | JUDGES | {("GET", f"{API}/experiments"), ("POST", f"{API}/plan"), ("GET", "/metrics")}
+    assert found >= pages | {("POST", f"{API}/run"), ("GET", f"{API}/jobs/{{job_id}}/events")}
 
 
 def test_every_route_of_the_api_is_documented(served: Served) -> None:
@@ -48,27 +82,134 @@ def test_every_route_of_the_api_is_documented(served: Served) -> None:
     assert {route for route in found if route[1].startswith("/api/")} <= documented
 
 
+def test_no_page_is_in_the_document_of_the_api(served: Served) -> None:
+    known = ("/api/bench/", "/login", "/logout", "/healthz", "/readyz", "/metrics")
+    assert [path for path in served.app.openapi()["paths"] if not path.startswith(known)] == []
+
+
 def test_without_a_token_every_route_refuses(served: Served) -> None:
     answers = refusals(served, None)
-    assert len(answers) > 10
-    assert set(answers.values()) == {(401, "unauthorised")}
+    assert len(answers) > 30
+    assert {route for route, given in answers.items() if given != (401, "unauthorised")} == set()
+
+
+def test_without_a_token_a_browser_is_sent_to_the_login_page(served: Served) -> None:
+    for method, path in closed(served):
+        if method == "GET" and not path.startswith("/api/"):
+            response = served.get(filled(path), token=None, headers=PAGE)
+            assert response.status_code == 303, path
+            assert response.headers["location"].startswith("/login?next=%2F"), path
 
 
 def test_with_a_wrong_token_every_route_refuses(served: Served) -> None:
-    assert set(refusals(served, WRONG).values()) <= {(401, "unauthorised"), (429, "too_many_attempts")}
+    expected = {(401, "unauthorised"), (429, "too_many_attempts")}
+    assert set(refusals(served, WRONG).values()) == expected
+
+
+def test_with_an_expired_token_every_route_refuses(served: Served) -> None:
+    tokens = served.panel.guard.tokens
+    _, secret = tokens.create(Role.ADMIN, "yesterday's", life_s=60)
+    assert served.get(f"{API}/experiments", token=secret).status_code == 200
+    tokens.clock = lambda: time.time() + 61
+    assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
+
+
+def test_with_a_revoked_token_every_route_refuses(served: Served) -> None:
+    tokens = served.panel.guard.tokens
+    token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
+    assert served.get(f"{API}/experiments", token=secret).status_code == 200
+    tokens.revoke(token.id)
+    assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
+
+
+def test_with_the_cookie_of_a_revoked_token_every_route_refuses(served: Served) -> None:
+    tokens = served.panel.guard.tokens
+    token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
+    csrf = served.log_in(secret)
+    assert served.get("/", token=None).status_code == 200
+    tokens.revoke(token.id)
+    assert set(refusals(served, None, headers={CSRF_HEADER: csrf}).values()) == {(401, "unauthorised")}
 
 
 def test_a_judge_is_refused_everywhere_but_where_judges_work(served: Served) -> None:
     answers = refusals(served, served.judge)
-    assert {route for route, answer in answers.items() if answer != (403, "forbidden")} == JUDGES
+    let_in = {route for route, given in answers.items() if given != (403, "forbidden")}
+    assert let_in == {route for route in answers if for_judges(route)}
+    assert let_in >= JUDGES | {("GET", JUDGES_PAGES)}
+
+
+def test_a_judges_browser_is_refused_with_a_page(served: Served) -> None:
+    served.log_in(served.judge)
+    for method, path in closed(served):
+        if method == "GET" and not path.startswith("/api/") and not for_judges((method, path)):
+            response = served.get(filled(path), token=None, headers=PAGE)
+            assert (response.status_code, response.headers["content-type"][:9]) == (403, "text/html"), path
 
 
 def test_an_admin_is_refused_nowhere(served: Served) -> None:
-    assert {code for _, code in refusals(served, served.admin).values()} == {""}
+    # Without a body and on names that are not there, hardly anything is done; the token itself is not revoked.
+    assert {route: given for route, given in refusals(served, served.admin).items() if given[1]} == {}
+
+
+def test_no_route_breaks_on_an_empty_request(served: Served) -> None:
+    answers = refusals(served, served.admin)
+    assert {route: status for route, (status, _) in answers.items() if status == 500} == {}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_opens_what_another_keeps_closed(served: Served, method: str) -> None:
+    for _, path in closed(served):
+        response = served.ask(method, filled(path), token=None)
+        assert response.status_code in (401, 404, 405), path
+        if response.status_code == 405:
+            assert method not in response.headers["allow"], path
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_asking_for_the_head_alone_tells_a_judge_nothing_more(served: Served, method: str) -> None:
+    for _, path in closed(served):
+        response = served.ask(method, filled(path), token=served.judge)
+        assert response.status_code in (403, 404, 405), path
+
+
+def test_every_change_with_a_cookie_needs_the_csrf_token(served: Served) -> None:
+    served.log_in(served.admin)
+    changes = [(method, path) for method, path in closed(served) if method not in SAFE]
+    assert len(changes) > 8
+    for method, path in changes:
+        for body in (b"", b"csrf=", f"{CSRF_FIELD}={'x' * 43}".encode()):
+            response = served.ask(method, filled(path), token=None, headers=FORM, content=body)
+            assert answer(served, response) == (403, "csrf"), path
+
+
+def test_the_csrf_token_of_another_session_is_none(served: Served) -> None:
+    other = served.log_in(served.admin)
+    served.client.cookies.clear()
+    served.log_in(served.admin)
+    for method, path in closed(served):
+        if method not in SAFE:
+            response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: other})
+            assert answer(served, response) == (403, "csrf"), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=["another site", "nowhere", "said by the browser"],
+)
+def test_a_change_from_another_site_is_refused_whatever_it_knows(served: Served, headers: dict[str, str]) -> None:
+    csrf = served.log_in(served.admin)
+    for method, path in closed(served):
+        if method not in SAFE:
+            response = served.ask(method, filled(path), token=None, headers={CSRF_HEADER: csrf, **headers})
+            assert answer(served, response) == (403, "foreign_origin"), path
 
 
 def test_the_open_routes_answer_to_everybody(served: Served) -> None:
     assert [served.get(path, token=None).status_code for path in ("/healthz", "/readyz", "/login")] == [200] * 3
+    styles = re.findall(r'href="(/static/[^"]+)"', served.get("/login", token=None).text)
+    assert styles
+    assert [served.get(path, token=None).status_code for path in styles] == [200] * len(styles)
 
 
 @pytest.mark.parametrize("header", ["Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "bearer\t", "Token x", "x" * 5000])
@@ -94,14 +235,6 @@ def test_a_strangers_body_is_not_even_read(served: Served) -> None:
     for path in (f"{API}/plan", f"{API}/judge/{EXPERIMENT}/apply", f"{API}/judge/{EXPERIMENT}/sheets"):
         response = served.post(path, token=None, content=b"{no json", headers={"Content-Type": "application/json"})
         assert served.error(response) == (401, "unauthorised")
-
-
-def test_a_revoked_token_is_refused_at_once(served: Served) -> None:
-    tokens = served.panel.guard.tokens
-    assert served.get(f"{API}/experiments").status_code == 200
-    for token in tokens.all():
-        tokens.revoke(token.id)
-    assert served.error(served.get(f"{API}/experiments")) == (401, "unauthorised")
 
 
 def test_the_operators_own_token_is_an_admins(home: Path) -> None:

@@ -100,6 +100,8 @@ What next
                                                     judge by hand: a blind sheet; fill it in, then `judge apply`
   tipbench compare {EXPERIMENT} --html report.html{{where}}
                                                     the board again, with charts and every answer side by side
+  tipbench panel{{where}}
+                                                    all of it in the browser: start, watch, judge, decide
   tipbench runs list --experiment {EXPERIMENT}{{where}}
                                                     every answer; `runs show ID` prints one with its prompt
   tipbench plan                                     with Ollama running: what a real benchmark would do

@@ -1,22 +1,29 @@
-"""create_app: the admin API put together. The panel's pages and the jobs are further routers on it."""
+"""create_app: the admin API put together. The panel's pages are further routers on it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
 import tipbench
+from tipbench.jobs.job import JobState, Runner
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web import errors, login
+from tipbench.web import panel as pages
 from tipbench.web.allowed import Allowed
-from tipbench.web.api import config, experiments, health, judge, leaderboard, plan, runs
+from tipbench.web.api import batches, config, experiments, health, hook, jobs, judge, leaderboard, plan, runs, tokens
 from tipbench.web.auth import Guard
+from tipbench.web.batch_store import BatchStore
+from tipbench.web.batches import BatchDesk
 from tipbench.web.database import Database
 from tipbench.web.deps import Panel
+from tipbench.web.desk import JobDesk
+from tipbench.web.hook import make_hook
+from tipbench.web.hook_options import hook_options
 from tipbench.web.limits import Attempts
 from tipbench.web.metrics import Metrics
 from tipbench.web.opening import Tracker
@@ -25,6 +32,7 @@ from tipbench.web.queries import Queries
 from tipbench.web.rendering import Json
 from tipbench.web.security import Shield
 from tipbench.web.sessions import Sessions, load_key
+from tipbench.web.streaming import Streams
 from tipbench.web.tokens import TokenStore
 
 OPEN = (health.router, login.router)  # for everybody
@@ -37,8 +45,15 @@ ROUTERS: tuple[APIRouter, ...] = (
     leaderboard.router,
     config.router,
     plan.router,
+    jobs.running,
+    jobs.router,
     judge.router,
     judge.watching,
+    batches.router,
+    batches.deciding,
+    jobs.judging,
+    hook.router,
+    tokens.router,
 )
 _ABOUT = """Start, watch and decide. Programs send `Authorization: Bearer TOKEN`; people log in at /login.
 
@@ -52,13 +67,26 @@ def create_app(
     *,
     store: RunStore | None = None,
     routers: Sequence[APIRouter] = (),
+    runners: Mapping[str, Runner] | None = None,
 ) -> FastAPI:
-    """The application. `store` replaces the MLflow of the settings; `routers` come after the API's own."""
-    panel, database = make_panel(settings, options or panel_options(settings), store)
+    """The application. `store` replaces the MLflow of the settings; `routers` come after the API's own.
+
+    `runners` by name carry jobs out; without them they run on this machine. While it is served it looks after its
+    jobs, and they outlive it.
+    """
+    hook_wish = hook_options(settings)
+    panel, database = make_panel(settings, options or panel_options(settings), store, runners)
+    webhook = None if hook_wish is None else make_hook(hook_wish, panel, database, given=store is not None)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        panel.jobs.supervisor.start()
+        if webhook is not None:
+            webhook.start()
         yield
+        if webhook is not None:
+            await run_in_threadpool(webhook.close)
+        await run_in_threadpool(panel.jobs.close)
         await run_in_threadpool(panel.tracker.close)
         await run_in_threadpool(database.close)
 
@@ -74,24 +102,36 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.panel = panel
+    app.state.hook = webhook
+    app.state.batches = BatchDesk(panel, BatchStore(database))
     app.state.login_page = login.plain_login_page
     app.state.error_page = None  # (request, status, error) → response, once there are pages
     errors.install(app)
     for router in (*ROUTERS, *routers):
         app.include_router(router)
+    pages.install(app)
     app.add_middleware(Shield, hosts=panel.options.hosts, metrics=panel.metrics)
     return app
 
 
-def make_panel(settings: Settings, options: PanelOptions, store: RunStore | None) -> tuple[Panel, Database]:
+def make_panel(
+    settings: Settings,
+    options: PanelOptions,
+    store: RunStore | None = None,
+    runners: Mapping[str, Runner] | None = None,
+) -> tuple[Panel, Database]:
     """Everything the handlers need. UsageError when a setting or a file is wrong: better now than at the first run."""
     settings.collect_config({})
     database = Database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     guard = Guard(TokenStore(database), sessions, Attempts(), options.admin_token)
     queries, metrics = Queries(), Metrics()
+    desk, streams = JobDesk.of(settings, runners), Streams()
     metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
     metrics.show("tipbench_cache_requests_total", "counter", "Questions to the cache.", lambda: dict(_cache(queries)))
+    metrics.show("tipbench_jobs", "gauge", "Jobs by state.", lambda: dict(_jobs(desk)))
+    metrics.show("tipbench_queue_length", "gauge", "Jobs that wait for their turn.", lambda: {(): _waiting(desk)})
+    metrics.show("tipbench_event_streams", "gauge", "Open streams of events.", lambda: {(): float(streams.open)})
     panel = Panel(
         settings=settings,
         options=options,
@@ -100,8 +140,19 @@ def make_panel(settings: Settings, options: PanelOptions, store: RunStore | None
         queries=queries,
         allowed=Allowed.of(settings, options),
         metrics=metrics,
+        jobs=desk,
+        streams=streams,
     )
     return panel, database
+
+
+def _jobs(desk: JobDesk) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
+    for state, number in desk.store.counts().items():
+        yield (("state", state.value),), float(number)
+
+
+def _waiting(desk: JobDesk) -> float:
+    return float(desk.store.counts()[JobState.QUEUED])
 
 
 def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:

@@ -14,11 +14,13 @@ from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.allowed import Allowed
 from tipbench.web.auth import Guard, Identity, require_admin, require_judge
+from tipbench.web.desk import JobDesk
 from tipbench.web.forms import read_json
 from tipbench.web.metrics import Metrics
 from tipbench.web.opening import Tracker
 from tipbench.web.options import PanelOptions
 from tipbench.web.queries import Queries
+from tipbench.web.streaming import Streams
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Panel:
     queries: Queries
     allowed: Allowed
     metrics: Metrics
+    jobs: JobDesk
+    streams: Streams
 
 
 def panel_of(request: Request) -> Panel:

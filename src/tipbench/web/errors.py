@@ -23,10 +23,12 @@ from tipbench.web.rendering import Json
 
 INTERNAL = "Something went wrong in tipbench itself."
 _LISTED = 10
+_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first that fits counts
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
+    (errors.JobMissing, 404, "not_found"),
     (errors.UsageError, 400, "misused"),
     (errors.NotEnoughData, 409, "not_enough_data"),
     (errors.OllamaAway, 503, "ollama_away"),
@@ -41,6 +43,8 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.MixedRubrics, 409, "mixed_rubrics"),
     (errors.SheetRefused, 422, "sheet_refused"),
     (errors.WeightsError, 409, "weights_missing"),
+    (errors.JobConflict, 409, "job_conflict"),
+    (errors.NotStarted, 409, "not_started"),
     (errors.JournalError, 500, "journal_error"),
     (errors.TipbenchError, 500, "failed"),
 )
@@ -130,13 +134,15 @@ def install(app: FastAPI) -> None:
 def wants_page(request: Request) -> bool:
     """Whether a person looks at it in a browser, rather than a program."""
     accepted = request.headers.get("accept", "")
-    return request.method == "GET" and "text/html" in accepted and not request.url.path.startswith("/api/")
+    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    by_hand = request.method == "GET" or sent in _FORMS
+    return by_hand and "text/html" in accepted and not request.url.path.startswith("/api/")
 
 
 async def _web_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
     if isinstance(exc, Unauthorised) and wants_page(request):
-        there = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        there = _address(request) if request.method == "GET" else "/"  # what a form sent is not sent again
         return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
     return _answer(request, exc.status, error_json(exc.code, str(exc), exc.path), exc.headers)
 
@@ -207,6 +213,12 @@ def _answer(request: Request, status: int, body: dict[str, Any], headers: Mappin
         response.headers.update(headers or {})
         return response
     return Json(body, status, headers=dict(headers or {}))
+
+
+def _address(request: Request) -> str:
+    """Path and query as the browser sent them: the path we see is decoded, and a name may hold a question mark."""
+    path = quote(request.scope["path"], safe="/")
+    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 def _request_id(request: Request) -> str:

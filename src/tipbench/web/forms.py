@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from tipbench.web.errors import Invalid
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
+MULTIPART = "multipart/form-data"  # a form with a file
 _MOST_FIELDS = 200
+_MOST_PARTS = 20
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """A file that came with a form. The name is the sender's: to be shown, never to be opened."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A form with a file, taken apart."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    files: dict[str, SentFile] = field(default_factory=dict)
 
 
 def content_type(request: Request) -> str:
@@ -22,6 +42,8 @@ def content_type(request: Request) -> str:
 
 async def read_form(request: Request) -> dict[str, str]:
     """The fields of a form, the last of each name; empty when the body is no form."""
+    if content_type(request) == MULTIPART:
+        return (await read_parts(request)).fields
     if content_type(request) != FORM:
         return {}
     text = (await request.body()).decode("utf-8", "replace")
@@ -34,6 +56,30 @@ async def read_form(request: Request) -> dict[str, str]:
 async def form_value(request: Request, name: str) -> str | None:
     """One field of a form."""
     return (await read_form(request)).get(name)
+
+
+async def read_parts(request: Request) -> Parts:
+    """The fields and files of a form that has files; read once, however many ask."""
+    known: Parts | None = getattr(request.state, "parts", None)
+    if known is None:
+        known = request.state.parts = await _take_apart(request)
+    return known
+
+
+async def _take_apart(request: Request) -> Parts:
+    if content_type(request) != MULTIPART:
+        return Parts(fields=await read_form(request))
+    parts = Parts()
+    try:
+        async with request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, str):
+                    parts.fields[name] = value
+                else:
+                    parts.files[name] = SentFile(value.filename or "", await value.read())
+    except HTTPException as exc:
+        raise Invalid(f"The form with its file cannot be read ({str(exc.detail)[:200]}).", path="body") from exc
+    return parts
 
 
 async def read_json(request: Request) -> dict[str, Any]:

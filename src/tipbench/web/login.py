@@ -55,6 +55,14 @@ _BODY: dict[str, Any] = {
 }
 
 
+def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Refusals that a form gets as the page once more."""
+    told = refusals(*statuses)
+    for response in told.values():
+        response["content"]["text/html"] = {"schema": {"type": "string"}}
+    return told
+
+
 @router.get(
     "/login",
     summary="The login page",
@@ -67,8 +75,9 @@ _BODY: dict[str, Any] = {
 )
 async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - its name in the URL
     """A form that asks for a token."""
-    if await run_in_threadpool(panel.guard.by_cookie, session_cookie(request)) is not None:
-        return RedirectResponse(local_path(next), status_code=303)
+    known = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+    if known is not None:
+        return RedirectResponse(_front(known, local_path(next)), status_code=303)
     return HTMLResponse(_page(request)(request, local_path(next), None))
 
 
@@ -80,7 +89,8 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     responses={
         200: {"description": "For JSON: who it is, and the token that changes must bring in " + CSRF_HEADER + "."},
         303: {"description": "For a form: logged in, goes on."},
-        **refusals(400, 401, 403, 413, 422, 429, 500),
+        **refusals(400, 403, 413, 422, 500),
+        **_or_page(401, 429),
     },
 )
 async def log_in(request: Request, panel: PanelState) -> Response:
@@ -97,6 +107,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         raise
     await run_in_threadpool(_end_former, request, panel)
     session = panel.guard.sessions.begin(identity.token_id)
+    there = _front(identity, there)
     response = RedirectResponse(there, status_code=303) if by_form else Json(_logged_in(panel, identity, session))
     _set_cookie(request, response, panel.guard.sessions.seal(session), session.expires - int(time.time()))
     return response
@@ -136,6 +147,11 @@ def local_path(text: str) -> str:
     except ValueError:
         return "/"
     return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
+
+
+def _front(identity: Identity, there: str) -> str:
+    """Judges have a front page of their own."""
+    return "/judge" if identity.is_judge and there == "/" else there
 
 
 def plain_login_page(_request: Request, there: str, fault: str | None) -> str:

@@ -7,15 +7,16 @@ once, and a page that nothing has changed costs one small question to MLflow.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
-from tipbench.compare.cells import Question, read_board
+from tipbench.compare.cells import BoardCells, Question, read_board
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.reading import read_leaderboard
-from tipbench.errors import MlflowRefused
+from tipbench.errors import MlflowRefused, UsageError
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.record.mlflow_wire import RECORD_TAG
@@ -30,6 +31,8 @@ from tipbench.web.snapshots import KEPT, SnapshotStore, revision
 SMALL = 256  # counts, boards, judging states
 _COPIES = 10  # of one record; more than one is rare
 LARGE = 8  # reports and answers, up to some MB each
+PAIRS = 32  # two rows side by side, up to some hundred kB each
+CHARTS = 96  # about 25 kB each
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class Queries:
         self.snapshots = Cache(KEPT)
         self.small = Cache(SMALL)
         self.large = Cache(LARGE)
+        self.pairs = Cache(PAIRS)
+        self.charts = Cache(CHARTS)
 
     def experiments(self, store: RunStore) -> list[dict[str, Any]]:
         """Every experiment of ours with its cells by state, by name."""
@@ -80,7 +85,7 @@ class Queries:
         where = {"kind": ask.kind, **dict(ask.where)}
         found = [
             run
-            for run in self._view(store, experiment).search(experiment.experiment_id, where=where)
+            for run in self.view(store, experiment).search(experiment.experiment_id, where=where)
             if ask.superseded or run.tags.get("superseded") != "true"
         ]
         page, following = page_of(found, _place, limit=ask.limit, after=ask.after)
@@ -101,16 +106,15 @@ class Queries:
 
     def leaderboard(self, store: RunStore, name: str, ask: BoardAsk) -> Leaderboard:
         """The board, as `tipbench compare` makes it."""
-        experiment = existing(store, name)
-        return self._board(store, experiment, ask)
+        return self.board(store, existing(store, name), ask)
 
     def answers(self, store: RunStore, name: str, ask: BoardAsk) -> tuple[ScenarioAnswers, ...]:
         """What the pairs of the board wrote, scenario by scenario."""
         experiment = existing(store, name)
 
         def make() -> tuple[ScenarioAnswers, ...]:
-            cells = read_board(self._view(store, experiment), experiment.experiment_id, ask.question)
-            return read_answers(store, experiment, self._board(store, experiment, ask), cells)
+            view, cells = self.view(store, experiment), self.cells(store, experiment, ask)
+            return read_answers(view, experiment, self.board(store, experiment, ask), cells)
 
         return self.large.get(("answers", experiment.experiment_id, ask), revision(experiment), make)
 
@@ -123,25 +127,51 @@ class Queries:
             ("report", experiment.experiment_id, ask),
             revision(experiment),
             lambda: html_report(
-                self._board(store, experiment, ask), self.answers(store, name, ask), self.judging(store, name)
+                self.board(store, experiment, ask), self.answers(store, name, ask), self.judging(store, name)
             ),
         )
 
     def judging(self, store: RunStore, name: str) -> JudgingStatus:
         """How far the judging is, by whom, and how far each judge can be trusted."""
-        experiment = existing(store, name)
-        key = ("judging", experiment.experiment_id)
-        return self.small.get(key, revision(experiment), lambda: judging_status(store, experiment))
+        return self.judging_of(store, existing(store, name))
 
-    def _board(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> Leaderboard:
+    def judging_of(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
+        """The same, of an experiment that was looked up already."""
+        key = ("judging", experiment.experiment_id)
+        view = self.view(store, experiment)
+        return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
+
+    def board(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> Leaderboard:
+        """The board of an experiment that was looked up already."""
+
         def make() -> Leaderboard:
-            view = self._view(store, experiment)
-            board, _ = read_leaderboard(
-                view, experiment, ask.question, baseline=ask.baseline, by=ask.by, cluster=ask.cluster
-            )
-            return board
+            view = self.view(store, experiment)
+            read = partial(read_leaderboard, view, experiment, ask.question, by=ask.by, cluster=ask.cluster)
+            try:
+                return read(baseline=ask.baseline)[0]
+            except UsageError:
+                meant = self._meant(store, experiment, ask)
+                if meant is None:
+                    raise
+                return read(baseline=meant)[0]
 
         return self.small.get(("board", experiment.experiment_id, ask), revision(experiment), make)
+
+    def cells(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> BoardCells:
+        """The cells that a board rests on; the same for every baseline and for models and prompts alone."""
+        key = ("cells", experiment.experiment_id, ask.where, ask.judge, ask.provisional)
+        view = self.view(store, experiment)
+        return self.large.get(
+            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, ask.question)
+        )
+
+    def _meant(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> Pair | None:
+        """The one row that is written like a baseline that is not there: a recorded prompt's name may have slashes."""
+        if ask.baseline is None:
+            return None
+        there = self.board(store, experiment, replace(ask, baseline=None)).matrix.pairs
+        alike = [pair for pair in there if str(pair).strip() == str(ask.baseline).strip() and pair != ask.baseline]
+        return alike[0] if len(alike) == 1 else None
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, few: bool) -> dict[str, Any]:
         counts = self.small.get(
@@ -153,9 +183,10 @@ class Queries:
         """From a snapshot, which other pages will want too; of many experiments in passing, or they push them out."""
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         kept = few or self.snapshots.has(key, revision(experiment))
-        return count_cells(self._view(store, experiment) if kept else store, experiment.experiment_id)
+        return count_cells(self.view(store, experiment) if kept else store, experiment.experiment_id)
 
-    def _view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
+    def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
+        """The store with this experiment's runs in memory."""
         return SnapshotStore(store, experiment, self.snapshots)
 
 

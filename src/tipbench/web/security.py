@@ -40,7 +40,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-_SHEET = re.compile(r"/api/bench/judge/.+/apply", re.DOTALL)
+_SHEET = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/judge/preview", re.DOTALL)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 
 
@@ -68,7 +68,7 @@ class Shield:
         started = self._clock()
         request_id = _request_id(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
-        outgoing = _Outgoing(send, request_id)
+        outgoing = _Outgoing(send, request_id, self._clock)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -86,7 +86,9 @@ class Shield:
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            self._metrics.observe(scope["method"], route, outgoing.status, self._clock() - started)
+            # Until the answer begins: how long people look at a live stream is no measure of ours.
+            ended = outgoing.begun if outgoing.begun is not None else self._clock()
+            self._metrics.observe(scope["method"], route, outgoing.status, ended - started)
 
     def _refusal(self, scope: Scope) -> Json | None:
         names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
@@ -106,14 +108,16 @@ class Shield:
 class _Outgoing:
     """Sends, and puts the headers on every answer that does not bring its own."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
         self._send = send
         self._request_id = request_id
+        self._clock = clock
         self.status = 0
+        self.begun: float | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.begun = message["status"], self._clock()
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)

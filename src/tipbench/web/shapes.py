@@ -116,7 +116,7 @@ class BoardShape(_Shape):
     baseline: PairName | None
     verdict: VerdictShape
     standings: list[StandingShape] = Field(description="The rubric's scales stand beside these, by their names.")
-    attribution: dict[str, float] | None
+    attribution: dict[str, float | None] | None
     duels: dict[str, Any] | None
     notes: list[str]
 
@@ -188,6 +188,91 @@ class JudgingShape(_Shape):
     alpha: dict[str, float | None]
     judges: list[dict[str, Any]]
     history: list[dict[str, Any]]
+
+
+class JobLinks(_Shape):
+    self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
+    events: str = Field(description="Live, as server-sent events.")
+    log: str
+    page: str = Field(description="Its page in the panel.", examples=["/jobs/20260504-101500-1a2b3c4d"])
+    experiment: str = Field(description="The experiment's page in the panel.")
+    mlflow: str | None = Field(None, description="The experiment's page in MLflow, once it is known.")
+
+
+class JobShape(_Shape):
+    """A tipbench command in the background."""
+
+    id: str = Field(examples=["20260504-101500-1a2b3c4d"])
+    kind: Literal["collect", "judge", "simulate"]
+    state: Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "lost"]
+    experiment: str = Field(examples=["tip-bench-auto"])
+    retry_of: str | None = Field(description="The job that this one tries again.")
+    links: JobLinks
+    arguments: dict[str, Any] = Field(description="The command's options, without logins.")
+    created: str = Field(examples=["2026-05-04T10:15:00.000Z"])
+    started: str | None
+    ended: str | None
+    exit_code: int | None
+    reason: str | None = Field(description="Why it failed, is lost, or cannot start.")
+    cancel_requested: bool
+    started_by: str | None
+    runner: str = Field(examples=["local"])
+
+
+class JobRow(JobShape):
+    place: int | None = Field(description="Its place in the queue, 1 being next; null when it does not wait.")
+
+
+class JobList(_Shape):
+    items: list[JobRow]
+    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
+
+
+class JobAnswer(_Shape):
+    job: JobShape
+    place: int | None = Field(description="Its place in the queue, 1 being next; null when it does not wait.")
+
+
+class JobStarted(JobAnswer):
+    new: bool = Field(description="False when an earlier request made this job.")
+
+
+class JobDetail(JobAnswer):
+    progress: dict[str, Any] = Field(description="What its events add up to: models, messages, failure, memory.")
+    cursor: int = Field(description="The last event in `progress`; events?after= tells what follows.")
+
+
+class JudgeWish(BaseModel):
+    """The options of `tipbench judge run`."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=False)
+
+    with_: str = Field(
+        alias="with",
+        max_length=250,
+        pattern=r"^(rules|command|command:.*|ollama:[!-~]+)$",
+        description="rules, ollama:MODEL, or command for the program that the operator has configured.",
+        examples=["rules"],
+    )
+    judge: str | None = Field(None, max_length=200, description="The name a program judges under.")
+    limit: int | None = Field(None, ge=1, le=100_000, description="At most so many answers; whole scenarios first.")
+    overlap: float = Field(0.2, ge=0, le=1, description="Share of what others have scored.")
+    all: bool = Field(False, description="Everything this judge has not scored.")
+    rejudge: bool = Field(False, description="Also what was scored under another rubric.")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Order and hidden items by this seed, not by chance.")
+    suite: str | None = Field(None, max_length=4000, description="Where cards, rubric and controls are.")
+    timeout_s: float | None = Field(None, ge=1, le=86_400, description="Longest call of a program or a model.")
+    batch: int | None = Field(None, ge=1, le=100_000, description="Items a program gets at once.")
+    accept_drift: str | None = Field(
+        None, min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$", description="Why its drift is accepted."
+    )
+    ollama_url: str | None = Field(None, max_length=2000, description="The Ollama server; one that is allowed.")
+    max_model_b: float | None = Field(None, gt=0, description="Largest model, in billions of parameters.")
+    num_ctx: int | None = Field(None, ge=256, le=2**20, description="The model's context, in tokens.")
+    evict: bool = Field(False, description="Unload what Ollama has in memory first.")
+    allow_unknown_size: bool = Field(False, description="Also a model that does not tell its size.")
+    wait: bool = Field(False, description="Queue behind a collect that was not started here.")
+    mlflow_url: str | None = Field(None, max_length=2000, description="The MLflow server; one that is allowed.")
 
 
 class LoggedIn(_Shape):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
+from tipbench.judge.material import CANDIDATES, RAW
 from tipbench.judge.scores import SCORES
 from tipbench.record.mlflow_wire import REVISION_TAG, matches
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.web.cache import Cache
 
-KEPT = 4  # snapshots; 2400 cells take about 30 MB
-# Texts that are kept with a snapshot: the board and the lists live on these; longer ones are read when asked for.
-_TEXTS: Mapping[str, tuple[str, ...]] = {str(RunKind.CELL): (SCORES,)}
+KEPT = 4  # snapshots; 2400 cells take about 40 MB
+# Texts that are kept with a snapshot: boards, answers and the state of judging are made of these. They come with every
+# reading of the runs anyway, so keeping them saves a second one; prompts and rubrics are read when asked for.
+_TEXTS: Mapping[str, tuple[str, ...]] = {str(RunKind.CELL): (SCORES, CANDIDATES, RAW)}
 
 Kept = tuple[tuple[StoredRun, Mapping[str, str]], ...]
 

@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tipbench.judge.sheet_files import parse_sheet
-from tipbench.web.api.leaderboard import attachment
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
 from tipbench.web.deps import Judge, PanelState, Store
+from tipbench.web.downloads import attachment
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import JSON, content_type, read_json
 from tipbench.web.judging import ApplyWish, SheetRequest, alone, apply_sheet, sheet_file, sheet_for, wish_of

@@ -1,25 +1,34 @@
-"""GET /api/bench/leaderboard: the board, its report and its table."""
+"""GET /api/bench/leaderboard: the board, its report, its tables, and one row of it closely."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from tipbench.compare.html import CSP as REPORT_CSP
-from tipbench.compare.report import to_csv
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import to_csv, to_markdown
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.asking import BoardQuery
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
+from tipbench.web.downloads import attachment
+from tipbench.web.pair_queries import pair_view
+from tipbench.web.pair_shapes import PairShape, RevisionShape
+from tipbench.web.queries import existing
 from tipbench.web.rendering import Json
 from tipbench.web.shapes import COMMON, DATA, BoardShape
+from tipbench.web.snapshots import revision
 
 router = APIRouter(
     prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
 )
+
+RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * by prompt.")]
+RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * by model.")]
 
 
 def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
@@ -34,10 +43,9 @@ def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
 )
 def report(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
     """The board with its charts and answers as one HTML file, as `compare --html` writes it."""
-    content = panel.queries.report(store, experiment, ask).encode("utf-8", "backslashreplace")
     # Opened in place it would be a page of ours that models wrote into: it gets no script and no origin.
     policy = {"Content-Security-Policy": f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"}
-    return Response(content, media_type="text/html", headers={**policy, **attachment(experiment, "html")})
+    return _download(panel.queries.report(store, experiment, ask), "text/html", experiment, "html", policy)
 
 
 @router.get(
@@ -48,8 +56,34 @@ def report(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store
 )
 def standings(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
     """The standings for a spreadsheet, as `compare --format csv` prints them."""
-    content = to_csv(panel.queries.leaderboard(store, experiment, ask)).encode("utf-8", "backslashreplace")
-    return Response(content, media_type="text/csv", headers=attachment(experiment, "csv"))
+    return _download(to_csv(panel.queries.leaderboard(store, experiment, ask)), "text/csv", experiment, "csv")
+
+
+@router.get(
+    "/{experiment:path}/board.md",
+    summary="Download the board as Markdown",
+    response_class=Response,
+    responses=_file("text/markdown", "Verdict, table and notes, for a pull request."),
+)
+def markdown(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
+    """The board as `compare --format md` prints it."""
+    return _download(to_markdown(panel.queries.leaderboard(store, experiment, ask)), "text/markdown", experiment, "md")
+
+
+@router.get("/{experiment:path}/pairs", summary="Where a row wins and loses", response_model=PairShape)
+def one_pair(
+    experiment: ExperimentPath, model: RowModel, prompt: RowPrompt, ask: BoardQuery, panel: PanelState, store: Store
+) -> Response:
+    """One row against the baseline or the leader: the scenarios, the largest loss first, with both sides' answers."""
+    found = pair_view(panel.queries, store, existing(store, experiment), ask, Pair(model, prompt))
+    return Json(found.to_json())
+
+
+@router.get("/{experiment:path}/revision", summary="Whether anything has changed", response_model=RevisionShape)
+def current_revision(experiment: ExperimentPath, store: Store) -> Response:
+    """A word that changes whenever somebody writes to the experiment; cheap, for watching it."""
+    found = existing(store, experiment)
+    return Json({"experiment": found.name, "revision": revision(found)})
 
 
 @router.get("/{experiment:path}", summary="The leaderboard", response_model=BoardShape)
@@ -58,7 +92,6 @@ def leaderboard(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, 
     return Json(panel.queries.leaderboard(store, experiment, ask).to_json())
 
 
-def attachment(name: str, ending: str) -> dict[str, str]:
-    """Saved under a name that every file system takes, never opened in place."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100].strip(".-") or "tipbench"
-    return {"Content-Disposition": f'attachment; filename="{plain}.{ending}"'}
+def _download(text: str, media_type: str, name: str, ending: str, headers: Mapping[str, str] | None = None) -> Response:
+    content = text.encode("utf-8", "backslashreplace")
+    return Response(content, media_type=media_type, headers={**(headers or {}), **attachment(name, ending)})

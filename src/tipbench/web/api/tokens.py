@@ -1,0 +1,143 @@
+"""Tokens over HTTP: list them, make one, revoke one. What the settings page shows and does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+
+from tipbench.errors import UsageError
+from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.deps import Admin, Panel, PanelState
+from tipbench.web.errors import Invalid, NotFound, place_of, validation_message
+from tipbench.web.forms import JSON, read_json
+from tipbench.web.rendering import Json
+from tipbench.web.shapes import COMMON, refusals
+from tipbench.web.tokens import Role, checked_name, read_life
+
+router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
+
+DEFAULT_LIFE = "90d"
+
+
+class TokenWish(BaseModel):
+    """The token to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["admin", "judge"] = Field(description="admin: everything; judge: sheets of its own only.")
+    name: str = Field(max_length=200, description="Whose it is; a judge's scores are kept under this name.")
+    expires: str = Field(DEFAULT_LIFE, max_length=40, description="How long it is valid: 12h, 30d, 8w or never.")
+
+
+class TokenShape(BaseModel):
+    """A token as it is kept: without its secret."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str = Field(examples=["3f9a1c0b7e52"])
+    role: Literal["admin", "judge"]
+    name: str = Field(examples=["reviewer-1"])
+    state: Literal["active", "expired", "revoked"]
+    created: str = Field(examples=["2026-01-31T12:00:00+00:00"])
+    expires: str | None
+    revoked: str | None
+    last_used: str | None
+
+
+class NewToken(TokenShape):
+    """A new token with its secret, which cannot be had again."""
+
+    token: str = Field(examples=["tipbench_3f9a1c0b7e52_…"])
+
+
+class TokenList(BaseModel):
+    """Every token ever made."""
+
+    items: list[TokenShape]
+    next: str | None = Field(description="Always null: the list is whole.")
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {
+                "schema": TokenWish.model_json_schema(),
+                "example": {"role": "judge", "name": "reviewer-1", "expires": "30d"},
+            }
+        },
+    }
+}
+TokenId = Annotated[
+    str, Path(pattern="^[0-9a-f]{12}$", description="The token's id, as the list has it.", examples=["3f9a1c0b7e52"])
+]
+
+
+async def read_wish(request: Request, _admin: Admin) -> TokenWish:
+    """The token that is asked for."""
+    return wish_of(await read_json(request))
+
+
+@router.get("", summary="List the tokens", response_model=TokenList)
+def tokens(panel: PanelState) -> Response:
+    """Oldest first, with their states; revoked and expired ones too."""
+    return Json({"items": token_rows(panel), "next": None})
+
+
+@router.post("", summary="Make a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
+def create(wish: Annotated[TokenWish, Depends(read_wish)], panel: PanelState) -> Response:
+    """Its secret is in this answer and nowhere else: only a hash is kept."""
+    return Json(make_token(panel, wish), 201)
+
+
+@router.delete("/{token_id}", summary="Revoke a token", response_model=TokenShape, responses=refusals(404))
+def revoke(token_id: TokenId, panel: PanelState) -> Response:
+    """It ends now, and so does every session that began with it. What was revoked before stays as it is."""
+    return Json(revoke_token(panel, token_id))
+
+
+def token_rows(panel: Panel) -> list[dict[str, Any]]:
+    """Every token, for the list and for the page."""
+    kept = panel.guard.tokens
+    return [token.to_json(kept.clock()) for token in kept.all()]
+
+
+def wish_of(raw: Mapping[str, Any]) -> TokenWish:
+    """A checked wish. Invalid names the wrong field."""
+    try:
+        wish = TokenWish.model_validate(raw)
+    except ValidationError as exc:
+        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
+        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+    try:
+        checked_name(wish.name, Role(wish.role))
+    except UsageError as exc:
+        raise Invalid(str(exc), path="body.name") from exc
+    try:
+        read_life(wish.expires)
+    except UsageError as exc:
+        raise Invalid(str(exc), path="body.expires") from exc
+    return wish
+
+
+def make_token(panel: Panel, wish: TokenWish) -> dict[str, Any]:
+    """The new token with its secret."""
+    kept = panel.guard.tokens
+    token, secret = kept.create(Role(wish.role), wish.name, life_s=read_life(wish.expires))
+    return {**token.to_json(kept.clock()), "token": secret}
+
+
+def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
+    """The token as it is afterwards. NotFound when there is none."""
+    kept = panel.guard.tokens
+    kept.revoke(token_id)
+    token = kept.get(token_id)
+    if token is None:
+        raise NotFound(
+            f"There is no token {token_id[:40]}. GET /api/bench/tokens lists what there is.", path="path.token_id"
+        )
+    return token.to_json(kept.clock())

@@ -1,0 +1,92 @@
+"""The front page: every experiment, how far it is, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import HTMLResponse
+
+from tipbench.errors import TipbenchError
+from tipbench.web.api.experiments import experiment_rows
+from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.deps import PanelState
+from tipbench.web.errors import KINDS
+from tipbench.web.panel.pages import page
+from tipbench.web.panel.showing import counted, experiment_path, quote_path
+
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+
+MANY = 12  # from so many on there is a field to search them
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment as the page shows it."""
+
+    name: str
+    url: str
+    mlflow: str | None
+    cells: int
+    judged: int
+    pending: int
+    failed: int
+    step: str  # what to do next
+    step_url: str
+
+    @property
+    def share(self) -> float | None:
+        """How much of what was answered is judged."""
+        answered = self.judged + self.pending
+        return self.judged / answered if answered else None
+
+    @property
+    def words(self) -> str:
+        """The bar in words."""
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return f"{self.judged:,} judged, {self.pending:,} pending{failed} of {counted(self.cells, 'cell')}"
+
+
+@router.get("/")
+def experiments_page(
+    request: Request, panel: PanelState, q: Annotated[str, Query(max_length=200)] = ""
+) -> HTMLResponse:
+    """The list; MLflow being away is told on it."""
+    away, found = None, []
+    try:
+        found = experiment_rows(panel)
+    except TipbenchError as exc:
+        if next(status for kind, status, _ in KINDS if isinstance(exc, kind)) not in (502, 503):
+            raise
+        away = str(exc)
+    rows = [row_of(each) for each in found]
+    shown = [row for row in rows if q.strip().casefold() in row.name.casefold()]
+    return page(
+        request,
+        "experiments.html",
+        rows=shown,
+        total=len(rows),
+        many=len(rows) >= MANY,
+        q=q,
+        away=away,
+        json_url="/api/bench/experiments",
+    )
+
+
+def row_of(each: dict[str, Any]) -> Row:
+    """A row of the JSON with the step that comes next."""
+    name = str(each["experiment"])
+    step, url = _next_step(name, each)
+    counts = {key: int(each[key]) for key in ("cells", "judged", "pending", "failed")}
+    return Row(name, experiment_path(name), each["url"], step=step, step_url=url, **counts)
+
+
+def _next_step(name: str, counts: dict[str, Any]) -> tuple[str, str]:
+    if not counts["cells"]:
+        return "Start a run", f"/run?experiment={quote_path(name)}"
+    if counts["pending"]:
+        return f"Judge {counted(counts['pending'], 'answer')}", experiment_path(name, "judges")
+    if counts["failed"]:
+        return f"Run {counted(counts['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
+    return "Read the leaderboard", experiment_path(name)

@@ -1,0 +1,154 @@
+"""/experiments/{experiment}/judges/import: a filled sheet is uploaded, looked at change by change, and then applied.
+
+What is applied are the very bytes that were looked at: they are kept on the server for a while, under an id that only
+the token that sent them can use.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from tipbench.errors import LockHeld, SheetRefused
+from tipbench.judge.sheet_files import parse_sheet
+from tipbench.record.store import RunStore
+from tipbench.web.api.runs import ExperimentPath
+from tipbench.web.auth import ADMINS_ONLY, Identity
+from tipbench.web.deps import Admin, Panel, PanelState, Store
+from tipbench.web.errors import Invalid, refused_sheet
+from tipbench.web.forms import SentFile
+from tipbench.web.judging import ApplyWish, alone, apply_sheet
+from tipbench.web.panel.judges import SentForm, judges_response
+from tipbench.web.panel.judges_view import drift_words
+from tipbench.web.panel.pages import page
+from tipbench.web.panel.showing import experiment_path, quote_path
+from tipbench.web.queries import existing
+from tipbench.web.uploads import Upload, uploads_of
+
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+
+_PLACE = "/experiments/{experiment:path}/judges/import"
+_UploadId = Annotated[str, Path(max_length=64)]
+_GONE = (
+    "This upload is no longer here: it was kept for an hour, or until the panel was restarted. Upload the file again."
+)
+
+
+@router.post(_PLACE)
+def take_in(
+    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
+) -> Response:
+    """Keep an uploaded sheet and show what applying it would change."""
+    existing(store, experiment)
+    sent = form.files.get("file", SentFile("", b""))
+    judge = form.fields.get("judge", "").strip() or None
+    if not sent.content:
+        fault = f"The file {sent.name[:80]} is empty." if sent.name else "Choose the filled sheet first."
+        return judges_response(request, experiment, panel, store, status=422, errors={"file": fault})
+    try:
+        ApplyWish.of(who, judge=judge, accept=None, dry_run=True)
+    except Invalid as exc:
+        errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
+        return judges_response(request, experiment, panel, store, status=422, errors=errors)
+    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge)
+    return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
+
+
+@router.get(_PLACE + "/{upload_id}")
+def preview(
+    request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
+) -> HTMLResponse:
+    """What applying the upload would change; after it was applied, how that ended."""
+    existing(store, experiment)
+    upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
+    if upload is None:
+        return _page(request, experiment, None, status=404, fault=_GONE)
+    if upload.outcome is not None:
+        return _page(request, experiment, upload, outcome=upload.outcome)
+    return _previewed(request, upload, who, store)
+
+
+@router.post(_PLACE + "/{upload_id}")
+def confirm(
+    request: Request,
+    experiment: ExperimentPath,
+    upload_id: _UploadId,
+    form: SentForm,
+    who: Admin,
+    panel: PanelState,
+    store: Store,
+) -> Response:
+    """Apply exactly what was looked at."""
+    existing(store, experiment)
+    uploads = uploads_of(request.app)
+    upload = uploads.find(upload_id, who.token_id, experiment)
+    if upload is None:
+        return _page(request, experiment, None, status=404, fault=_GONE)
+    if not hmac.compare_digest(form.fields.get("sha256", "").encode(), upload.sha256.encode()):
+        fault = "The form names another file than the one that is kept. Look at the preview again."
+        return _previewed(request, upload, who, store, status=409, fault=fault)
+    if upload.outcome is None:
+        try:
+            uploads.settle(upload, _apply(upload, _wish(upload, who, form.fields), panel, store))
+        except (Invalid, LockHeld, SheetRefused) as exc:
+            return _previewed(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
+    return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
+
+
+def _wish(upload: Upload, who: Identity, fields: Mapping[str, str]) -> ApplyWish:
+    reason = fields.get("reason", "").strip() or None
+    return ApplyWish.of(who, judge=upload.judge, accept=reason, dry_run=False)
+
+
+def _apply(upload: Upload, wish: ApplyWish, panel: Panel, store: RunStore) -> dict[str, Any]:
+    with alone(panel.settings.home, panel.tracker.open().place):
+        return apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
+
+
+def _previewed(
+    request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, fault: str | None = None
+) -> HTMLResponse:
+    wish = ApplyWish.of(who, judge=upload.judge, accept=None, dry_run=True)
+    try:
+        found = apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
+    except SheetRefused as exc:
+        return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
+    except Invalid as exc:
+        return _page(request, upload.experiment, upload, status=422, fault=str(exc))
+    return _page(request, upload.experiment, upload, status=status, found=found, fault=fault)
+
+
+def _page(
+    request: Request,
+    experiment: str,
+    upload: Upload | None,
+    *,
+    status: int = 200,
+    found: Mapping[str, Any] | None = None,
+    outcome: Mapping[str, Any] | None = None,
+    refused: Mapping[str, Any] | None = None,
+    fault: str | None = None,
+) -> HTMLResponse:
+    changes = found["changes"] if found else []
+    scales = list(next((each["given"] for each in changes if each.get("given")), {}))
+    return page(
+        request,
+        "sheet_import.html",
+        status=status,
+        experiment=experiment,
+        upload=upload,
+        found=found,
+        outcome=outcome,
+        sentences=drift_words(outcome.get("drift")) if outcome else [],
+        refused=refused,
+        fault=fault,
+        changes=changes,
+        scales=scales,
+        duels=bool(found) and "judged_in_both_orders" in (found or {}),
+        judges_path=experiment_path(experiment, "judges"),
+        json_url=f"/api/bench/judges/{quote_path(experiment)}",
+    )

@@ -1,0 +1,290 @@
+// The desk: the items of a batch, what is said of each, where the judge is, and every step that can be undone.
+import { ended, same } from "./paper.js";
+import { recall, remember } from "./tabs.js";
+
+const DRAFT_MS = 500; // a judge in full swing presses a key or two a second: one request for several
+const MOST_STEPS = 300;
+const IDLE_S = 60; // a longer pause is no judging
+
+/** Events: `item` (another item is shown), `change`, `say` (detail: words), `all` (nothing is left to do). */
+export class Desk extends EventTarget {
+  #outbox;
+  #api;
+  #steps;
+  #seen = performance.now();
+  #spent = new Map(); // item → seconds that no save has told yet
+  at = 0;
+  spot = { tip: 0, scale: 0 }; // null: at the submit button
+
+  constructor(told, paper, outbox, api) {
+    super();
+    Object.assign(this, { paper, batch: told.batch, rubric: told.rubric });
+    this.#outbox = outbox;
+    this.#api = api;
+    this.items = told.items.map((raw) => ({ raw, saved: raw.answer, content: paper.read(raw, raw.answer) }));
+    this.#steps = stepsOf(recall(this.#stepsName), this.items.length);
+    outbox.contentOf = (id, answer) => paper.read(this.#byId(id).raw, answer);
+    outbox.addEventListener("saved", ({ detail }) => this.#saved(detail));
+    outbox.addEventListener("change", () => this.#emit("change"));
+  }
+
+  /** Put what was left unsent over what the server has. */
+  resume(entries) {
+    for (const [id, entry] of entries) {
+      const item = this.#byId(id);
+      if (!item) continue;
+      entry.content = this.paper.read(item.raw, entry.content);
+      entry.sent = entry.sent.map((each) => this.paper.read(item.raw, each));
+      item.content = entry.content;
+    }
+    this.#outbox.flush();
+  }
+
+  get item() {
+    return this.items[this.at];
+  }
+
+  get open() {
+    return this.items.filter((item) => !ended(item.content.state));
+  }
+
+  count(state) {
+    return this.items.filter((item) => item.content.state === state).length;
+  }
+
+  /** Seconds that are left, going by the judge's own median; null while that is anybody's guess. */
+  get secondsLeft() {
+    const own = this.items.filter((item) => item.saved.state === "submitted" && item.saved.seconds > 0)
+      .map((item) => item.saved.seconds).sort((a, b) => a - b);
+    if (own.length < 3) return null;
+    return own[Math.floor(own.length / 2)] * this.open.length;
+  }
+
+  // going about
+
+  go(at, spot = null) {
+    if (at < 0 || at >= this.items.length) return;
+    this.active();
+    if (at !== this.at) this.#outbox.flush();
+    this.at = at;
+    this.spot = spot ?? this.#start(this.items[at].content);
+    history.replaceState(null, "", `#${at + 1}`);
+    this.#emit("item");
+  }
+
+  /** To the first item that is open, from the present one onwards. */
+  goOn() {
+    const order = this.items.map((_, step) => (this.at + 1 + step) % this.items.length);
+    const next = order.find((at) => !ended(this.items[at].content.state));
+    if (next === undefined) this.#emit("all");
+    else this.go(next);
+  }
+
+  move(tips, scales) {
+    const last = { tip: this.item.raw.tips.length - 1, scale: this.rubric.scales.length - 1 };
+    const from = this.spot ?? { tip: last.tip, scale: last.scale + 1 };
+    const flat = (from.tip + tips) * (last.scale + 1) + Math.max(0, from.scale) + scales;
+    const most = (last.tip + 1) * (last.scale + 1);
+    if (tips && (from.tip + tips < 0 || from.tip + tips > last.tip)) return;
+    const to = Math.min(Math.max(flat, 0), most);
+    this.spot = to === most ? null : { tip: Math.floor(to / (last.scale + 1)), scale: to % (last.scale + 1) };
+    this.#emit("change");
+  }
+
+  stand(tip, scale) {
+    this.spot = { tip, scale };
+    this.#emit("change");
+  }
+
+  // saying something
+
+  score(tip, scale, value) {
+    const { name, min, max } = this.rubric.scales[scale];
+    if (!Number.isInteger(value) || value < min || value > max) return this.say(`${name} goes from ${min} to ${max}.`);
+    this.#change((content) => (content.tips[tip].scores[name] = value));
+    this.spot = { tip, scale };
+    this.#moveOn();
+  }
+
+  choose(winner) {
+    this.#change((content) => (content.winner = winner), { more: true });
+    this.submit();
+  }
+
+  contestFormat() {
+    this.#change((content) => (content.format_ok = !content.format_ok));
+    this.#emit("change");
+  }
+
+  contestLength(tip) {
+    this.#change((content) => (content.tips[tip].overlong = !content.tips[tip].overlong));
+    this.#emit("change");
+  }
+
+  /** `first` is true for the first letter since the field was entered: all that is typed there is one step. */
+  note(tip, text, first) {
+    this.#change((content) => (content.tips[tip].note = text), { step: first });
+  }
+
+  /** Whole: it counts when the batch closes. Otherwise the first missing place is shown. */
+  submit() {
+    const missing = this.paper.missing(this.item.content);
+    if (missing.length) {
+      this.spot = missing[0];
+      this.#emit("change");
+      return this.say(missing.length === 1 ? "One score is missing." : `${missing.length} scores are missing.`);
+    }
+    this.submitHere();
+    this.goOn();
+  }
+
+  /** The present item, which is whole, without going on. */
+  submitHere() {
+    if (this.item.content.state === "submitted") return;
+    this.#set(this.paper.ended(this.item.content, "submitted"), { delay: 0 });
+  }
+
+  skip(reason) {
+    this.#set(this.paper.ended(this.item.content, "skipped", reason.replace(/\s+/g, " ").trim()), { delay: 0 });
+    this.goOn();
+  }
+
+  /** The last step of this tab, wherever it was; before the first one, the server's. */
+  async undo() {
+    const step = this.#steps.pop();
+    if (step) {
+      remember(this.#stepsName, JSON.stringify(this.#steps));
+      this.at = step.at;
+      this.#set(this.paper.read(this.item.raw, step.before), { step: false, delay: 0 });
+      this.go(step.at, step.spot ?? { tip: 0, scale: 0 });
+      return this.say(`Undone, in item ${step.at + 1}.`);
+    }
+    const { item } = this;
+    if (this.#outbox.status(item.raw.item)) return this.say("This item is being saved. Undo again in a moment.");
+    if (!item.saved.can_undo) return this.say("There is nothing to undo here.");
+    const result = await this.#api.undo(item.raw.item, item.saved.version);
+    const answer = result.kind === "ok" ? result.told.answer : result.kind === "conflict" ? result.told.detail.answer : null;
+    if (!answer) return this.say(result.message || "The panel does not answer. Undo again in a moment.");
+    this.#accept(item, answer);
+    this.say("Undone.");
+  }
+
+  // when two have said something
+
+  keepMine() {
+    const id = this.item.raw.item;
+    this.#outbox.insist(id, this.#outbox.entry(id).other.version);
+    this.say("Yours is kept.");
+  }
+
+  takeOther() {
+    const { item } = this;
+    const { other, content } = this.#outbox.entry(item.raw.item);
+    this.#outbox.yield(item.raw.item);
+    this.#accept(item, other);
+    this.#noteStep(content); // an undo brings mine back
+    this.go(this.at);
+    this.say("The other one is taken.");
+  }
+
+  /** What another tab, or the server, has of an item; ignored where something of ours is on its way. */
+  heard(id, answer) {
+    const item = this.#byId(id);
+    if (!item || answer.version <= item.saved.version || this.#outbox.status(id)) return;
+    this.#steps = this.#steps.filter((step) => this.items[step.at] !== item);
+    this.#accept(item, answer);
+  }
+
+  /** Something was done: time goes on counting for the present item. */
+  active() {
+    const now = performance.now();
+    const passed = (now - this.#seen) / 1000;
+    this.#seen = now;
+    if (document.hidden || passed > IDLE_S) return;
+    const id = this.item.raw.item;
+    this.#spent.set(id, (this.#spent.get(id) ?? 0) + passed);
+  }
+
+  say(words) {
+    this.dispatchEvent(new CustomEvent("say", { detail: words }));
+  }
+
+  // inside
+
+  get #stepsName() {
+    return `tipbench.steps.${this.batch.sheet}`;
+  }
+
+  #byId(id) {
+    return this.items.find((item) => item.raw.item === id) ?? null;
+  }
+
+  #change(change, options = {}) {
+    const { item } = this;
+    this.#set(this.paper.changed(item.raw, item.content, change), options);
+  }
+
+  /** `more`: another change follows at once, and both are one step. */
+  #set(content, { step = true, delay = DRAFT_MS, more = false } = {}) {
+    const { item } = this;
+    const id = item.raw.item;
+    this.active();
+    if (same(content, item.content)) return;
+    if (step && !this.#joined) this.#noteStep(item.content);
+    this.#joined = more;
+    item.content = content;
+    if (more) return;
+    const seconds = this.#spent.get(id) ?? 0;
+    if (same(content, this.paper.read(item.raw, item.saved)) && this.#outbox.drop(id)) return this.#emit("change");
+    this.#spent.delete(id);
+    this.#outbox.put(id, item.saved.version, content, seconds, delay);
+  }
+
+  #joined = false;
+
+  #noteStep(before) {
+    this.#steps = [...this.#steps, { at: this.at, before, spot: this.spot }].slice(-MOST_STEPS);
+    remember(this.#stepsName, JSON.stringify(this.#steps));
+  }
+
+  /** Behind the last scale: to what is missing, else to the submit button. */
+  #moveOn() {
+    const { tip, scale } = this.spot;
+    const onwards = scale + 1 < this.rubric.scales.length ? { tip, scale: scale + 1 } : { tip: tip + 1, scale: 0 };
+    const inside = onwards.tip < this.item.raw.tips.length;
+    this.spot = inside ? onwards : this.paper.missing(this.item.content)[0] ?? null;
+    this.#emit("change");
+  }
+
+  #start(content) {
+    return this.paper.missing(content)[0] ?? { tip: 0, scale: 0 };
+  }
+
+  #saved({ item: id, answer, batch }) {
+    const item = this.#byId(id);
+    if (!item) return;
+    item.saved = answer;
+    if (batch) this.batch = batch;
+    this.dispatchEvent(new CustomEvent("saved", { detail: { id, answer } }));
+    this.#emit("change");
+  }
+
+  #accept(item, answer) {
+    item.saved = answer;
+    item.content = this.paper.read(item.raw, answer);
+    this.#emit(item === this.item ? "item" : "change");
+  }
+
+  #emit(name) {
+    this.dispatchEvent(new Event(name));
+  }
+}
+
+function stepsOf(text, items) {
+  try {
+    const steps = JSON.parse(text ?? "[]");
+    return steps.filter((step) => step.at >= 0 && step.at < items && step.before).slice(-MOST_STEPS);
+  } catch {
+    return [];
+  }
+}

@@ -1,0 +1,88 @@
+// Questions that need an answer: why an item is skipped, whether the batch is finished; and the keys, and the rubric.
+import { counted, el, key, visible } from "./words.js";
+import { TABLES } from "./keys.js";
+
+const byId = (id) => document.getElementById(id);
+const SHOWN = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", PageDown: "Page ↓", PageUp: "Page ↑" };
+
+/** Whether one of them is open. */
+export function anyOpen() {
+  return document.querySelector("dialog[open]") !== null;
+}
+
+/** Every dialog closes by its own button, by Escape, and by a click beside it. */
+export function install(kind, desk) {
+  for (const dialog of document.querySelectorAll("dialog")) {
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    for (const button of dialog.querySelectorAll("[data-close]")) button.addEventListener("click", () => dialog.close());
+  }
+  byId("key-list").replaceChildren(...TABLES[kind].map(([keys, words]) => el("div", {},
+    el("dt", {}, ...keys.flatMap((name, at) => (at ? [" ", key(SHOWN[name] ?? name)] : [key(SHOWN[name] ?? name)])),
+      el("span", { class: "unseen" }, keys.join(", "))),
+    el("dd", {}, words))));
+  byId("rubric-text").textContent = visible(desk.rubric.text);
+  installSkip(desk);
+}
+
+function installSkip(desk) {
+  const [dialog, form, reason] = [byId("skip-dialog"), byId("skip-form"), byId("skip-reason")];
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!reason.value.trim()) return;
+    dialog.close();
+    desk.skip(reason.value);
+  });
+  for (const button of dialog.querySelectorAll("[data-reason]")) {
+    button.addEventListener("click", () => {
+      reason.value = button.textContent.trim();
+      reason.focus();
+    });
+  }
+}
+
+export function askSkip(item) {
+  byId("skip-reason").value = item.content.reason;
+  byId("skip-dialog").showModal();
+  byId("skip-reason").focus();
+}
+
+export function showKeys() {
+  byId("keys-dialog").showModal();
+}
+
+export function showRubric() {
+  byId("rubric-dialog").showModal();
+}
+
+/** What finishing would do; `whole` are drafts that lack nothing but the submit. */
+export function askFinish(desk, whole) {
+  const [done, skipped] = [desk.count("submitted"), desk.count("skipped")];
+  const open = desk.items.length - done - skipped;
+  byId("finish-title").textContent = open ? "Finish before all is done?" : "All is done";
+  const lines = [`${counted(done, "item")} submitted${skipped ? `, ${skipped} skipped` : ""}.`];
+  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} whole and not submitted: ${numbers(desk, whole)}.`);
+  if (open) lines.push(`${counted(open, "item is", "items are")} open and will wait for you or somebody else.`);
+  byId("finish-words").replaceChildren(...lines.map((line) => el("p", {}, line)));
+  byId("finish-problem").hidden = true;
+  byId("finish-drafts").hidden = whole.length === 0;
+  byId("finish-now").disabled = false;
+  if (!byId("finish-dialog").open) byId("finish-dialog").showModal();
+  byId(whole.length ? "finish-drafts" : "finish-now").focus();
+}
+
+function numbers(desk, items) {
+  const all = items.map((item) => desk.items.indexOf(item) + 1);
+  return all.length > 8 ? `${all.slice(0, 8).join(", ")}, …` : all.join(", ");
+}
+
+export function finishProblem(words) {
+  byId("finish-problem").textContent = words;
+  byId("finish-problem").hidden = false;
+  byId("finish-now").disabled = false;
+}
+
+export function finishing(words) {
+  byId("finish-problem").hidden = true;
+  byId("finish-now").disabled = true;
+  byId("finish-words").replaceChildren(el("p", {}, words));
+}

@@ -1,0 +1,245 @@
+// What the judge has said and the server has not confirmed. Kept in this browser before anything is sent, item by item,
+// so that neither a reload nor a dead server loses it; sent one after the other, again and again with growing pauses.
+import { same } from "./paper.js";
+
+const PREFIX = "tipbench.outbox.";
+const FIRST_PAUSE_MS = 1000;
+const LONGEST_PAUSE_MS = 30_000;
+const MOST_SENT = 8;
+
+/** Events: `saved` (detail: item, answer, batch), `stuck` (detail: item), `change`. */
+export class Outbox extends EventTarget {
+  #entries = new Map(); // item → {version, content, seconds, sent, at, due, stuck, other, message}
+  #sheet;
+  #tab;
+  #send;
+  #running = null;
+  #sending = null;
+  #timer = 0;
+  #pause = 0;
+  #resumeAt = 0;
+  keeps = true; // whether this browser stores anything for us
+
+  constructor(sheet, tab, send) {
+    super();
+    this.#sheet = sheet;
+    this.#tab = tab;
+    this.#send = send;
+  }
+
+  /** What an earlier life of this tab, or a tab that is gone, has left: item → {version, content, seconds, sent}. */
+  take(alive) {
+    const found = [];
+    for (const name of storedNames(`${PREFIX}${this.#sheet}.`)) {
+      const [item, tab] = name.slice(PREFIX.length + this.#sheet.length + 1).split(".");
+      const entry = parsed(localStorage.getItem(name));
+      if (entry && (tab === this.#tab || !alive.has(tab))) found.push({ name, item, tab, entry });
+    }
+    found.sort((one, other) => other.entry.at - one.entry.at); // of two the later one; the other waits its turn
+    for (const { name, item, tab, entry } of found) {
+      if (this.#entries.has(item)) continue;
+      this.#entries.set(item, { ...entry, due: 0, stuck: null });
+      if (tab !== this.#tab && this.#keep(item)) localStorage.removeItem(name);
+    }
+    return this.#entries;
+  }
+
+  get size() {
+    return this.#entries.size;
+  }
+
+  get away() {
+    return this.#resumeAt > 0;
+  }
+
+  entry(item) {
+    return this.#entries.get(item) ?? null;
+  }
+
+  /** waiting · sending · away · conflict · refused · closed · login; null when the server has it all. */
+  status(item) {
+    const entry = this.#entries.get(item);
+    if (!entry) return null;
+    return entry.stuck ?? (this.away ? "away" : this.#sending === item ? "sending" : "waiting");
+  }
+
+  /** Keep what is said now of an item that was seen at `version`, and send it after `delay`. */
+  put(item, version, content, seconds, delay) {
+    const present = this.#entries.get(item);
+    const entry = present ?? { version, sent: [], seconds: 0 };
+    const stuck = entry.stuck === "refused" ? null : entry.stuck ?? null; // another content may be taken
+    const due = Date.now() + delay;
+    this.#entries.set(item, Object.assign(entry, { content, seconds: entry.seconds + seconds, at: Date.now(), due, stuck }));
+    this.#keep(item);
+    this.#schedule();
+    this.#changed();
+  }
+
+  /** Nothing is to be said any more that the server does not have. Not while it may have heard of something else. */
+  drop(item) {
+    const entry = this.#entries.get(item);
+    if (entry && (entry.sent.length || this.#sending === item)) return false;
+    this.#forget(item);
+    return true;
+  }
+
+  /** The judge has chosen: mine over the other one, which has `version`. */
+  insist(item, version) {
+    const entry = this.#entries.get(item);
+    Object.assign(entry, { version, sent: [], stuck: null, other: null, due: 0 });
+    this.#keep(item);
+    this.flush();
+  }
+
+  /** The judge has chosen the other one. */
+  yield(item) {
+    this.#forget(item);
+  }
+
+  /** Send all that can be sent, now. */
+  flush() {
+    for (const entry of this.#entries.values()) entry.due = 0;
+    this.#resumeAt &&= 1;
+    return this.#run();
+  }
+
+  /** Try a closed or logged-out batch once more. */
+  unstick() {
+    for (const entry of this.#entries.values()) if (entry.stuck !== "conflict") entry.stuck = null;
+    return this.flush();
+  }
+
+  #run() {
+    this.#running ??= this.#deliverAll().finally(() => {
+      this.#running = null;
+      this.#schedule();
+      this.#changed();
+    });
+    return this.#running;
+  }
+
+  async #deliverAll() {
+    clearTimeout(this.#timer);
+    for (let item = this.#next(); item !== null; item = this.#next()) {
+      this.#sending = item;
+      this.#changed();
+      const reached = await this.#deliver(item, this.#entries.get(item));
+      this.#sending = null;
+      if (reached) {
+        this.#pause = this.#resumeAt = 0;
+        continue;
+      }
+      this.#pause = Math.min(LONGEST_PAUSE_MS, this.#pause * 2 || FIRST_PAUSE_MS);
+      this.#resumeAt = Date.now() + this.#pause * (0.75 + Math.random() / 2);
+      return;
+    }
+  }
+
+  #next() {
+    const now = Date.now();
+    if (this.#resumeAt > now) return null;
+    for (const [item, entry] of this.#entries) if (!entry.stuck && entry.due <= now) return item;
+    return null;
+  }
+
+  /** Send one entry as it is now; false when nobody was reached. */
+  async #deliver(item, entry) {
+    const { version, content, seconds } = entry;
+    if (!entry.sent.some((each) => same(each, content))) entry.sent = [...entry.sent, content].slice(-MOST_SENT);
+    this.#keep(item); // before it goes out: its answer may never come
+    const result = await this.#send(item, { version, ...content, seconds: Math.round(seconds * 10) / 10 });
+    if (this.#entries.get(item) !== entry) return true; // taken back meanwhile
+    if (result.kind === "away") return false;
+    if (result.kind === "ok") this.#confirmed(item, entry, content, seconds, result.told);
+    else if (result.kind === "conflict") this.#moved(item, entry, result.told.detail.answer);
+    else this.#stick(item, entry, result.kind, { message: result.message });
+    return true;
+  }
+
+  #confirmed(item, entry, content, seconds, { answer, batch }) {
+    Object.assign(entry, { version: answer.version, sent: [], seconds: Math.max(0, entry.seconds - seconds) });
+    if (same(entry.content, content)) this.#forget(item);
+    else this.#keep(item);
+    this.dispatchEvent(new CustomEvent("saved", { detail: { item, answer, batch } }));
+  }
+
+  /** Somebody else has changed the item, or we ourselves in a request whose answer was lost. */
+  #moved(item, entry, other) {
+    const there = this.contentOf(item, other);
+    if (same(there, entry.content)) {
+      this.#forget(item);
+      this.dispatchEvent(new CustomEvent("saved", { detail: { item, answer: other, batch: null } }));
+    } else if (entry.sent.some((each) => same(each, there)) && other.version === entry.version + 1) {
+      Object.assign(entry, { version: other.version, sent: [], seconds: 0 });
+      this.#keep(item);
+    } else {
+      this.#stick(item, entry, "conflict", { other });
+    }
+  }
+
+  /** Set by whoever knows what the items are. */
+  contentOf(_item, answer) {
+    return answer;
+  }
+
+  #stick(item, entry, stuck, more) {
+    Object.assign(entry, { stuck }, more);
+    this.dispatchEvent(new CustomEvent("stuck", { detail: { item, stuck } }));
+  }
+
+  #schedule() {
+    if (this.#running) return;
+    clearTimeout(this.#timer);
+    const waiting = [...this.#entries.values()].filter((entry) => !entry.stuck);
+    if (!waiting.length) return;
+    const first = Math.max(this.#resumeAt, Math.min(...waiting.map((entry) => entry.due)));
+    this.#timer = setTimeout(() => this.#run(), Math.max(0, first - Date.now()));
+  }
+
+  #keep(item) {
+    const { version, content, seconds, sent, at } = this.#entries.get(item);
+    try {
+      localStorage.setItem(this.#name(item), JSON.stringify({ version, content, seconds, sent, at }));
+      this.keeps = true;
+    } catch {
+      this.keeps = false;
+    }
+    return this.keeps;
+  }
+
+  #forget(item) {
+    this.#entries.delete(item);
+    try {
+      localStorage.removeItem(this.#name(item));
+    } catch {
+      // then nothing was kept either
+    }
+    this.#changed();
+  }
+
+  #name(item) {
+    return `${PREFIX}${this.#sheet}.${item}.${this.#tab}`;
+  }
+
+  #changed() {
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+function storedNames(prefix) {
+  try {
+    return Object.keys(localStorage).filter((name) => name.startsWith(prefix));
+  } catch {
+    return []; // storage is switched off
+  }
+}
+
+function parsed(text) {
+  try {
+    const entry = JSON.parse(text);
+    const whole = Number.isInteger(entry.version) && typeof entry.content?.state === "string" && Array.isArray(entry.sent);
+    return whole ? { ...entry, at: Number(entry.at) || 0, seconds: Number(entry.seconds) || 0 } : null;
+  } catch {
+    return null;
+  }
+}

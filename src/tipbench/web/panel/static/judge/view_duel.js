@@ -1,0 +1,49 @@
+// Two answers side by side; one press says which is better.
+import { el, key, said, toTop } from "./words.js";
+
+const CHOICES = [["a", "A is better", "a"], ["tie", "Both alike", "t"], ["b", "B is better", "b"]];
+
+export class DuelView {
+  #root;
+  #choices;
+  #sides;
+
+  constructor(root, desk) {
+    this.#root = root;
+    this.#sides = { a: el("div", { class: "side-tips" }), b: el("div", { class: "side-tips" }) };
+    this.#choices = CHOICES.map(([winner, words, shortcut]) => el("button", {
+      type: "button", role: "radio", class: "choice-button", "aria-checked": "false", "aria-keyshortcuts": shortcut,
+      "data-winner": winner, onclick: () => desk.choose(winner),
+    }, words, " ", key(shortcut)));
+    const side = (name) => el("section", { class: "side", "aria-label": `Answer ${name.toUpperCase()}`, "data-side": name },
+      el("h2", { class: "side-name" }, name.toUpperCase()), this.#sides[name]);
+    root.replaceChildren(
+      el("div", { class: "sides" }, side("a"), side("b")),
+      el("div", { class: "choices-bar", role: "radiogroup", "aria-label": "Which answer is better?" }, ...this.#choices));
+  }
+
+  show(item) {
+    for (const name of ["a", "b"]) this.#sides[name].replaceChildren(...item.raw[name].map(tipOf));
+    toTop(this.#root);
+    this.refresh(item);
+  }
+
+  refresh({ content: { winner } }) {
+    for (const button of this.#choices) {
+      button.setAttribute("aria-checked", String(button.dataset.winner === winner));
+      button.tabIndex = button.dataset.winner === (winner ?? "a") ? 0 : -1;
+    }
+    for (const side of this.#root.querySelectorAll(".side")) side.classList.toggle("is-chosen", side.dataset.side === winner);
+  }
+
+  focus() {
+    this.#choices.find((button) => button.tabIndex === 0)?.focus({ preventScroll: true });
+  }
+
+  openNote() {}
+}
+
+function tipOf(tip) {
+  return el("div", { class: "side-tip" }, said(tip.tip, "p", { class: "tip-text" }),
+    tip.rationale ? said(tip.rationale, "p", { class: "tip-why" }) : null);
+}

@@ -1,0 +1,128 @@
+// The tips of the present item, each with its scales, its flag and its note.
+import { STILL, el, key, said, toTop, visible } from "./words.js";
+
+export class TipsView {
+  #root;
+  #desk;
+  #tips = [];
+  #format;
+
+  constructor(root, desk) {
+    this.#root = root;
+    this.#desk = desk;
+  }
+
+  show(item) {
+    this.#format = this.#flag("f", "format", () => this.#desk.contestFormat());
+    this.#tips = item.raw.tips.map((tip, at) => this.#tip(tip, at));
+    this.#root.replaceChildren(
+      el("div", { class: "item-flag" }, this.#format.box), ...this.#tips.map((tip) => tip.card));
+    toTop(this.#root);
+    this.refresh(item);
+  }
+
+  refresh(item) {
+    const { spot, rubric } = this.#desk;
+    const { content, raw } = item;
+    paintFlag(this.#format, content.format_ok ? "The answer has the format that was asked for" : "The answer does not have the format that was asked for",
+      content.format_ok === raw.format_ok, content.format_ok);
+    this.#tips.forEach((tip, at) => {
+      const given = content.tips[at];
+      const limit = rubric.word_limit;
+      tip.card.classList.toggle("is-current", spot?.tip === at);
+      paintFlag(tip.flag, given.overlong ? `Longer than ${limit} words` : `Within ${limit} words`,
+        given.overlong === raw.tips[at].overlong, !given.overlong);
+      if (document.activeElement !== tip.note) tip.note.value = given.note;
+      tip.noteBox.hidden = !given.note && document.activeElement !== tip.note;
+      tip.noteButton.setAttribute("aria-expanded", String(!tip.noteBox.hidden));
+      tip.groups.forEach((group, scale) =>
+        paintGroup(group, given.scores[rubric.scales[scale].name], spot?.tip === at && spot.scale === scale));
+    });
+  }
+
+  /** Puts the keyboard's focus where the judge is, and brings it into sight. */
+  focus({ scroll = true } = {}) {
+    const { spot } = this.#desk;
+    if (!spot) return;
+    const { groups, card } = this.#tips[spot.tip];
+    const { box } = groups[spot.scale];
+    box.focus({ preventScroll: true }); // the group, not one of its scores: nothing is chosen yet
+    if (scroll) (STILL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
+  }
+
+  openNote(at) {
+    const { noteBox, note } = this.#tips[at];
+    noteBox.hidden = false;
+    note.focus();
+    note.setSelectionRange(note.value.length, note.value.length);
+  }
+
+  #tip(tip, at) {
+    const flag = this.#flag("o", "length", () => this.#desk.contestLength(at));
+    const groups = this.#desk.rubric.scales.map((scale, number) => this.#group(scale, number, at));
+    const note = el("textarea", { class: "note-text", rows: 2, maxlength: 4000, "aria-label": `Note on tip ${at + 1}` });
+    const noteBox = el("div", { class: "note-box", hidden: true }, note);
+    const noteButton = el("button", {
+      type: "button", class: "button small quiet", "aria-keyshortcuts": "n", onclick: () => this.openNote(at),
+    }, "Note ", key("n"));
+    let fresh = true;
+    note.addEventListener("focus", () => { fresh = true; this.#desk.spot = { tip: at, scale: this.#desk.spot?.scale ?? 0 }; });
+    note.addEventListener("input", () => { this.#desk.note(at, note.value, fresh); fresh = false; });
+    note.addEventListener("blur", () => this.refresh(this.#desk.item));
+    const card = el("section", { class: "tip", "aria-label": `Tip ${at + 1}` },
+      el("div", { class: "tip-head" }, el("h2", { class: "small-head" }, `Tip ${at + 1}`), flag.box, noteButton),
+      said(tip.tip, "p", { class: "tip-text" }),
+      tip.rationale ? el("p", { class: "tip-why" }, el("span", { class: "tip-why-label" }, "Rationale, not scored: "), said(tip.rationale)) : null,
+      el("div", { class: "groups" }, ...groups.map((group) => group.box)),
+      noteBox);
+    return { card, flag, groups, note, noteBox, noteButton };
+  }
+
+  #group(scale, number, at) {
+    const label = `tip-${at}-${number}`;
+    const radios = scale.steps.map(({ score, text }) => el("button", {
+      type: "button", role: "radio", class: "score", "aria-checked": "false", "data-score": score,
+      "aria-label": visible(`${score}: ${text}`), title: visible(text),
+      onclick: () => this.#desk.score(at, number, score),
+    }, String(score)));
+    for (const radio of radios) {
+      radio.addEventListener("focus", () => {
+        const { spot } = this.#desk;
+        if (spot?.tip !== at || spot.scale !== number) this.#desk.stand(at, number);
+      });
+    }
+    const box = el("div", { class: "group", role: "radiogroup", tabindex: -1, "aria-labelledby": label },
+      el("span", { class: "group-name", id: label }, el("span", { class: "unseen" }, `Tip ${at + 1}, `), said(scale.name)),
+      el("div", { class: "group-scores" }, ...radios));
+    return { box, radios };
+  }
+
+  #flag(shortcut, name, contest) {
+    const words = el("span", { class: "flag-words" });
+    const mark = el("span", { "aria-hidden": "true", class: "flag-mark" });
+    const button = el("button", {
+      type: "button", class: "button small quiet flag-button", "aria-keyshortcuts": shortcut, "data-flag": name,
+      onclick: contest,
+    }, el("span"), " ", key(shortcut));
+    return { box: el("div", { class: "flag" }, mark, words, button), words, mark, button };
+  }
+}
+
+function paintFlag({ box, words, mark, button }, text, computed, good) {
+  mark.textContent = good ? "✓" : "△";
+  words.textContent = computed ? text : `${text}: contested by you`;
+  button.firstChild.textContent = computed ? "Contest" : "As computed";
+  button.setAttribute("aria-pressed", String(!computed));
+  box.classList.toggle("is-contested", !computed);
+  box.classList.toggle("is-bad", !good);
+}
+
+function paintGroup({ box, radios }, chosen, current) {
+  box.classList.toggle("is-current", current);
+  box.classList.toggle("is-scored", chosen !== null);
+  const stop = radios.find((radio) => Number(radio.dataset.score) === chosen) ?? radios[0];
+  for (const radio of radios) {
+    radio.setAttribute("aria-checked", String(Number(radio.dataset.score) === chosen));
+    radio.tabIndex = radio === stop ? 0 : -1;
+  }
+}

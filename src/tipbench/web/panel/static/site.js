@@ -1,0 +1,73 @@
+// What makes pages livelier. Without it everything works; nothing here may be needed.
+
+/** The session's word for changes made by scripts: `fetch(url, {method: "POST", headers: csrfHeaders()})`. */
+export function csrfHeaders() {
+  const meta = document.querySelector('meta[name="csrf-token"]');
+  return meta ? { [meta.dataset.header]: meta.content } : {};
+}
+
+function copyButtons() {
+  if (!navigator.clipboard) return; // only over TLS or on this machine; the text can be selected all the same
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    const source = document.getElementById(button.dataset.copy);
+    if (!source) continue;
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(source.textContent);
+        button.textContent = "Copied";
+      } catch {
+        button.textContent = "Select it";
+        getSelection()?.selectAllChildren(source);
+      }
+    });
+  }
+}
+
+/** A form sends once: a second click on the way does nothing. */
+function sendOnce() {
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (event.defaultPrevented || form.method !== "post" || form.dataset.again !== undefined) return;
+    if (form.dataset.sent) {
+      event.preventDefault();
+      return;
+    }
+    form.dataset.sent = "yes";
+    setTimeout(() => delete form.dataset.sent, 8000);
+  });
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
+  });
+}
+
+/** Times stand in UTC; the reader's own shows on hover. */
+function localTimes() {
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const moment = new Date(time.dateTime);
+    if (!Number.isNaN(moment.getTime()) && !time.title) time.title = format.format(moment);
+  }
+}
+
+/** One open question at a time, and Escape closes it. */
+function confirmations() {
+  const open = () => document.querySelectorAll("details.confirm[open]");
+  document.addEventListener("toggle", (event) => {
+    const it = event.target;
+    if (!it.matches?.("details.confirm") || !it.open) return;
+    for (const other of open()) if (other !== it) other.open = false;
+  }, true);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    for (const each of open()) {
+      each.open = false;
+      each.querySelector("summary")?.focus();
+    }
+  });
+}
+
+copyButtons();
+sendOnce();
+localTimes();
+confirmations();

@@ -1,0 +1,40 @@
+"""Panels to be looked at in a real browser, made once: one worth looking at, and one in which everybody means harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.panel_pages import Shown, Visit, furnished_panel, hostile_panel
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    """A panel with something of everything."""
+    with furnished_panel(_folder(tmp_path_factory, "plain")) as shown:
+        yield shown
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    """The same, in hostile words."""
+    with hostile_panel(_folder(tmp_path_factory, "hostile")) as shown:
+        yield shown
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Opens pages of a panel; all are closed at the end."""
+    visiting = Visit(browser)
+    yield visiting
+    visiting.close()
+
+
+def _folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    return factory.mktemp(name)

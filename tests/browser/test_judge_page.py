@@ -1,0 +1,307 @@
+"""A batch judged in a real browser, by keyboard alone: scored, contested, skipped, undone, held and revised."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.hostile import HOSTILE
+from support.judge_page import AtDesk, Office, judging_office, sit_down
+from support.judging import agreed, always, fill
+from support.panel_pages import Visit
+from tipbench.judge.judging import SheetStatus
+from tipbench.plan.grid import PlannedCell
+from tipbench.web.batch import Kind
+
+MOST_PRESSES = 12  # for an item of three tips on three scales
+LONGER_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    with judging_office(tmp_path_factory.mktemp("building") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def office(building: Office) -> Office:
+    """With a judge who has not begun; no batch is finished here."""
+    return building.newcomer()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Office]:
+    """A panel where batches may be finished."""
+    with judging_office(tmp_path / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def at(office: Office, visit: Visit) -> AtDesk:
+    """A judge with a batch that nobody has touched."""
+    return sit_down(visit, office.site, office.open())
+
+
+def noisy(rng: random.Random, reference: int) -> int:
+    """A person who is a step off now and then."""
+    return min(5, max(1, reference + rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))))
+
+
+# the whole way
+
+
+def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit) -> None:
+    sight = visit(own.site, "judge")
+    page = sight.page
+    page.goto(f"{own.site.url}/judge?experiment={own.desk.experiment.name}")
+    page.get_by_role("button", name="Start judging").press("Enter")
+    page.wait_for_url("**/judge/batches/*")
+    at = AtDesk(sight, page.url.rpartition("/")[2].partition("#")[0])
+    at.ready()
+    filled = fill(own.judging(at.sheet), noisy)["items"]
+    for number, item in enumerate(filled, start=1):
+        at.on(number)
+        at.score(item)
+        at.press("Control+Enter")
+    page.get_by_role("heading", name="All is done").wait_for()
+    at.press("Enter")
+    page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    assert len(filled) == 40
+    tips = sum(len(item["tips"]) for item in filled)
+    assert at.presses == 3 * tips + len(filled) + 1
+    assert at.presses / len(filled) <= MOST_PRESSES
+    assert page.get_by_text("Your scores count").is_visible()
+    assert page.locator("#drift").get_by_text("as close to the agreed ones").is_visible()
+    kept = own.judging(at.sheet)
+    assert kept.status is SheetStatus.APPLIED
+    given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
+    assert {answer.item: [dict(tip.scores) for tip in answer.tips] for answer in kept.answers.values()} == given
+    assert (sight.outside, sight.said, sight.missing) == ([], [], [])
+
+
+def test_a_batch_beyond_the_limit_is_held_revised_and_counts(own: Office, visit: Visit) -> None:
+    sheet = own.open()
+    own.submit(sheet, always(5), but=1)
+    at = sit_down(visit, own.site, sheet)
+    at.score(fill(own.judging(sheet), always(5))["items"][-1])
+    assert "agreed" not in at.page.locator("#desk").inner_text()  # no word on the drift before the end
+    at.press("Control+Enter")
+    at.finish()
+    at.page.get_by_role("heading", name="Held for now").wait_for(timeout=LONGER_MS)
+    assert at.page.get_by_role("cell", name="too high").count() == 3
+    at.page.get_by_role("button", name="Revise my scores").click()
+    at.ready()
+    own.submit(sheet, agreed, but=1)  # thirty-nine items in another tab
+    at.page.reload()
+    at.ready()
+    at.page.locator(".queue-item").last.click()
+    at.score(fill(own.judging(sheet), agreed)["items"][-1])
+    at.told("Draft saved")
+    at.press("Control+Enter")
+    at.finish()
+    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    assert own.judging(sheet).status is SheetStatus.APPLIED
+
+
+def test_a_batch_may_be_finished_in_its_middle_and_gone_on_with(own: Office, visit: Visit) -> None:
+    at = sit_down(visit, own.site, own.open())
+    at.press(*"555555555", "Control+Enter", "4")
+    at.page.get_by_role("button", name="Finish batch…").click()
+    assert at.page.get_by_text("39 items are open").is_visible()
+    at.finish()
+    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    assert at.page.get_by_text("Too little is scored to say").is_visible()
+    at.page.get_by_role("button", name="Reopen this one").click()
+    at.ready()
+    at.on(2)
+    assert at.scores()[:2] == [4, None]
+
+
+def test_drafts_that_are_whole_are_not_forgotten_at_the_end(own: Office, visit: Visit) -> None:
+    at = sit_down(visit, own.site, own.open())
+    at.press(*"555555555", "j", *"444444444")
+    at.page.get_by_role("button", name="Finish batch…").click()
+    assert at.page.get_by_text("2 drafts are whole and not submitted: 1, 2.").is_visible()
+    at.page.get_by_role("button", name="Submit these drafts too").click()
+    at.finish()
+    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    assert own.whole(at.sheet)["batch"]["done"] == 2
+
+
+# the keys
+
+
+def test_a_digit_scores_the_framed_scale_and_moves_on_to_the_submit_button(at: AtDesk) -> None:
+    framed = at.page.locator(".group.is-current .group-name")
+    seen = []
+    for digit in "123451234":
+        seen.append(framed.inner_text().strip())
+        at.press(digit)
+    assert [name.split()[-1] for name in seen] == ["relevance", "actionability", "tone"] * 3
+    assert at.scores() == [1, 2, 3, 4, 5, 1, 2, 3, 4]
+    assert at.page.evaluate("document.activeElement.dataset.do") == "submit"
+    assert at.page.get_by_text("All scored: Ctrl+Enter submits it.").is_visible()
+
+
+def test_arrows_change_tip_and_scale(at: AtDesk) -> None:
+    at.press("ArrowDown", "ArrowRight", "4", "ArrowUp", "2")
+    assert at.scores() == [None, None, 2, None, 4, None, None, None, None]
+
+
+def test_what_is_missing_is_shown_instead_of_submitted(at: AtDesk) -> None:
+    at.press("3", "ArrowRight", "3", "3", "3", "3", "3", "3", "3", "Control+Enter")
+    assert at.number == 1
+    assert at.page.locator(".message").inner_text() == "One score is missing."
+    at.press("5", "Control+Enter")
+    at.on(2)
+
+
+def test_items_are_changed_by_letters_and_by_page_keys(at: AtDesk) -> None:
+    at.press("j", "PageDown", "j", "k")
+    assert at.number == 3
+    assert at.page.url.endswith("#3")
+    at.press("PageUp")
+    assert at.page.title() == "2 of 40 · Judge · tipbench"
+
+
+def test_keys_rest_while_somebody_types(office: Office, at: AtDesk) -> None:
+    at.press("n")
+    at.page.keyboard.type("5 jokes? use fewer")
+    at.press("Escape", "2")
+    at.told("Draft saved")
+    answer = office.answer(at.sheet, 1)
+    assert answer["tips"][0]["note"] == "5 jokes? use fewer"
+    assert at.scores() == [2] + [None] * 8
+    at.press("?")
+    at.press("4", "Escape")
+    assert at.scores() == [2] + [None] * 8
+
+
+def test_the_help_shows_every_key(at: AtDesk) -> None:
+    at.press("?")
+    shown = at.page.locator("#key-list").inner_text()
+    assert all(words in shown for words in ("Undo", "Skip", "Contest", "note", "Ctrl+Enter", "Next item"))
+
+
+def test_flags_are_contested_and_given_back(office: Office, at: AtDesk) -> None:
+    at.press("f", "ArrowDown", "o")
+    at.told("Draft saved")
+    assert office.answer(at.sheet, 1)["contested"] == ["format_ok", "tips.1.overlong"]
+    assert at.page.get_by_text("contested by you").count() == 2
+    at.press("f", "o")
+    at.told("Nothing said yet")
+    assert office.answer(at.sheet, 1)["contested"] == []
+
+
+def test_an_item_is_skipped_with_a_reason_and_taken_up_again(office: Office, at: AtDesk) -> None:
+    at.press("3", "s", "Enter")  # no reason, no skip
+    assert at.page.locator("#skip-dialog").is_visible()
+    at.page.keyboard.type("not a language I read")
+    at.press("Enter")
+    at.on(2)
+    assert at.mark(1) == "skipped"
+    at.press("k")
+    at.told("Skipped")
+    assert (office.answer(at.sheet, 1)["state"], office.answer(at.sheet, 1)["reason"]) == (
+        "skipped",
+        "not a language I read",
+    )
+    at.press("4")
+    at.told("Draft saved")
+    assert office.answer(at.sheet, 1)["state"] == "draft"
+
+
+def test_a_finished_item_is_opened_again_by_a_new_score(office: Office, at: AtDesk) -> None:
+    at.press(*"333333333", "Control+Enter", "k")
+    at.told("Submitted")
+    at.press("5")
+    at.told("Draft saved")
+    at.press("Control+Enter", "k")
+    at.told("Submitted")
+    answer = office.answer(at.sheet, 1)
+    assert (answer["state"], answer["tips"][0]["scores"]["relevance"]) == ("submitted", 5)
+
+
+# undo
+
+
+def test_undo_takes_back_step_by_step_also_over_items(office: Office, at: AtDesk) -> None:
+    at.press(*"333333334", "Control+Enter", "2", "u")
+    assert (at.number, at.scores()) == (2, [None] * 9)
+    at.press("u")  # the submit
+    assert at.number == 1
+    at.told("Draft saved")
+    at.press("u")
+    assert at.scores() == [3] * 8 + [None]
+    at.press("1", "Control+Enter", "k")
+    at.told("Submitted")
+    assert office.answer(at.sheet, 1)["tips"][2]["scores"]["tone"] == 1
+
+
+def test_undo_goes_on_after_a_reload(at: AtDesk) -> None:
+    at.press("3", "4")
+    at.told("Draft saved")
+    at.page.reload()
+    at.ready()
+    at.press("u")
+    assert at.scores() == [3] + [None] * 8
+
+
+def test_undo_on_another_device_goes_by_the_servers_history(office: Office, at: AtDesk, visit: Visit) -> None:
+    at.press("3")
+    at.told("Draft saved")
+    at.press("4")
+    at.page.wait_for_timeout(700)
+    at.told("Draft saved")
+    other = sit_down(visit, office.site, at.sheet)
+    other.press("u")
+    other.page.get_by_text("Undone.").wait_for()
+    assert other.scores() == [3] + [None] * 8
+
+
+# what models write, and duels
+
+
+def test_what_models_write_is_shown_as_text(tmp_path: Path, visit: Visit) -> None:
+    texts = iter(list(HOSTILE.values()) * 20)
+
+    def write(_cell: PlannedCell, _rng: random.Random) -> str:
+        return json.dumps([{"tip": next(texts), "rationale": next(texts)} for _ in range(3)])
+
+    with judging_office(tmp_path / "home", write=write, n_scenarios=4) as office:
+        at = sit_down(visit, office.site, office.open())
+        items = office.whole(at.sheet)["items"]
+        for _ in items:
+            assert at.sight.planted() == []
+            assert at.sight.scrolls_sideways() is None
+            at.press("j")
+        assert len(items) > 10
+        assert (at.sight.outside, at.sight.said, at.sight.missing) == ([], [], [])
+
+
+def test_duels_are_judged_by_one_key_each(own: Office, visit: Visit) -> None:
+    own.desk.judged_by("anna", everything=True)
+    sheet = own.open(Kind.DUEL, limit=6)
+    at = sit_down(visit, own.site, sheet)
+    size = len(own.whole(sheet)["items"])
+    at.press("a", "ArrowRight", "t", "u", "b")
+    at.press(*"a" * (size - 3))
+    at.page.get_by_role("heading", name="All is done").wait_for()
+    assert at.presses == size + 2
+    at.finish()
+    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    answers = [item["answer"]["winner"] for item in own.whole(sheet)["items"]]
+    assert answers == ["a", "b", "b", *"a" * (size - 3)]
+    assert (at.sight.outside, at.sight.said, at.sight.missing) == ([], [], [])
+
+
+def test_without_javascript_the_page_shows_the_file_road(office: Office, visit: Visit) -> None:
+    page = visit(office.site, "judge", java_script_enabled=False).page
+    page.goto(f"{office.site.url}/judge/batches/{office.open()}")
+    page.get_by_text("Judging in the browser needs JavaScript").wait_for()
+    page.get_by_role("link", name="fetch it, fill it in, send it back").click()
+    assert page.get_by_role("button", name="Fetch the sheet").is_visible()

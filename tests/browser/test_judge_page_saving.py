@@ -1,0 +1,268 @@
+"""What a judge has said is never lost: not by a reload, a dead panel, a lost connection, another tab or device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from support.judge_page import AtDesk, Office, another_tab, judging_office, sit_down
+from support.judging import record_cells
+from support.mlflow_server import free_port
+from support.panel_pages import Visit
+from support.panel_site import Site
+from tipbench.record.mlflow import MlflowStore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
+LONGER_MS = 20_000
+START_S = 60.0
+TOKEN = "an-operators-own-long-token"
+
+
+@pytest.fixture(scope="module")
+def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    with judging_office(tmp_path_factory.mktemp("building") / "home", n_scenarios=4) as made:
+        yield made
+
+
+@pytest.fixture
+def office(building: Office) -> Office:
+    """With a judge who has not begun; no batch is finished here."""
+    return building.newcomer()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Office]:
+    """A panel where batches may be finished."""
+    with judging_office(tmp_path / "home", n_scenarios=4) as made:
+        yield made
+
+
+@pytest.fixture
+def at(office: Office, visit: Visit) -> AtDesk:
+    """A judge with a batch that nobody has touched."""
+    return sit_down(visit, office.site, office.open())
+
+
+def test_a_reload_in_the_middle_of_a_draft_loses_nothing(office: Office, at: AtDesk) -> None:
+    at.press("j", "3", "4", "5", "2")
+    at.page.reload()  # at once: not even a request is out
+    at.ready()
+    at.on(2)
+    assert at.scores()[:5] == [3, 4, 5, 2, None]
+    at.told("Draft saved")
+    assert office.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
+    assert at.kept_here() == 0
+
+
+def test_without_a_connection_the_judge_goes_on(office: Office, at: AtDesk) -> None:
+    at.page.context.set_offline(True)
+    at.press(*"333333333", "Control+Enter")
+    at.page.get_by_text("The panel does not answer").wait_for()
+    at.on(2)
+    at.press("4", "4")
+    at.told("kept here")
+    assert (at.mark(1), at.kept_here()) == ("submitted", 2)
+    at.page.context.set_offline(False)
+    at.told("Draft saved")
+    at.page.get_by_text("The panel does not answer").wait_for(state="hidden")
+    assert (office.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
+
+
+def test_a_batch_is_not_finished_while_something_is_unsaved(office: Office, at: AtDesk) -> None:
+    at.page.context.set_offline(True)
+    at.press(*"333333333", "Control+Enter")
+    at.page.get_by_role("button", name="Finish batch…").click()
+    at.finish()
+    at.page.get_by_text("Your scores are kept in this browser; finish when it is back.").wait_for()
+    assert office.whole(at.sheet)["batch"]["status"] == "open"
+
+
+def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> None:
+    lost: list[int] = []
+
+    def swallow(route: Route) -> None:
+        if route.request.method != "PUT" or len(lost) >= 2:
+            return route.fallback()
+        lost.append(route.fetch().status)
+        return route.abort()
+
+    at.page.route("**/items/*", swallow)
+    at.press("3")
+    at.told("kept here")
+    at.press("4")  # more was said before the next try
+    at.page.locator(".save-state", has_text="Draft saved").wait_for(timeout=LONGER_MS)
+    assert lost == [200, 409] or lost == [200, 200]
+    answer = office.answer(at.sheet, 1)
+    assert answer["tips"][0]["scores"] == {"relevance": 3, "actionability": 4, "tone": None}
+    assert at.page.locator(".conflict").is_hidden()
+
+
+@pytest.mark.parametrize(("choice", "stands"), [("Keep mine", 5), ("Take the other", 2)])
+def test_two_devices_do_not_overwrite_each_other(
+    office: Office, at: AtDesk, visit: Visit, choice: str, stands: int
+) -> None:
+    other = sit_down(visit, office.site, at.sheet)
+    other.press("2")
+    other.told("Draft saved")
+    at.press("5")
+    at.told("Conflict")
+    assert at.mark(1) == "conflict"
+    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == 2
+    box = at.page.locator(".conflict")
+    assert "relevance 5" in box.inner_text()
+    assert "relevance 2" in box.inner_text()
+    at.page.get_by_role("button", name=choice).click()
+    at.told("Draft saved")
+    assert at.scores()[0] == stands
+    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == stands
+
+
+def test_a_conflict_is_still_there_after_a_reload(office: Office, at: AtDesk, visit: Visit) -> None:
+    other = sit_down(visit, office.site, at.sheet)
+    other.press("2")
+    other.told("Draft saved")
+    at.press("5")
+    at.told("Conflict")
+    at.page.reload()
+    at.ready()
+    at.told("Conflict")
+    assert at.scores()[0] == 5
+
+
+def test_what_was_given_up_in_a_conflict_comes_back_by_undo(office: Office, at: AtDesk, visit: Visit) -> None:
+    other = sit_down(visit, office.site, at.sheet)
+    other.press("2")
+    other.told("Draft saved")
+    at.press("5")
+    at.told("Conflict")
+    at.page.get_by_role("button", name="Take the other").click()
+    at.press("u")
+    at.told("Draft saved")
+    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == 5
+
+
+def test_two_tabs_of_one_browser_keep_in_step(office: Office, at: AtDesk) -> None:
+    other = another_tab(at)
+    at.press("4")
+    other.page.locator(".group.is-scored").first.wait_for()
+    assert other.scores()[0] == 4
+    other.press("ArrowRight", "3")
+    other.told("Draft saved")
+    at.page.wait_for_function("document.querySelectorAll('.group.is-scored').length === 2")
+    assert office.answer(at.sheet, 1)["tips"][0]["scores"] == {"relevance": 4, "actionability": 3, "tone": None}
+
+
+def test_what_a_closed_tab_left_is_sent_by_the_next(office: Office, at: AtDesk) -> None:
+    at.page.context.set_offline(True)
+    at.press("4", "5")
+    at.told("kept here")
+    page = at.page.context.new_page()
+    at.page.close()
+    page.context.set_offline(False)
+    at.sight.page = page
+    page.goto(f"{office.site.url}/judge/batches/{at.sheet}")
+    at.ready()
+    at.told("Draft saved")
+    assert at.scores()[:2] == [4, 5]
+
+
+def test_a_session_that_has_ended_is_told_and_nothing_is_lost(office: Office, at: AtDesk) -> None:
+    tokens = office.site.panel.guard.tokens
+    for token in tokens.all():
+        if token.name == office.judge:
+            tokens.revoke(token.id)
+    at.press("4")
+    at.page.get_by_text("Your session has ended").wait_for()
+    assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: kept here")
+
+
+def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) -> None:
+    at = sit_down(visit, own.site, own.open())
+    other = sit_down(visit, own.site, at.sheet)
+    other.press(*"333333333", "Control+Enter")
+    other.page.get_by_role("button", name="Finish batch…").click()
+    other.finish()
+    other.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    at.press("j", "5")
+    at.page.get_by_text("This batch was closed in another tab").wait_for()
+    at.page.get_by_role("button", name="Load the page again").click()
+    at.page.get_by_role("button", name="Reopen this one").click()
+    at.ready()
+    at.on(2)
+    at.told("Draft saved")
+    assert own.answer(at.sheet, 2)["tips"][0]["scores"]["relevance"] == 5
+
+
+# a panel that dies
+
+
+@contextmanager
+def running_panel(home: Path, port: int, mlflow_url: str) -> Iterator[httpx.Client]:
+    """`tipbench panel` as a process of its own, killed at the end as a machine that loses power kills it."""
+    environment = {"TIPBENCH_HOME": str(home), "TIPBENCH_ADMIN_TOKEN": TOKEN, "MLFLOW_TRACKING_URI": mlflow_url}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tipbench", "panel", "--port", str(port)],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False, timeout=60) as client:
+        try:
+            _until_it_answers(client)
+            yield client
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def _until_it_answers(client: httpx.Client) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        with suppress(httpx.TransportError):
+            if client.get("/healthz").status_code == 200:
+                return
+        assert time.monotonic() < deadline, "the panel did not start"
+        time.sleep(0.1)
+
+
+def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(home: Path, mlflow_url: str, visit: Visit) -> None:
+    experiment, port = f"tip-bench-killed-{uuid4().hex[:8]}", free_port()
+    with MlflowStore(mlflow_url) as store:
+        record_cells(store, experiment=experiment, models=("alpha:135m",), prompts="v1", n_scenarios=2)
+    batches = f"/api/bench/judge/{experiment}/batches"
+    with running_panel(home, port, mlflow_url) as client:
+        sheet = client.post(batches, json={}).json()["batch"]["sheet"]
+        site = Site(f"http://127.0.0.1:{port}", FastAPI(), TOKEN, TOKEN, home)
+        at = sit_down(visit, site, sheet)
+        at.press("3", "4")
+        at.told("Draft saved")
+        at.press("5")
+    at.press("2", "1")  # nobody is there any more
+    at.told("Offline: kept here")
+    with running_panel(home, port, mlflow_url) as client:
+        at.page.locator(".save-state", has_text="Draft saved").wait_for(timeout=2 * LONGER_MS)
+        first: Any = client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]
+        assert [tip["scores"] for tip in first["tips"]][:2] == [
+            {"relevance": 3, "actionability": 4, "tone": 5},
+            {"relevance": 2, "actionability": 1, "tone": None},
+        ]
+        at.page.reload()
+        at.ready()
+        assert at.scores()[:6] == [3, 4, 5, 2, 1, None]

@@ -1,0 +1,177 @@
+"""The judge page at 360 px by touch; and in every look: axe-core finds nothing, nothing jumps, nothing sticks out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from support.judge_page import AtDesk, Office, judging_office, sit_down
+from support.judging import always
+from support.panel_pages import Sight, Visit
+from tipbench.web.batch import Kind
+
+if TYPE_CHECKING:
+    from axe_playwright_python.sync_playwright import Axe
+
+Look = tuple[int, Literal["light", "dark"]]
+NARROW, WIDE = 360, 1280
+FINGER = 44  # px
+LOOKS: tuple[Look, ...] = ((WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark"))
+BOXES = """[...document.querySelectorAll('.score, .tip-text, .desk-actions .button, .queue-item, h1, .brief')]
+    .map(each => each.getBoundingClientRect()).map(box => [box.x, box.y, box.width, box.height])"""
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    with judging_office(tmp_path_factory.mktemp("touch") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def phone(office: Office, visit: Visit) -> AtDesk:
+    at = sit_down(visit, office.site, office.open(), width=NARROW, has_touch=True, is_mobile=True)
+    at.page.set_viewport_size({"width": NARROW, "height": 740})
+    return at
+
+
+@pytest.fixture(scope="module")
+def axe() -> Axe:
+    from axe_playwright_python.sync_playwright import Axe
+
+    return Axe()
+
+
+def faults(axe: Axe, sight: Sight, name: str, looks: tuple[Look, ...]) -> Iterator[str]:
+    """What is wrong with a page in some looks."""
+    for width, scheme in looks:
+        sight.page.set_viewport_size({"width": width, "height": 900})
+        sight.page.emulate_media(color_scheme=scheme)
+        found: Any = axe.run(sight.page, options={"resultTypes": ["violations"]}).response
+        for violation in found["violations"]:
+            for node in violation["nodes"][:3]:
+                yield f"{name} {width} {scheme}: {violation['id']}: {node['html'][:200]} {node['failureSummary'][:200]}"
+        if out := sight.scrolls_sideways():
+            yield f"{name} {width} {scheme}: moves sideways: {out}"
+
+
+# by touch
+
+
+def test_an_item_is_judged_by_touch_alone(office: Office, phone: AtDesk) -> None:
+    number = phone.number
+    groups = phone.page.locator(".group")
+    for at in range(groups.count()):
+        groups.nth(at).get_by_role("radio").nth(at % 5).tap()
+    assert phone.scores() == [at % 5 + 1 for at in range(groups.count())]
+    phone.page.locator(".submit").tap()
+    phone.on(number + 1)
+    phone.page.locator(".queue-item").nth(number - 1).tap()
+    phone.told("Submitted")
+    assert office.answer(phone.sheet, number)["state"] == "submitted"
+
+
+def test_every_target_is_wide_enough_for_a_finger(phone: AtDesk) -> None:
+    phone.page.locator(".brief").tap()
+    script = """[...document.querySelectorAll('#desk button')].filter(each => each.checkVisibility())
+        .map(each => [each.textContent, each.getBoundingClientRect()])
+        .filter(([, box]) => Math.min(box.width, box.height) < 44 && box.height < 44).map(([text]) => text)"""
+    small = [text for text in phone.page.evaluate(script) if text not in ("Finish batch…", "The whole rubric")]
+    assert small == []
+    assert phone.page.locator(".score").first.bounding_box()["width"] >= FINGER  # type: ignore[index]
+
+
+def test_the_bar_and_the_scales_wording_stay_in_sight(phone: AtDesk) -> None:
+    for _ in range(2):
+        for part in (".submit", ".brief", ".queue-item[aria-current]", ".scenario summary"):
+            box = phone.page.locator(part).bounding_box()
+            assert box is not None
+            assert box["y"] >= 0
+            assert box["y"] + box["height"] <= 740
+        phone.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        phone.page.wait_for_timeout(100)
+
+
+def test_the_rubric_opens_over_the_page_and_scores(phone: AtDesk) -> None:
+    phone.page.locator(".brief").tap()
+    step = phone.page.locator(".step").nth(3)
+    assert step.is_visible()
+    step.tap()
+    assert 4 in phone.scores()
+    phone.press("u")
+
+
+def test_skipping_by_touch_takes_a_ready_reason(office: Office, phone: AtDesk) -> None:
+    number = phone.number
+    phone.page.get_by_role("button", name="Skip").tap()
+    phone.page.get_by_role("button", name="The text is garbled").tap()
+    phone.page.get_by_role("button", name="Skip it").tap()
+    phone.on(number + 1)
+    assert phone.mark(number) == "skipped"
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width: int) -> None:
+    at = sit_down(visit, office.site, office.open(), width=width)
+    at.page.locator("[data-do=next]").first.wait_for(state="attached")
+    at.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    before = at.page.evaluate(BOXES)
+    at.page.locator(".score").nth(2).dispatch_event("click")
+    at.page.evaluate("scrollTo(0, 0)")
+    at.told("Draft saved")
+    assert at.page.evaluate(BOXES) == before
+    at.press("u")
+    at.told("Nothing said yet")
+
+
+# every look
+
+
+def test_the_page_has_no_violation(office: Office, visit: Visit, axe: Axe) -> None:
+    at = sit_down(visit, office.site, office.open())
+    at.press("3", "4", "f", "o")
+    wrong = list(faults(axe, at.sight, "desk", LOOKS))
+    for key, name in (("?", "keys"), ("s", "skip")):
+        at.press(key)
+        wrong += faults(axe, at.sight, name, (LOOKS[0], LOOKS[3]))
+        at.press("Escape")
+    at.press("n")
+    wrong += faults(axe, at.sight, "note", (LOOKS[1], LOOKS[2]))
+    at.press("Escape")
+    at.page.get_by_role("button", name="Finish batch…").click()
+    wrong += faults(axe, at.sight, "finish", (LOOKS[0], LOOKS[3]))
+    assert wrong == []
+
+
+def test_a_conflict_has_no_violation(office: Office, visit: Visit, axe: Axe) -> None:
+    sheet = office.open()
+    at, other = (sit_down(visit, office.site, sheet) for _ in range(2))
+    for each, digit in ((other, "2"), (at, "5")):
+        each.page.locator(".queue-item").nth(9).click()
+        each.press(digit)
+        each.told("Draft saved" if each is other else "Conflict")
+    assert list(faults(axe, at.sight, "conflict", LOOKS)) == []
+
+
+def test_duels_have_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
+    with judging_office(tmp_path / "home") as office:
+        office.desk.judged_by("anna", everything=True)
+        at = sit_down(visit, office.site, office.open(Kind.DUEL, limit=4))
+        at.press("a", "k")
+        assert list(faults(axe, at.sight, "duel", LOOKS)) == []
+
+
+def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
+    with judging_office(tmp_path / "home") as office:
+        sheet = office.open()
+        office.submit(sheet, always(5))
+        at = sit_down(visit, office.site, sheet)
+        at.page.get_by_role("button", name="Finish batch…").click()
+        at.finish()
+        at.page.get_by_role("heading", name="Held for now").wait_for()
+        wrong = list(faults(axe, at.sight, "held", LOOKS))
+        at.sight.go(f"/judge?experiment={office.desk.experiment.name}")
+        wrong += faults(axe, at.sight, "home", LOOKS)
+        assert wrong == []

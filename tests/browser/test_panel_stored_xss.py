@@ -1,0 +1,197 @@
+"""Forty hostile texts in every place that others write: nothing runs, nothing leaves, all is shown as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+import httpx
+import pytest
+
+from support.hostile import HOSTILE, hostile_names
+from support.panel_pages import Shown, Sight, Visit, after_forms, shown_as_text
+from tipbench.plan.config import EXPERIMENT_PREFIX
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+SENT = ("out of an attribute", "handler in an attribute", "end of the text area", "javascript address", "constructor")
+
+
+def harm(sight: Sight) -> list[str]:
+    """What a page has done that it should not."""
+    return [
+        *(f"asked {url}" for url in sight.outside),
+        *(f"said {line}" for line in sight.said),
+        *(f"broken {url}" for url in sight.missing),
+        *(f"planted {element}" for element in sight.planted()),
+    ]
+
+
+def test_what_a_page_does_is_noticed(visit: Visit, hostile: Shown) -> None:
+    """The watch itself works: what the policy stops is said, what it cannot stop is seen."""
+    sight = visit(hostile.site)
+    sight.go("/jobs")
+    planted = json.dumps(HOSTILE["image that fails"] + HOSTILE["stylesheet"])
+    sight.page.evaluate(f"document.querySelector('main').insertAdjacentHTML('beforeend', {planted})")
+    sight.page.wait_for_timeout(300)
+    noticed = harm(sight)
+    assert sum(each.startswith("planted") for each in noticed) == 2
+    assert any("Content Security Policy" in each for each in noticed)
+    assert not any(each.startswith("said dialog") for each in noticed)
+
+
+def test_no_page_runs_asks_or_becomes_what_it_shows(visit: Visit, hostile: Shown) -> None:
+    sight = visit(hostile.site)
+    found = []
+    for name, path in hostile.pages.items():
+        status = sight.go(path)
+        assert status in (200, 404), (name, status)
+        sight.page.wait_for_timeout(100)  # for what starts late
+        known = "404 (Not Found)" if status == 404 else "\0"
+        found += [f"{name}: {each}" for each in harm(sight) if known not in each]
+        sight.forget()
+    assert found == []
+
+
+def test_moving_and_clicking_wakes_nothing(visit: Visit, hostile: Shown) -> None:
+    sight = visit(hostile.site)
+    for name in ("experiments", "leaderboard", "run judged", "judges", "settings"):
+        sight.go(hostile.pages[name])
+        sight.page.evaluate(
+            """document.querySelectorAll('main *').forEach(each => {
+                for (const kind of ['mouseover', 'focus', 'pointerenter']) each.dispatchEvent(new Event(kind)) })"""
+        )
+        for _ in range(40):
+            sight.page.keyboard.press("Tab")
+        assert harm(sight) == [], name
+
+
+def test_what_comes_back_from_a_form_is_text(visit: Visit, hostile: Shown, tmp_path: Path) -> None:
+    sight = visit(hostile.site)
+    found = []
+    for name in after_forms(sight, hostile, tmp_path):
+        found += [f"{name}: {each}" for each in harm(sight) if "status of 4" not in each and not _refused(each)]
+        sight.forget()
+    assert found == []
+
+
+def _refused(line: str) -> bool:
+    """A form that was refused, as it should be, is a page with that status."""
+    return line.startswith(("broken 422", "broken 409", "broken 400"))
+
+
+@pytest.mark.parametrize("text", SENT, ids=str)
+def test_what_stands_in_the_address_is_text(visit: Visit, hostile: Shown, text: str) -> None:
+    sight = visit(hostile.site)
+    here = hostile.pages["leaderboard"]
+    given = HOSTILE[text]
+    asked = {
+        "/": {"q": given}, "/login": {"next": f"/{given}"}, "/run": {"models": given, "experiment": given},
+        "/jobs": {"experiment": given}, "/judge": {"experiment": given}, f"/{quote(given)}": {},
+        f"{here}/runs": {"model": given, "where": f"params.model={given}"}, f"{here}/judges": {"made": given},
+        here: {"judge": given[:60], "where": f"x={given}"}, f"{here}/pairs": {"model": given, "prompt": given},
+    }  # fmt: skip
+    for path, query in asked.items():
+        status = sight.go(f"{path}?{urlencode(query)}")
+        assert status < 500, path
+        missing = ("said Failed to load resource: the server responded with a status of 4", "broken 404")
+        assert [each for each in harm(sight) if not each.startswith(missing)] == [], path
+        sight.forget()
+
+
+def test_tips_rationales_and_notes_are_shown_as_they_were_written(visit: Visit, hostile: Shown) -> None:
+    sight = visit(hostile.site)
+    desk = hostile.content.desk
+    wanted = {(place, printed(text)) for place in ("tip", "rationale", "note") for text in HOSTILE.values()}
+    for run_id, scores in desk.scores().items():
+        tips = json.loads(desk.store.get(run_id)[1].get("artifact:candidates.json", "[]"))
+        there = {(place, printed(tip[place])): tip[place] for tip in tips for place in ("tip", "rationale")}
+        notes = [tip.note for given in scores.judges.values() for tip in given.tips]
+        there |= {("note", printed(note)): note for note in notes}
+        new = wanted & there.keys()
+        if new:
+            assert sight.go(f"{hostile.pages['runs']}/{run_id}") == 200
+            page = sight.text()
+            assert [key for key in new if not shown_as_text(there[key], page)] == []
+            wanted -= new
+    assert wanted == set()
+    assert harm(sight) == []
+
+
+def printed(text: str) -> str:
+    """What of a text can be printed: parsing may change the rest. A note has its limit."""
+    return "".join(each for each in text[:3900] if each.isprintable()).strip()
+
+
+@pytest.mark.parametrize(
+    ("page", "prefix", "longest"),
+    [("experiments", EXPERIMENT_PREFIX, 180), ("settings", "", 60)],
+    ids=["experiments", "tokens"],
+)
+def test_every_name_in_a_list_is_shown_as_it_is(
+    visit: Visit, hostile: Shown, page: str, prefix: str, longest: int
+) -> None:
+    sight = visit(hostile.site)
+    sight.go(hostile.pages[page])
+    text = sight.text()
+    assert [name for name in hostile_names(longest) if not shown_as_text(prefix + name, text)] == []
+
+
+def test_scenarios_failures_and_refused_models_are_shown_as_they_are(visit: Visit, hostile: Shown) -> None:
+    sight = visit(hostile.site)
+    assert _missing(sight, f"{hostile.pages['runs']}?limit=200", hostile_names(190)) == []
+    assert _missing(sight, f"{hostile.pages['refused models']}&limit=200", hostile_names(60)) == []
+    assert harm(sight) == []
+
+
+def _missing(sight: Sight, path: str, names: tuple[str, ...]) -> list[str]:
+    """Names that are on none of the pages of a list."""
+    left, pages = list(names), 0
+    while left and pages < 10:
+        assert sight.go(path) == 200
+        text = sight.text()
+        left, pages = [name for name in left if not shown_as_text(name, text)], pages + 1
+        following = sight.page.locator("a[href*='next=']").last
+        if following.count() == 0:
+            break
+        path = str(following.get_attribute("href"))
+    return left
+
+
+def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: Shown) -> None:
+    sight = visit(hostile.site)
+    sight.go(hostile.pages["leaderboard"])
+    charts = sight.page.locator("picture img, picture source").evaluate_all(
+        "found => found.map(each => each.getAttribute('src') || each.getAttribute('srcset').split(' ')[0])"
+    )
+    assert len(charts) >= 2
+    for chart in charts:
+        assert sight.go(str(chart)) == 200
+        assert sight.page.evaluate("document.querySelectorAll('script, foreignObject, [onload]').length") == 0
+    assert sight.said == []
+    assert sight.outside == []
+
+
+def test_the_report_runs_nothing_either(browser: Browser, hostile: Shown, tmp_path: Path) -> None:
+    url = f"{hostile.site.url}/api/bench/leaderboard/{hostile.pages['leaderboard'].removeprefix('/experiments/')}"
+    headers = {"Authorization": f"Bearer {hostile.site.admin}"}
+    response = httpx.get(f"{url}/report.html", headers=headers, timeout=120, trust_env=False)
+    assert response.status_code == 200
+    file = tmp_path / "report.html"
+    file.write_bytes(response.content)
+    context = browser.new_context()
+    sight = Sight(context.new_page(), "")
+    sight.page.on("request", lambda request: sight.outside.append(request.url))
+    sight.listen()
+    sight.page.goto(file.as_uri())
+    sight.unfold()
+    sight.page.wait_for_timeout(300)
+    text = sight.text()
+    planted = [each for each in sight.planted() if not each.startswith(("<meta", "<g ", "<path ", "<text ", "<svg"))]
+    context.close()
+    assert [each[:60] for each in HOSTILE.values() if not shown_as_text(each, text)] == []
+    assert (sight.said, planted) == ([], [])
+    assert [url for url in sight.outside if not url.startswith("file:")] == []

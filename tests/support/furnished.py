@@ -1,0 +1,268 @@
+"""An experiment with something of everything: what the pages must be able to show, in any store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, product
+
+from support.judging import Desk, Rule, fill
+from tipbench.compare.cells import Question
+from tipbench.compare.decision import decision_run, make_decision
+from tipbench.compare.keeping import keep_board
+from tipbench.compare.matrix import Pair
+from tipbench.compare.reading import read_leaderboard
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
+from tipbench.generate.residency import Evidence
+from tipbench.judge.exporting import Request
+from tipbench.judge.judging import Judging, now_iso
+from tipbench.judge.key import Behind
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.running import run_judge
+from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
+from tipbench.plan.suite import Suite, load_suite
+from tipbench.record.outcome import Circumstances, Setting, cell_run
+from tipbench.record.run import NewRun, RunKind
+from tipbench.record.store import Experiment, RunStore
+from tipbench.record.summary import Summary, Tally, collection_run, refused_run
+
+FURNISHED = "tip-bench-furnished"
+COLLECTION = "c0" * 16
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class Words:
+    """Everything in the experiment that somebody else has written."""
+
+    suite: Suite = field(default_factory=lambda: load_suite("tips"))
+    models: tuple[str, ...] = ("qwen2.5:0.5b", "gemma3:1b", "llama3.2:3b", "baseline:template")
+    tips: tuple[str, ...] = (
+        "Before the tea, write the first line of the handover note; stop after five minutes.",
+        "Put the certificate card beside the cup and open the renewal page once.",
+        "Ask Petra about Saturday in one short message on the way in.",
+    )
+    rationales: tuple[str, ...] = ("It is small and starts now.",)
+    notes: tuple[str, ...] = ("", "Close to a 4.", "Which task is meant?")
+    judges: tuple[str, str] = ("anna", "ben")
+    failures: tuple[str, ...] = ("The server closed the connection.",)
+    refused: tuple[tuple[str, str], ...] = (("gemma3:27b", "gemma3:27b has 27.4B parameters; the limit is 4B."),)
+    foreign: tuple[str, ...] = ("mistral:7b",)
+    scenarios: tuple[str, ...] = ()  # of more cells, judged, whose scenarios no suite has
+
+
+@dataclass(frozen=True)
+class Furnished:
+    """What was put in, by what it is there to show."""
+
+    desk: Desk
+    pairs: tuple[Pair, ...]
+    runs: dict[str, str]  # one run of each sort
+    held_sheet: str
+    open_sheet: str
+
+    @property
+    def name(self) -> str:
+        return self.desk.experiment.name
+
+
+def furnish(store: RunStore, name: str = FURNISHED, words: Words | None = None) -> Furnished:
+    """Fill an experiment: several models × the suite's prompts × its scenarios, judged by two, with every odd run."""
+    words = words or Words()
+    desk = Desk(store, store.ensure_experiment(name))
+    room = _Room(desk, words)
+    runs = room.record_grid()
+    run_judge(store, desk.experiment, RulesJudge(), Request())
+    held, still_open = room.judge()
+    runs |= room.record_late()
+    room.record_others()
+    store.touch(desk.experiment.experiment_id)
+    pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
+    return Furnished(desk, pairs, runs | room.kinds(), held, still_open)
+
+
+@dataclass(frozen=True)
+class _Room:
+    desk: Desk
+    words: Words
+    tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
+    said: Counter[str] = field(default_factory=Counter)  # how many of each sort of text were used
+
+    @property
+    def config(self) -> CollectConfig:
+        return make_config({"models": "as-said", "prompts": "v1", "n_tips": 3, "experiment": FURNISHED})
+
+    def next(self, sort: str) -> str:
+        """The next text of a sort, and after the last the first again."""
+        texts: tuple[str, ...] = getattr(self.words, sort)
+        self.said[sort] += 1
+        return texts[(self.said[sort] - 1) % len(texts)]
+
+    def cells(self, model: str, build: str = "2") -> list[tuple[ModelFacts, PlannedCell]]:
+        facts = ModelFacts(model, "ollama", "0.11.4", "box", f"sha256:{_hash(model)}{build}", 1.5, "Q4_K_M")
+        suite = self.words.suite
+        planned = [
+            cell
+            for version in suite.prompts  # a version may have a comma in its name, so each is asked for alone
+            for cell in plan_grid(
+                replace(suite, prompts={"v1": suite.prompts[version]}),
+                self.config,
+                [ModelIdentity(model, facts.digest)],
+            )
+        ]
+        return [(facts, cell) for cell in planned]
+
+    def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
+        setting = Setting(self.config, self.words.suite, COLLECTION)
+        start = next(self.tick)
+        answer: Completion | EngineFailure
+        if text is None:
+            answer = EngineFailure(FailureKind.RESET, self.next("failures"), partial=self.words.tips[0])
+        else:
+            speed = 20 + 60 * _share(facts.model)
+            answer = Completion(text, "stop", 3.0, 140 / speed, 0.4, 0.2, 900, 140, speed)
+        when = Circumstances(start, start + 3000, foreign_resident=text == "", supersedes=tuple(supersedes))
+        return self.desk.store.record(self.desk.experiment.experiment_id, cell_run(setting, cell, facts, answer, when))
+
+    def answer(self) -> str:
+        tips = [{"tip": self.next("tips"), "rationale": self.next("rationales")} for _ in range(3)]
+        return json.dumps(tips, ensure_ascii=True)
+
+    def record_grid(self) -> dict[str, str]:
+        """All cells answered; one of them at the second try, one after a build that is stale, one without a tip."""
+        runs: dict[str, str] = {}
+        for at, model in enumerate(self.words.models):
+            cells = self.cells(model)
+            if at == 0:
+                runs["stale"] = self.record(*self.cells(model, build="1")[0], self.answer())
+                runs["superseded"] = self.record(*cells[0], None)
+            for number, (facts, cell) in enumerate(cells):
+                first, floored = at == number == 0, at == 1 and number == len(cells) - 1
+                old = [runs["superseded"]] if first else []
+                text = "" if floored else self.answer()
+                name = "judged" if first else "floored" if floored else ""
+                run_id = self.record(facts, cell, text, old)
+                runs |= {name: run_id} if name else {}
+        return runs
+
+    def judge(self) -> tuple[str, str]:
+        """Two sheets of the first judge, one of the second, one of the second that is held, one that is out."""
+        first, second = self.words.judges
+        half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
+        for wish in ({"limit": half}, {}):
+            self.send_back(self.desk.export(first, seed=1, **wish).judging)
+        self.send_back(self.desk.export(second, seed=2, limit=half // 2, everything=True).judging)
+        held = self.desk.export(second, seed=3, limit=half, everything=True).judging  # enough controls for a verdict
+        assert self.desk.apply(self.filled(held, careless=True)).status == "held"
+        still_open = self.desk.export(second, seed=4, everything=True).judging
+        return held.sheet.id, still_open.sheet.id
+
+    def send_back(self, judging: Judging) -> None:
+        applied = self.desk.apply(self.filled(judging))
+        assert applied.status == "applied", applied
+
+    def filled(self, judging: Judging, *, careless: bool = False) -> dict[str, object]:
+        """Scores that follow the model and the prompt; controls as agreed on, unless the judge does not look."""
+        rule: Rule = (lambda _rng, _reference: 5) if careless else (lambda _rng, reference: reference)
+        raw, cells = fill(judging, rule), self.desk.cells()
+        for entry, item in zip(judging.entries, raw["items"], strict=True):
+            for at, tip in enumerate(item["tips"]):
+                tip["note"] = self.next("notes")
+                if entry.behind is not Behind.CONTROL and entry.run_id is not None and not careless:
+                    params = cells[entry.run_id].params
+                    level = 1.6 + 1.4 * _share(params["model"]) + _share(params["prompt_version"])
+                    tip["scores"] = {
+                        name: round(level + _share(entry.run_id, at, name) + 0.4 * _share(entry.run_id, judging.owner))
+                        for name in tip["scores"]
+                    }
+        return raw
+
+    def record_late(self) -> dict[str, str]:
+        """After the judging: cells of a newcomer that wait for a judge, and every failure there can be."""
+        cells = self.cells("newcomer:3b")
+        pending = [self.record(*cell, self.answer()) for cell in cells[:3]]
+        failed = [
+            self.record(*cell, None) for cell, _ in zip(cells[3:] * 10, self.words.failures, strict=False)
+        ]  # one run for each message; of one cell the last counts
+        for at, scenario in enumerate(self.words.scenarios):
+            self.record_unknown(self.words.models[0], scenario, at)
+        return {"pending": pending[0], "failed": failed[0]}
+
+    def record_unknown(self, model: str, scenario: str, at: int) -> None:
+        """A judged cell of a scenario that is in no suite at hand."""
+        facts, cell = self.cells(model)[0]
+        run = cell_run(
+            Setting(self.config, self.words.suite, COLLECTION), cell, facts,
+            Completion(self.answer(), "stop", 3.0), Circumstances(next(self.tick), next(self.tick)),
+        )  # fmt: skip
+        persona, _, slot = scenario.partition("@")
+        scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
+        self.desk.store.record(
+            self.desk.experiment.experiment_id,
+            replace(
+                run,
+                cell_key=_hash(scenario, at),
+                name=scenario[:200],
+                params={**run.params, "scenario": scenario, "persona": persona or "x", "time_slot": slot or "x"},
+                metrics={**run.metrics, **scores},
+                tags={**run.tags, "state": "judged", "judge_pending": "false", "scenario_hash": _hash(scenario),
+                      "scores_rubric": self.words.suite.rubric.tag},
+            ),
+        )  # fmt: skip
+
+    def record_others(self) -> None:
+        """The runs that are no cells."""
+        store, experiment = self.desk.store, self.desk.experiment
+        evidence = Evidence(412, 1, 1, 0.9, 3, (0.4, 0.6, 0.5), self.words.foreign)
+        refused = dict(self.words.refused)
+        summary = Summary(
+            experiment.name, None, 96, 0, 96, 1, 512.5, Tally(), evidence, refused, tuple(self.words.failures)
+        )
+        now = next(self.tick)
+        done = collection_run(
+            self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"
+        )
+        store.record(experiment.experiment_id, done)
+        for model, reason in refused.items():
+            store.record(experiment.experiment_id, refused_run(model, reason, next(self.tick)))
+        store.touch(experiment.experiment_id)
+        board, cells = read_leaderboard(store, experiment, Question())
+        keep_board(store, experiment.experiment_id, board)
+        decision = make_decision(
+            board, cells, board.standings[0].pair, self.words.rationales[0], decision_id=uuid.uuid4().hex, at=now_iso()
+        )
+        store.record(experiment.experiment_id, decision_run(decision, now))
+
+    def kinds(self) -> dict[str, str]:
+        """One run of each kind that is no cell."""
+        found: dict[str, str] = {}
+        for kind in RunKind:
+            if kind is not RunKind.CELL:
+                where = {"kind": str(kind)}
+                run = next(self.desk.store.search(self.desk.experiment.experiment_id, where=where, limit=1))
+                found[str(kind)] = run.run_id
+        return found
+
+
+def empty_experiment(store: RunStore, name: str) -> Experiment:
+    """One in which a model was refused, and nothing else ever happened."""
+    experiment = store.ensure_experiment(name)
+    run: NewRun = refused_run("gemma3:27b", "gemma3:27b has 27.4B parameters; the limit is 4B.", 1)
+    store.record(experiment.experiment_id, run)
+    store.touch(experiment.experiment_id)
+    return experiment
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _share(*parts: object) -> float:
+    """A number from 0 to 1 that always is the same for the same things."""
+    return int(_hash(*parts)[:8], 16) / 0xFFFFFFFF

@@ -1,0 +1,161 @@
+"""A judge at the page of a batch, in a real browser: presses keys and is counted, and is looked over the shoulder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from support.judging import EXPERIMENT, Desk, Rule, agreed, fill, record_cells
+from support.panel_pages import Sight, Visit
+from support.panel_site import JUDGE, Site, panel_site
+from tipbench.judge.judging import Judging, find_judging
+from tipbench.record.memory import MemoryStore
+from tipbench.web.auth import Identity
+from tipbench.web.batch import Kind
+from tipbench.web.batch_shapes import ItemWish
+from tipbench.web.batches import desk_of
+from tipbench.web.tokens import Role
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+_GIVEN = ("scores", "overlong", "note")
+
+
+@dataclass(frozen=True)
+class Office:
+    """A panel with answers that wait for a judge."""
+
+    site: Site
+    desk: Desk
+    judge: str = JUDGE
+
+    @property
+    def who(self) -> Identity:
+        return Identity(self.judge, Role.JUDGE, "in-the-test")
+
+    def newcomer(self) -> Office:
+        """The same for another judge, who has not begun."""
+        name = f"judge-{uuid4().hex[:8]}"
+        _, secret = self.site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
+        return replace(self, site=replace(self.site, judge=secret), judge=name)
+
+    def open(self, kind: Kind = Kind.SHEET, limit: int | None = None) -> str:
+        """The judge's batch; its sheet."""
+        return desk_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
+
+    def judging(self, sheet: str) -> Judging:
+        experiment = self.desk.experiment
+        found = find_judging(self.desk.store, experiment.experiment_id, experiment.name, sheet)
+        assert found is not None
+        return found
+
+    def whole(self, sheet: str) -> dict[str, Any]:
+        """The batch as the server has it."""
+        return desk_of(self.site.app).one(self.who, sheet)
+
+    def answer(self, sheet: str, number: int) -> dict[str, Any]:
+        """What the server has of an item, by its place from 1."""
+        found: dict[str, Any] = self.whole(sheet)["items"][number - 1]["answer"]
+        return found
+
+    def submit(self, sheet: str, rule: Rule = agreed, *, but: int = 0) -> None:
+        """All items by a rule, on another way than the page, but so many at the end."""
+        filled, there = fill(self.judging(sheet), rule)["items"], self.whole(sheet)["items"]
+        for item, now in list(zip(filled, there, strict=True))[: len(there) - but]:
+            tips = [{name: tip[name] for name in _GIVEN} for tip in item["tips"]]
+            wish = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
+            desk_of(self.site.app).save(self.who, sheet, item["item"], ItemWish.model_validate(wish))
+
+
+@contextmanager
+def judging_office(home: Path, **cells: Any) -> Iterator[Office]:
+    """On a store in memory with 48 answered cells, or as said."""
+    store = MemoryStore()
+    desk = Desk(store, record_cells(store, **cells))
+    store.touch(desk.experiment.experiment_id)
+    with panel_site(home, store) as site:
+        yield Office(site, desk)
+
+
+@dataclass
+class AtDesk:
+    """The judge at the page."""
+
+    sight: Sight
+    sheet: str
+    presses: int = 0
+
+    @property
+    def page(self) -> Page:
+        return self.sight.page
+
+    def press(self, *keys: str) -> None:
+        """One key after the other, each counted."""
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.presses += len(keys)
+
+    def score(self, item: Mapping[str, Any]) -> None:
+        """Every score of a filled item."""
+        self.press(*(str(score) for tip in item["tips"] for score in tip["scores"].values()))
+
+    def ready(self) -> None:
+        self.page.locator("#desk:not([hidden])").wait_for()
+
+    @property
+    def number(self) -> int:
+        """Which item is shown."""
+        return int(self.page.locator("[data-part=title]").inner_text().split()[1])
+
+    def on(self, number: int) -> None:
+        """Wait until that item is shown."""
+        self.page.locator("[data-part=title]", has_text=f"Item {number} of").wait_for()
+
+    @property
+    def save_state(self) -> str:
+        return self.page.locator(".save-state").inner_text().strip()
+
+    def told(self, words: str) -> None:
+        """Wait until the present item's state says so."""
+        self.page.locator(".save-state", has_text=words).wait_for()
+
+    def scores(self) -> list[int | None]:
+        """As the page shows them, in order."""
+        script = """[...document.querySelectorAll('.group')].map(group =>
+            Number(group.querySelector('[aria-checked=true]')?.dataset.score) || null)"""
+        found: list[int | None] = self.page.evaluate(script)
+        return found
+
+    def mark(self, number: int) -> str:
+        """An item's state in the queue."""
+        return str(self.page.locator(".queue-item").nth(number - 1).get_attribute("data-state"))
+
+    def kept_here(self) -> int:
+        """How many items this browser keeps for the server."""
+        script = "Object.keys(localStorage).filter(name => name.startsWith('tipbench.outbox.')).length"
+        return int(self.page.evaluate(script))
+
+    def finish(self) -> None:
+        """In the dialog that is open."""
+        self.page.get_by_role("button", name="Finish batch", exact=True).click()
+
+
+def sit_down(visit: Visit, site: Site, sheet: str, **more: Any) -> AtDesk:
+    """The judge opens the page of a batch."""
+    at = AtDesk(visit(site, "judge", **more), sheet)
+    assert at.sight.go(f"/judge/batches/{sheet}") == 200
+    at.ready()
+    return at
+
+
+def another_tab(at: AtDesk) -> AtDesk:
+    """The same batch in the same browser once more."""
+    other = AtDesk(Sight(at.page.context.new_page(), at.sight.origin), at.sheet)
+    other.page.goto(at.page.url.partition("#")[0])
+    other.ready()
+    return other

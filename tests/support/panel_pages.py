@@ -1,0 +1,371 @@
+"""The panel's pages in a browser: which there are, who sees them, and what they must not do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, urlencode
+
+import httpx
+
+from support.furnished import Furnished, Words, empty_experiment, furnish
+from support.hostile import MARK, fitting, hostile_names, hostile_words
+from support.judging import fill, record_cells
+from support.panel_site import Site, panel_site
+from support.paper_jobs import PaperRunner
+from tipbench.jobs import events
+from tipbench.jobs.command import collect_order, judge_order
+from tipbench.jobs.job import Job, JobState, Order, Sighting
+from tipbench.jobs.sqlite import Which
+from tipbench.judge.judging import find_judging
+from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
+from tipbench.record.memory import MemoryStore
+from tipbench.web.tokens import Role
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Response, Route
+
+Who = Literal["admin", "judge", "nobody"]
+EMPTY = "tip-bench-empty"
+BARE = "tip-bench-unjudged"
+_SECRET_COOKIE = "tipbench_session"
+# What no text may turn into; our own pages have none of these.
+PLANTED = (
+    f"[{MARK}], script:not([src]), iframe, object, embed, base, marquee, foreignObject, [style], "
+    "[onerror], [onload], [onclick], [onfocus], [onmouseover], [onbegin], [href^='javascript:' i], [href^='data:' i], "
+    "[src^='data:text' i], form[action^='//'], link[href^='//'], meta[http-equiv='refresh']"
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A panel, what is in it, and its pages by name."""
+
+    site: Site
+    content: Furnished
+    words: Words
+    pages: Mapping[str, str]
+
+    def jobs(self) -> Sequence[Job]:
+        return self.site.panel.jobs.store.page(Which(), limit=100).items
+
+
+@dataclass
+class Sight:
+    """An open page, and everything it tried to do."""
+
+    page: Page
+    origin: str
+    outside: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    going: str = ""
+
+    def listen(self) -> None:
+        """Note what the page says, and which of its parts are not there; the page itself may be missing on purpose."""
+
+        def asked(dialog: Dialog) -> None:
+            self.said.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        def told(line: ConsoleMessage) -> None:
+            if line.type in ("error", "warning"):
+                self.said.append(line.text)
+
+        def answered(got: Response) -> None:
+            if got.status >= 400 and got.url != self.going:
+                self.missing.append(f"{got.status} {got.url}")
+
+        self.page.on("dialog", asked)
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("console", told)
+        self.page.on("response", answered)
+
+    def go(self, path: str) -> int:
+        """Open a page and everything that can be opened on it; its status."""
+        self.going = self.origin + path
+        response = self.page.goto(self.going, wait_until="load")
+        assert response is not None
+        self.unfold()
+        return response.status
+
+    def forget(self) -> None:
+        """What it did so far is known."""
+        for noted in (self.outside, self.said, self.missing):
+            noted.clear()
+
+    def unfold(self) -> None:
+        """Open all that is folded."""
+        self.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+
+    def text(self) -> str:
+        """All text of the page as the browser has understood it, values of fields too."""
+        script = """[document.documentElement.textContent,
+            ...[...document.querySelectorAll('input, textarea, option')].map(each => each.value)].join('\\n')"""
+        return str(self.page.evaluate(script))
+
+    def planted(self) -> list[str]:
+        """Elements that a text has made."""
+        script = f"""[...document.querySelectorAll({PLANTED!r})].map(each => each.outerHTML.slice(0, 200))"""
+        return [str(each) for each in self.page.evaluate(script)]
+
+    def scrolls_sideways(self) -> str | None:
+        """What sticks out of a page that can be moved sideways."""
+        script = """() => { const wide = document.documentElement.clientWidth;
+            if (document.documentElement.scrollWidth <= wide) return null;
+            const out = [...document.body.querySelectorAll('*')]
+                .filter(each => each.getBoundingClientRect().right > wide + 1);
+            return document.documentElement.scrollWidth + ' > ' + wide + ': '
+                + out.slice(0, 3).map(e => e.outerHTML.slice(0, 160)).join(' | '); }"""
+        found = self.page.evaluate(script)
+        return None if found is None else str(found)
+
+
+class Visit:
+    """Opens pages as somebody; nothing but the panel can be reached."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+
+    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> Sight:
+        """A fresh browser, logged in."""
+        sight = self.stranger(site.url, width=width, **more)
+        if who != "nobody":
+            cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
+            sight.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        return sight
+
+    def stranger(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
+        """A fresh browser that knows nothing, for the panel at this address."""
+        context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
+        self._contexts.append(context)
+        sight = Sight(context.new_page(), url)
+        context.route("**/*", lambda route: _pass_on(sight, route))
+        sight.listen()
+        return sight
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+def _pass_on(sight: Sight, route: Route) -> None:
+    if route.request.url.startswith((f"{sight.origin}/", "data:image/")):
+        route.continue_()
+    else:
+        sight.outside.append(route.request.url)
+        route.abort()
+
+
+def _session(site: Site, who: Who) -> str:
+    """The value of a session's cookie; one for each who visits."""
+    secret = site.admin if who == "admin" else site.judge
+    with httpx.Client(base_url=site.url, trust_env=False) as client:
+        response = client.post("/login", json={"token": secret})
+        assert response.status_code == 200, response.text
+        return str(client.cookies[_SECRET_COOKIE])
+
+
+@contextmanager
+def furnished_panel(folder: Path) -> Iterator[Shown]:
+    """In the words of people who mean well."""
+    words = Words()
+    store = MemoryStore()
+    content = furnish(store, words=words)
+    empty_experiment(store, EMPTY)
+    furnish_unjudged(store)
+    with panel_site(folder / "home", store, runner=_runner(words)) as site:
+        _order_jobs(site, content, words)
+        yield Shown(site, content, words, page_paths(site, content))
+
+
+@contextmanager
+def hostile_panel(folder: Path) -> Iterator[Shown]:
+    """Every name and every text is one of the forty."""
+    words = hostile_words(folder / "suite")
+    store = MemoryStore()
+    names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
+    for name in names:
+        store.ensure_experiment(name)
+    content = furnish(store, names[4] + "/a b?c=d&e#f", words)
+    empty_experiment(store, EMPTY)
+    furnish_unjudged(store)
+    with panel_site(folder / "home", store, runner=_runner(words)) as site:
+        for name in hostile_names(60):
+            site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
+        _order_jobs(site, content, words)
+        yield Shown(site, content, words, page_paths(site, content))
+
+
+def furnish_unjudged(store: MemoryStore) -> None:
+    """An experiment with answers that nobody has looked at."""
+    store.touch(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
+
+
+def page_paths(site: Site, content: Furnished) -> dict[str, str]:
+    """Every page for an admin, by name."""
+    here = f"/experiments/{quote(content.name, safe='')}"
+    first, last = content.pairs[0], content.pairs[-1]
+    ask = urlencode({"baseline": f"{last.model}/{last.prompt}"})
+    pair = urlencode({"model": first.model, "prompt": first.prompt})
+    jobs = {f"job {number}": f"/jobs/{job.id}" for number, job in enumerate(site.panel.jobs.store.page(Which()).items)}
+    runs = {f"run {sort}": f"{here}/runs/{run_id}" for sort, run_id in content.runs.items()}
+    return {
+        "experiments": "/",
+        "run form": "/run",
+        "jobs": "/jobs",
+        **jobs,
+        "leaderboard": here,
+        "leaderboard with a baseline": f"{here}?{ask}",
+        "leaderboard by model": f"{here}?by=model&provisional=true",
+        "leaderboard of nothing": f"/experiments/{EMPTY}",
+        "leaderboard of the unjudged": f"/experiments/{BARE}",
+        "pair": f"{here}/pairs?{pair}",
+        "pair against a baseline": f"{here}/pairs?{pair}&{ask}",
+        "runs": f"{here}/runs",
+        "runs that failed": f"{here}/runs?state=failed",
+        "runs of judging": f"{here}/runs?kind=judging",
+        "refused models": f"{here}/runs?kind=refused",
+        "no runs": f"/experiments/{EMPTY}/runs",
+        **runs,
+        "judges": f"{here}/judges",
+        "no judges": f"/experiments/{EMPTY}/judges",
+        "settings": "/settings",
+        "judge's place": "/judge",
+        "judge's place with a name": f"/judge?{urlencode({'experiment': content.name})}",
+        "nothing there": "/no/such/page",
+        "no such experiment": "/experiments/tip-bench-never",
+    }
+
+
+def _runner(words: Words) -> PaperRunner:
+    def told(job: Job) -> Sequence[events.Event]:
+        return _story(words, ended=job.key not in ("running", "lost"))
+
+    return PaperRunner(ends=lambda job: _ending(words, job), told=told, printed="\n".join(words.tips))
+
+
+def _ending(words: Words, job: Job) -> Sighting:
+    endings = {
+        "running": Sighting(JobState.RUNNING),
+        "lost": Sighting(JobState.LOST, reason=words.failures[0]),
+        "failed": Sighting(JobState.FAILED, 1, words.failures[-1]),
+    }
+    return endings.get(job.key or "", Sighting(JobState.SUCCEEDED, 0))
+
+
+def _story(words: Words, *, ended: bool) -> list[events.Event]:
+    """What a collect tells: one model done, the next one half."""
+    first, second, *_ = words.models
+    prompt = next(iter(words.suite.prompts))
+    told: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
+    told += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
+    told += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
+    told += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
+    told += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
+    if ended:
+        memory = events.Memory(412, 1, 0.9, 2, 0, words.foreign)
+        refused = tuple(name for name, _ in words.refused)
+        done = events.Collected("x", 96, 0, 96, 1, refused, 12.0, "javascript:alert(1)")
+        told += [memory, done, events.Exit(0)]
+    else:
+        told += [events.Waiting(words.failures[0], 60.0)]
+    return told
+
+
+def _order_jobs(site: Site, content: Furnished, words: Words) -> None:
+    """One in every state, and one that waits behind another."""
+    config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
+    models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
+    config = config.model_copy(update={"models": models, "experiment": content.name})
+    for key in ("succeeded", "failed", "lost", "running", "queued"):
+        order = replace(collect_order(config, started_by=words.judges[0]), resources=(key[:1],))
+        if key == "queued":
+            order = replace(order, resources=("r",))
+        _submit(site, order, key)
+    judging = judge_order({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
+    _submit(site, judging, "judge")
+
+
+def _submit(site: Site, order: Order, key: str) -> None:
+    site.panel.jobs.submit(order, key=key)
+
+
+def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
+    """Go through the pages that come after a form was sent; says what each is, and goes on when asked for the next."""
+    page, words, here = sight.page, shown.words, shown.pages["judges"]
+    say = "; ".join(words.tips)[:3000]
+    for name in ("models", "experiment"):
+        _open_form(sight, "/run")
+        page.locator(f"input[type=text][name={name}]").fill(say)
+        page.get_by_role("button", name="Show plan").click()
+        page.locator("#outcome").wait_for()
+        yield f"run form with wrong {name}"
+    _open_form(sight, f"/run?{urlencode({'experiment': shown.content.name})}")
+    page.locator("input[type=text][name=models]").fill("baseline:template")
+    page.get_by_role("button", name="Show plan").click()
+    page.locator("#plan-result, #outcome").first.wait_for()
+    yield "plan"
+    wrong = folder / f"{fitting(words.tips[0], 60).replace('/', '∕')}.json"
+    wrong.write_text(json.dumps({"format": say, "experiment": shown.content.name, "sheet": say, "items": [say]}))
+    _upload(sight, here, wrong)
+    yield "refused import"
+    filled = folder / "filled.json"
+    filled.write_text(json.dumps(_filled(shown)))
+    _upload(sight, here, filled)
+    page.locator("#preview").wait_for()
+    yield "preview of an import"
+    _open_form(sight, here)
+    page.locator("#export").get_by_label("For whom").fill(words.judges[1])
+    page.get_by_role("button", name="Make the sheet").click()
+    page.wait_for_load_state()
+    yield "export"
+    _open_form(sight, "/settings")
+    page.locator("input[name=name]").fill(words.judges[0])
+    page.locator("form", has=page.locator("input[name=name]")).locator("button[type=submit]").click()
+    page.locator("#new-token").wait_for()
+    yield "new token"
+
+
+def _open_form(sight: Sight, path: str) -> None:
+    """A form whose fields the browser does not check: what is wrong is for the panel to say."""
+    sight.go(path)
+    sight.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
+    sight.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
+
+
+def _upload(sight: Sight, path: str, file: Path) -> None:
+    _open_form(sight, path)
+    sight.page.locator("input[type=file]").set_input_files(file)
+    sight.page.get_by_role("button", name="Show what would change").click()
+    sight.page.get_by_role("heading", name="Import a sheet").first.wait_for()
+    sight.page.wait_for_load_state()
+
+
+def _filled(shown: Shown) -> Any:
+    desk = shown.content.desk
+    judging = find_judging(desk.store, desk.experiment.experiment_id, shown.content.name, shown.content.open_sheet)
+    assert judging is not None
+    raw = fill(judging)
+    notes = cycle(text[:2000] for text in shown.words.tips)
+    for item in raw["items"]:
+        for tip in item["tips"]:
+            tip["note"] = next(notes)
+    return raw
+
+
+def shown_as_text(text: str, page: str) -> bool:
+    """Whether a page shows the text; what cannot be printed may be shown in any way."""
+    parts = "".join(each if each.isprintable() else "\0" for each in text).split("\0")
+    start = 0
+    for part in filter(None, (part.strip() for part in parts)):
+        start = page.find(part, start) + len(part)
+        if start < len(part):
+            return False
+    return True

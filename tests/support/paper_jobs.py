@@ -1,0 +1,55 @@
+"""Jobs on paper: the Runner port without processes, for pages and programs that only look at jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tipbench.jobs.event_log import Recorded
+from tipbench.jobs.events import Event
+from tipbench.jobs.job import Job, JobState, LogTail, Sighting
+
+Told = Callable[[Job], Sequence[Event]]
+
+
+def _nothing(_job: Job) -> Sequence[Event]:
+    return ()
+
+
+@dataclass
+class PaperRunner:
+    """Every job ends as `ends` says as soon as it was started, tells `told` and has printed `printed`. Thread-safe."""
+
+    name: str = "local"
+    ends: Callable[[Job], Sighting] = lambda _job: Sighting(JobState.SUCCEEDED, 0)
+    told: Told = _nothing
+    printed: str = ""
+    _cancelled: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self, job: Job) -> None:
+        """Nothing is started."""
+
+    def observe(self, job: Job) -> Sighting:
+        """As it shall end, unless it was cancelled."""
+        with self._lock:
+            return Sighting(JobState.CANCELLED) if job.id in self._cancelled else self.ends(job)
+
+    def cancel(self, job: Job) -> None:
+        """Ends it at once."""
+        with self._lock:
+            self._cancelled.add(job.id)
+
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[Recorded]:
+        """All it tells, with its place in the list as cursor."""
+        told = [Recorded(at + 1, "2026-05-04T10:15:00.000Z", event) for at, event in enumerate(self.told(job))]
+        return told[after : after + limit]
+
+    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same
+        """The end of what it shall have printed."""
+        whole = self.printed.encode("utf-8", "backslashreplace")
+        return LogTail(whole[-most_bytes:].decode("utf-8", "replace"), len(whole), len(whole) > most_bytes)
+
+    def forget(self, job: Job) -> None:
+        """There is nothing to forget."""

@@ -1,0 +1,118 @@
+"""A panel with everything there is to give away to a judge, and an ear for all that the judge is answered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from support.judged import judge_at
+from support.judging import EXPERIMENT, Desk, fill, record_cells
+from tipbench.judge.judging import judgings
+from tipbench.plan.suite import Suite, load_suite
+from tipbench.record.memory import MemoryStore
+from web.batching import Clerk
+from web.panels import API, Served, serving
+
+MODELS = ("okapimodel-7f3a:1b", "tapirmodel-c41d:3b")
+PROMPTS = ("pv-lynx-0d2e", "pv-heron-91ab")
+PROGRAM = "scribe-c0ffee"
+COLLEAGUE, THEIR_NOTE = "colleague-5e1d", "a-note-of-theirs-22aa"
+TIED, OTHER = "tip-bench-tied", "tip-bench-not-for-judges-08bd"
+
+
+def marked_suite() -> Suite:
+    """The built-in one, with prompts that would be known anywhere."""
+    suite = load_suite("tips")
+    prompt = suite.prompts["v1"]
+    return replace(
+        suite,
+        prompts={
+            name: replace(prompt, version=name, system=f"{prompt.system}\nSaid by {name}-text.") for name in PROMPTS
+        },
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """A panel with everything there is to give away, and all that its judge was ever answered."""
+
+    served: Served
+    clerk: Clerk
+    heard: list[tuple[str, str]] = field(default_factory=list)  # what was asked, and the whole answer
+
+    def hear(self, response: Any) -> None:
+        """Keep an answer unless it is an admin's."""
+        response.read()
+        request = response.request
+        if request.headers.get("authorization") != f"Bearer {self.served.admin}":
+            asked = f"{request.method} {request.url} {request.content.decode('utf-8', 'replace')}"
+            status = f"{response.status_code} {response.reason_phrase}"
+            self.heard.append((asked, f"{status}\n{response.headers.multi_items()}\n{response.text}"))
+
+    def secrets(self) -> set[str]:
+        """All that a judge must not see, as it stands in the store."""
+        found = {
+            *MODELS,
+            *PROMPTS,
+            PROGRAM,
+            COLLEAGUE,
+            THEIR_NOTE,
+            OTHER,
+            "okapimodel",
+            "tapirmodel",
+            '"behind"',
+            '"references"',
+        }
+        for name in (EXPERIMENT, TIED):
+            experiment = self.served.store.experiment(name)
+            assert experiment is not None
+            for judging in judgings(self.served.store, experiment.experiment_id, name):
+                found |= {control for entry in judging.entries for control in entry.controls}
+            for run in self.served.store.search(experiment.experiment_id, where={}):
+                found.add(run.run_id)
+                if run.tags.get("kind") == "cell":
+                    found |= {value for value in run.tags.values() if re.fullmatch("[0-9a-f]{12,}", value)}
+                    found.add(run.params["model_digest"])
+        return {secret[:32] for secret in found}
+
+    def leaks(self) -> list[tuple[str, str]]:
+        """What was answered of it; what the judge said first is no leak."""
+        secrets = self.secrets()
+        found = []
+        for asked, answer in self.heard:
+            seen = "\n".join({answer, unescape(answer), unquote(answer)}).lower()
+            said = unquote(asked).lower()
+            found += [(asked[:200], each) for each in secrets if each.lower() in seen and each.lower() not in said]
+        return found
+
+
+def colleagues(store: MemoryStore) -> None:
+    """Another judge has scored a part of one experiment, and all of another so that everything there is tied."""
+    main, tied = store.experiment(EXPERIMENT), store.experiment(TIED)
+    assert main is not None
+    assert tied is not None
+    desk = Desk(store, main)
+    raw = fill(desk.export(COLLEAGUE, limit=6).judging)
+    raw["items"][0]["tips"][0]["note"] = THEIR_NOTE
+    assert desk.apply(raw).status == "applied"
+    judge_at(Desk(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)
+
+
+@contextmanager
+def blind_world(home: Path) -> Iterator[World]:
+    """Three experiments with marked names, a job that names the models, a program; the judge's answers are kept."""
+    store = MemoryStore()
+    for name in (EXPERIMENT, TIED, OTHER):
+        record_cells(store, experiment=name, suite=marked_suite(), models=MODELS)
+    colleagues(store)
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
+        assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
+        made = World(served, Clerk(served, served.judge))
+        served.client.event_hooks = {"response": [made.hear]}
+        yield made

@@ -1,0 +1,117 @@
+"""Boards to look at in pages: judged cells under any names, and a page as a browser finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from support.judged import judge_at
+from support.judging import Desk, record_cells
+from tipbench.record.memory import MemoryStore
+from tipbench.record.run import NewRun, StoredRun
+from web.panels import EXPERIMENT, Served, serving
+
+HTML = {"Accept": "text/html"}
+
+
+class RenamingStore(MemoryStore):
+    """Records some models and prompts under other names, such as no command line would take."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._names = dict(names or {})
+        self.read_count = 0
+
+    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        params = {
+            key: self._names.get(value, value) if key in ("model", "prompt_version") else value
+            for key, value in run.params.items()
+        }
+        return super().record(experiment_id, replace(run, params=params), maybe_there=maybe_there)
+
+    def read(self, *args: Any, **options: Any) -> Any:
+        self.read_count += 1
+        return super().read(*args, **options)
+
+
+def levels(run: StoredRun, tip: int) -> int:
+    """Scores that tell the rows apart: the more letters in a name, the better, and not the same everywhere."""
+    params = run.params
+    weight = len(params["model"]) + 2 * len(params["prompt_version"])
+    return 1 + (weight + tip + len(params["scenario"])) % 5
+
+
+@contextmanager
+def judged_panel(
+    home: Path,
+    *,
+    names: Mapping[str, str] | None = None,
+    experiment: str = EXPERIMENT,
+    judge: str = "anna",
+    **options: Any,
+) -> Iterator[Served]:
+    """A panel on one experiment, all of it judged."""
+    store = RenamingStore(names)
+    found = record_cells(store, experiment=experiment, **options)
+    store.touch(found.experiment_id)
+    judge_at(Desk(store, found), levels, judge)
+    with serving(home, store) as served:
+        yield served
+
+
+def desk_of(served: Served, name: str = EXPERIMENT) -> Desk:
+    found = served.store.experiment(name)
+    assert found is not None
+    return Desk(served.store, found)
+
+
+def board_path(name: str = EXPERIMENT) -> str:
+    return f"/experiments/{quote(name, safe='')}"
+
+
+class Page(HTMLParser):
+    """A page: its elements, and its text piece by piece."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        assert response.status_code == 200, (response.status_code, response.text[:2000])
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.feed(response.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(" ".join(data.split()))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
+    def all(self, tag: str, **attributes: str) -> list[dict[str, str]]:
+        """Elements of a tag with these attributes."""
+        return [found for each, found in self.elements if each == tag and attributes.items() <= {**found}.items()]
+
+    def links(self, path: str) -> list[str]:
+        """Addresses of links to a path, whatever their query."""
+        return [found["href"] for found in self.all("a") if urlsplit(found.get("href", "")).path == path]
+
+    def pictures(self) -> list[str]:
+        """Addresses of every form of every chart."""
+        sources = [each["srcset"] for each in self.all("source")]
+        return [*sources, *(each["src"] for each in self.all("img") if "/charts/" in each["src"])]
+
+
+def look(served: Served, path: str, **options: Any) -> Page:
+    return Page(served.get(path, headers=HTML, **options))
+
+
+def query_of(url: str) -> list[tuple[str, str]]:
+    return parse_qsl(urlsplit(url).query, keep_blank_values=True)

@@ -1,0 +1,282 @@
+"""Blind without a name: neither order nor ids nor shape of what a judge gets tell who wrote it, or what is a control.
+
+Two worlds that differ in nothing but who wrote what show a judge the same; many batches are drawn and counted; and a
+control is treated like any other item.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+
+from support.judging import EXPERIMENT, fill, record_cells
+from tipbench.judge import exporting
+from tipbench.judge.judging import Judging
+from tipbench.judge.key import Behind
+from tipbench.plan.grid import PlannedCell
+from tipbench.record.memory import MemoryStore
+from web.batching import Clerk, kept, whole_tips
+from web.blind_worlds import MODELS, PROMPTS, marked_suite
+from web.panels import API, Served, serving
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one of the two worlds shows, without the times, and who wrote what there."""
+
+    shown: Any
+    files: tuple[bytes, ...]
+    outcome: Any
+    authors: Mapping[str, str]
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        dated = ("opened", "updated", "closed", "seconds", "minutes_per_item")
+        return {key: timeless(each) for key, each in value.items() if key not in dated}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]) -> Seen:
+    """A judge's work in a world where chance always falls the same, and only the names are as given."""
+    dice, number = random.Random(4), count()
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
+    monkeypatch.setattr(exporting, "_rng", lambda _seed: (random.Random(5), 5))
+
+    def write(_cell: PlannedCell, _rng: random.Random) -> str:
+        return json.dumps([{"tip": f"Tip {next(number)}: stop after five minutes.", "rationale": "r"} for _ in "abc"])
+
+    store, suite = MemoryStore(), marked_suite()
+    suite = replace(suite, prompts={name: suite.prompts[name] for name in prompts})
+    experiment = record_cells(store, suite=suite, models=models, write=write)
+    with serving(home, store) as served:
+        clerk = Clerk(served, served.judge)
+        sheet = clerk.open()["sheet"]
+        files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
+                 for each in ("json", "csv")]  # fmt: skip
+        shown = timeless(clerk.whole(sheet))
+        clerk.answer(fill(kept(served, sheet)))
+        outcome = timeless(clerk.close(sheet).json())
+    authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
+               for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
+    return Seen(shown, tuple(files), outcome, authors)
+
+
+def test_who_wrote_what_changes_nothing_that_a_judge_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same texts, same chance, names exchanged: every item, id, place and number has to be the same."""
+    first = look_at(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
+    second = look_at(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
+    assert first.authors.keys() == second.authors.keys()
+    assert all(author != second.authors[run_id] for run_id, author in first.authors.items())
+    assert first.shown == second.shown
+    assert first.files == second.files
+    assert first.outcome == second.outcome
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A batch as its judge has it, and the key to it."""
+
+    items: Sequence[Mapping[str, Any]]
+    judging: Judging
+    models: Mapping[str, str]  # by run
+
+    def marks(self, what: str) -> list[bool]:
+        """Of each item in order, whether it is what is looked for."""
+        if what in MODELS:
+            return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
+        return [entry.behind is Behind(what) for entry in self.judging.entries]
+
+    def by_id(self, what: str) -> list[bool]:
+        """The same in the order of the ids."""
+        marks = dict(zip((item["item"] for item in self.items), self.marks(what), strict=True))
+        return [marks[item] for item in sorted(marks)]
+
+
+BATCHES_DRAWN = 30
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
+    """Batches of many judges, over HTTP."""
+    store = MemoryStore()
+    experiment = record_cells(store, suite=marked_suite(), models=MODELS)
+    runs = store.search(experiment.experiment_id, where={"kind": "cell"})
+    models = {run.run_id: run.params["model"] for run in runs}
+    found = []
+    with serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
+        for number in range(BATCHES_DRAWN):
+            clerk = Clerk.named(served, f"judge-{number}")
+            sheet = clerk.open()["sheet"]
+            found.append(Drawn(clerk.whole(sheet)["items"], kept(served, sheet), models))
+    return found
+
+
+def lean(rows: Sequence[Sequence[bool]]) -> float:
+    """How far the marked ones stand to one end, in standard deviations of what chance does (rank sums)."""
+    off, spread = 0.0, 0.0
+    for row in rows:
+        n, k = len(row), sum(row)
+        off += sum(at for at, marked in enumerate(row, start=1) if marked) - k * (n + 1) / 2
+        spread += k * (n - k) * (n + 1) / 12
+    return off / sqrt(spread)
+
+
+def clustering(rows: Sequence[Sequence[bool]]) -> float:
+    """How much more often marked ones are neighbours than when the rows are shuffled, in standard deviations."""
+
+    def neighbours(each: Sequence[Sequence[bool]]) -> int:
+        return sum(one and other for row in each for one, other in pairwise(row))
+
+    rng = random.Random(1)
+    chance = [neighbours([rng.sample(row, len(row)) for row in rows]) for _ in range(200)]
+    return (neighbours(rows) - fmean(chance)) / pstdev(chance)
+
+
+@pytest.mark.parametrize("what", [MODELS[0], "control"])
+def test_neither_place_nor_id_tells_the_model_or_a_control(drawn: list[Drawn], what: str) -> None:
+    for rows in ([each.marks(what) for each in drawn], [each.by_id(what) for each in drawn]):
+        assert sum(map(sum, rows)) > BATCHES_DRAWN
+        assert abs(lean(rows)) < 5.5
+        assert abs(clustering(rows)) < 6
+    assert abs(lean([sorted(row) for row in rows])) > 5.5  # it would be seen
+    assert abs(clustering([sorted(row) for row in rows])) > 6
+
+
+def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None:
+    ids = [item["item"] for each in drawn for item in each.items]
+    assert len(set(ids)) == len(ids)
+    assert {len(item) for item in ids} == {12}
+    assert {re.sub("[0-9a-f]", "", item) for item in ids} == {""}
+    for each in drawn:
+        runs = {entry.item.id: entry.run_id or "" for entry in each.judging.entries}
+        assert not any(item in run or run[:6] in item for item, run in runs.items() if run)
+
+
+# what a control is known by
+
+
+def shape(value: Any) -> Any:
+    """Which fields there are and of what type, not what they say."""
+    if isinstance(value, Mapping):
+        return tuple((key, shape(each)) for key, each in value.items())
+    return tuple(shape(each) for each in value) if isinstance(value, list) else type(value).__name__
+
+
+def split(each: Drawn) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The items that are controls, and the others."""
+    marks = each.marks("control")
+    items = list(zip(each.items, marks, strict=True))
+    return [item for item, marked in items if marked], [item for item, marked in items if not marked]
+
+
+def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(drawn: list[Drawn]) -> None:
+    for each in drawn:
+        controls, others = split(each)
+        assert controls
+        assert {shape(item) for item in controls} <= {shape(item) for item in others}
+        cards = {json.dumps(item["scenario"], sort_keys=True) for item in others}
+        assert {json.dumps(item["scenario"], sort_keys=True) for item in controls} <= cards
+        assert {json.dumps(item["answer"] | {"tips": []}) for item in each.items} == {
+            json.dumps(others[0]["answer"] | {"tips": [], "format_ok": flag})
+            for flag in {item["format_ok"] for item in each.items}
+        }
+
+
+def test_a_control_has_the_flags_and_rationales_of_an_ordinary_item(drawn: list[Drawn]) -> None:
+    for each in drawn:
+        controls, others = split(each)
+        assert {looks(item) for item in controls} <= {looks(item) for item in others}
+
+
+def looks(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    return item["format_ok"], *(bool(tip["rationale"]) for tip in item["tips"])
+
+
+# how a control is treated
+
+
+def pair_of(clerk: Clerk) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A batch of the judge's, and of it a control and an answer with the same flags."""
+    sheet = clerk.open()["sheet"]
+    items = clerk.whole(sheet)["items"]
+    behind = {entry.item.id: entry.behind for entry in kept(clerk.served, sheet).entries}
+    for one in items:
+        for other in items:
+            kinds = (behind[one["item"]], behind[other["item"]])
+            if kinds == (Behind.CONTROL, Behind.CELL) and flags(one) == flags(other):
+                return sheet, one, other
+    raise AssertionError("no two items are alike")
+
+
+def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    return item["format_ok"], *(tip["overlong"] for tip in item["tips"])
+
+
+def life_of(clerk: Clerk, sheet: str, item: Mapping[str, Any]) -> list[Any]:
+    """All that is answered while an item is judged, without what names it."""
+    own = item["item"]
+    tips = whole_tips(item, note="n")
+    answers = [
+        clerk.put(sheet, own, 0, "draft", tips=tips[:-1]),
+        clerk.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
+        clerk.put(sheet, own, 1, "submitted", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
+        clerk.put(sheet, own, 0, "submitted", tips=tips),
+        clerk.put(sheet, own, 1, "submitted", tips=tips, format_ok=not item["format_ok"]),
+        clerk.put(sheet, own, 2, "skipped", tips=tips, reason="why"),
+        clerk.undo(sheet, own, 3),
+        clerk.ask("GET", f"/{sheet}/items/{own}/history"),
+        clerk.put(sheet, own, 4, "empty"),
+    ]
+    return [(answer.status_code, timeless(json.loads(answer.text.replace(own, "the item")))) for answer in answers]
+
+
+def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: Served) -> None:
+    clerk = Clerk(served, served.judge)
+    sheet, control, other = pair_of(clerk)
+    first, second = life_of(clerk, sheet, control), life_of(clerk, sheet, other)
+    assert [status for status, _ in first] == [422, 200, 422, 409, 200, 200, 200, 200, 200]
+    assert first == second
+
+
+def test_closing_with_one_item_done_tells_nothing_of_that_item(served: Served) -> None:
+    told = []
+    for name, hidden in (("anna", True), ("ben", False)):
+        clerk = Clerk.named(served, name)
+        sheet, control, other = pair_of(clerk)
+        item = control if hidden else other
+        clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+        outcome = clerk.close(sheet).json()["outcome"]
+        told.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
+    assert told[0] == told[1]
+    assert told[0]["applied"] == 1
+
+
+def test_a_preview_with_one_item_done_tells_nothing_of_that_item(served: Served) -> None:
+    told = []
+    for name, hidden in (("anna", True), ("ben", False)):
+        clerk = Clerk.named(served, name)
+        sheet, control, other = pair_of(clerk)
+        item = control if hidden else other
+        url = f"{API}/judge/{EXPERIMENT}"
+        raw = served.post(f"{url}/sheets", token=clerk.token, json={"sheet": sheet}).json()
+        (own,) = [each for each in raw["items"] if each["item"] == item["item"]]
+        for tip in own["tips"]:
+            tip["scores"] = dict.fromkeys(tip["scores"], 4)
+        answer = served.post(f"{url}/apply?dry_run=true", token=clerk.token, json=raw)
+        assert answer.status_code == 200, answer.text
+        body = json.loads(answer.text.replace(item["item"], "the item"))
+        told.append({**body, "unfinished": 0, "sheet": "", "judge": ""})
+    assert told[0] == told[1]
+    assert len(told[0]["changes"]) == 1

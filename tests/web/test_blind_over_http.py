@@ -1,0 +1,203 @@
+"""Blind over HTTP: nothing that a judge can ask for tells which model, prompt or run is behind an item.
+
+Every answer a judge gets, on every route, is searched for names that no page has by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import EXPERIMENT, agreed, always, fill, fill_csv
+from tipbench.record.memory import MemoryStore
+from tipbench.web.auth import CSRF_HEADER
+from tipbench.web.panel.static_files import assets
+from web.batching import BATCHES, Clerk, first_item, kept, whole_tips
+from web.blind_worlds import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, World, blind_world
+from web.panels import API, Served, route_list
+
+HTML, JSON = {"Accept": "text/html"}, {"Accept": "application/json"}
+
+
+@pytest.fixture
+def world(home: Path) -> Iterator[World]:
+    with blind_world(home) as made:
+        yield made
+
+
+def places(world: World, sheet: str, item: str) -> dict[str, str]:
+    """Something real for every place in a path."""
+    served = world.served
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    run = next(served.store.search(experiment.experiment_id, where={"kind": "cell"}, limit=1))
+    job = served.get(f"{API}/jobs").json()["items"][0]["id"]
+    token = served.get(f"{API}/tokens").json()["items"][0]["id"]
+    return {
+        "experiment": EXPERIMENT,
+        "run_id": run.run_id,
+        "job_id": job,
+        "sheet": sheet,
+        "item": item,
+        "token_id": token,
+        "upload_id": "0" * 32,
+        "chart": "forest",
+        "form": "json",
+        "version": assets().version,
+        "name": "site.js",
+    }
+
+
+def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Every route with real values in its path, and the head of each."""
+    for method, path in route_list(served.app):
+        filled = re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
+        yield from [(method, filled), ("HEAD", filled), ("OPTIONS", filled)]
+
+
+def test_no_route_answers_a_judge_with_anything_that_unblinds(world: World) -> None:
+    served, clerk = world.served, world.clerk
+    sheet, item = first_item(clerk)
+    asked = sorted(set(knocks(served, places(world, sheet, item["item"]))))
+    assert len(asked) > 100
+    for method, path in asked:
+        for headers in (HTML, JSON):
+            served.ask(method, path, token=served.judge, headers=headers)
+            served.ask(method, path, token=served.judge, headers=headers, json={"experiment": EXPERIMENT})
+        csrf = served.log_in(served.judge)
+        served.ask(method, path, token=None, headers={**HTML, CSRF_HEADER: csrf}, json={})
+        served.ask(method, path, token=None, headers=HTML)
+        served.client.cookies.clear()
+    assert world.leaks() == []
+
+
+def test_no_static_file_and_no_name_of_one_unblinds(world: World) -> None:
+    for name in assets().content:
+        assert world.served.get(assets().url(name), token=None).status_code == 200
+    assert world.leaks() == []
+
+
+def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
+    clerk = world.clerk
+    sheet, item = first_item(clerk)
+    theirs, their_item = first_item(Clerk.named(world.served, "somebody"))
+    for path in (f"/{theirs}", f"/{theirs}/items/{their_item['item']}/history", f"/{'0' * 12}", "?judge=*"):
+        clerk.ask("GET", path)
+    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="mine"))
+    clerk.put(sheet, item["item"], 0, "skipped", reason="too late")
+    clerk.put(sheet, item["item"], 1, "submitted")
+    clerk.put(sheet, item["item"], 1, "odd", winner="a", tips=[{"scores": {"tone": 9}}])
+    clerk.put(sheet, "0" * 12, 0)
+    clerk.undo(sheet, item["item"], 1)
+    clerk.ask("GET", f"/{sheet}/items/{item['item']}/history")
+    clerk.ask("PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]})
+    clerk.answer(fill(kept(world.served, sheet), always(5)))
+    assert clerk.close(sheet).json()["batch"]["status"] == "held"
+    world.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
+    clerk.answer(fill(kept(world.served, sheet)))
+    assert clerk.close(sheet).json()["batch"]["status"] == "applied"
+    for _ in range(6):  # until nothing waits
+        opened = clerk.ask("POST")
+        if opened.status_code == 409:
+            break
+        clerk.judged()
+    assert opened.status_code == 409
+    assert world.leaks() == []
+
+
+def test_no_step_of_the_file_road_unblinds(world: World) -> None:
+    served = world.served
+    place = f"{API}/judge/{EXPERIMENT}"
+    csv = served.post(f"{place}/sheets", token=served.judge, json={"format": "csv"}).text
+    raw = served.post(f"{place}/sheets", token=served.judge, json={}).json()
+    judging = kept(served, raw["sheet"])
+    wrong = {**raw, "judge": COLLEAGUE[:4], "items": [{**raw["items"][0], "tips": []}, *raw["items"][1:]]}
+    for body in (raw, wrong, {}, fill(judging, always(5)), fill(judging)):
+        for query in ("?dry_run=true", ""):
+            served.post(f"{place}/apply{query}", token=served.judge, json=body)
+    typed = {"Content-Type": "text/csv"}
+    served.post(f"{place}/apply", token=served.judge, content=fill_csv(csv, fill(judging)).encode(), headers=typed)
+    again = {"sheet": raw["sheet"], "filled": True}
+    for wish in (again, {**again, "format": "csv"}, {"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}):
+        served.post(f"{place}/sheets", token=served.judge, json=wish)
+    assert world.leaks() == []
+
+
+@pytest.fixture
+def browser(world: World) -> Callable[..., Any]:
+    """A judge's browser: forms carry the session's word."""
+    csrf = world.served.log_in(world.served.judge)
+
+    def ask(method: str, path: str, fields: Mapping[str, str] | None = None, **more: Any) -> Any:
+        data = {"csrf": csrf, **(fields or {})} if method == "POST" else None
+        return world.served.ask(method, path, token=None, headers=HTML, data=data, **more)
+
+    return ask
+
+
+def test_no_page_of_a_judge_unblinds(world: World, browser: Callable[..., Any]) -> None:
+    for path in ("/judge", f"/judge?experiment={EXPERIMENT}", "/judge?experiment=tip-bench-nowhere", "/nowhere", "/"):
+        browser("GET", path)
+    for name in (EXPERIMENT, TIED):
+        for kind in ("sheet", "duel", "odd"):
+            opened = browser("POST", "/judge/batches", {"experiment": name, "kind": kind})
+            if opened.status_code == 303:
+                browser("GET", opened.headers["location"])
+    sheet = world.clerk.open()["sheet"]
+    for rule, status in ((always(5), "held"), (agreed, "applied")):
+        world.clerk.answer(fill(kept(world.served, sheet), rule))
+        assert world.clerk.close(sheet).json()["batch"]["status"] == status
+        page = browser("GET", f"/judge/batches/{sheet}")
+        assert (page.status_code, "too high" in page.text) == (200, status == "held")
+        assert browser("POST", f"/judge/batches/{sheet}/reopen").status_code == 303
+    file = browser("POST", "/judge/sheet", {"experiment": EXPERIMENT, "format": "json", "limit": "12"})
+    wrong = file.text.replace('"sha256": "', '"sha256": "0', 3)
+    for content in (file.text, wrong, "no sheet", json.dumps(fill(kept(world.served, sheet)))):
+        shown = browser("POST", "/judge/preview", {"experiment": EXPERIMENT}, files={"sheet": ("s.json", content)})
+        for url in re.findall(r'action="(/judge/uploads/[^"]+)"', shown.text):
+            done = browser("POST", unescape(url))
+            browser("GET", done.headers["location"])
+    assert world.leaks() == []
+
+
+def test_no_duel_unblinds(world: World) -> None:
+    served, place = world.served, f"{API}/judge/{TIED}/batches"
+    opened = served.post(place, token=served.judge, json={"kind": "duel"})
+    sheet = opened.json()["batch"]["sheet"]
+    for item in served.get(f"{place}/{sheet}", token=served.judge).json()["items"]:
+        body = {"version": 0, "state": "submitted", "winner": "a"}
+        assert served.ask("PUT", f"{place}/{sheet}/items/{item['item']}", token=served.judge, json=body).is_success
+    assert served.post(f"{place}/{sheet}/close", token=served.judge).is_success
+    served.post(f"{API}/judge/{EXPERIMENT}/batches", token=served.judge, json={"kind": "duel"})
+    assert world.leaks() == []
+
+
+def test_no_failure_of_mlflow_unblinds(world: World, browser: Callable[..., Any]) -> None:
+    sheet, item = first_item(world.clerk)
+    world.clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+    store = world.served.store
+    assert isinstance(store, MemoryStore)
+    store.away = True
+    assert world.clerk.close(sheet).status_code == 503
+    for path in ("/judge", f"/judge?experiment={EXPERIMENT}", f"/judge/batches/{sheet}", "/readyz", "/healthz"):
+        browser("GET", path)
+    browser("POST", "/judge/batches", {"experiment": TIED})
+    world.clerk.ask("POST", json={"kind": "duel"})
+    store.away = False
+    assert world.leaks() == []
+
+
+def test_a_search_like_this_finds_what_an_admin_is_answered(world: World) -> None:
+    """Else finding nothing would prove nothing."""
+    served = world.served
+    served.log_in(served.admin)
+    for path in (f"/experiments/{EXPERIMENT}/runs", "/settings", f"/experiments/{EXPERIMENT}/judges", "/"):
+        assert served.get(path, token=None, headers=HTML).status_code == 200
+    found = {secret for _, secret in world.leaks()}
+    assert found >= {*MODELS, *PROMPTS, COLLEAGUE, PROGRAM, OTHER}

@@ -1,0 +1,129 @@
+"""The charts over HTTP: drawn once for a revision, in the size the page foretold, and harmless when opened alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from support.boards import HOSTILE, TWELVE, board
+from tipbench.charts import DARK, LIGHT, to_svg
+from tipbench.compare.drawing import forest, heat_map, pareto
+from tipbench.compare.leaderboard import Leaderboard
+from tipbench.compare.matrix import Pair
+from tipbench.web.panel.board_charts import chart_size, kinds_of
+from web.board_pages import board_path, desk_of, judged_panel
+from web.panels import Served
+
+CHARTS = f"{board_path()}/charts"
+DRAW = {"forest": forest, "heat": heat_map, "pareto": pareto}
+LONG = Pair("hf.co/an-organisation/a-model-with-a-name-that-never-ends:Q4_K_M", "v" * 90)
+BOARDS = {
+    "twelve": board(),
+    "two": board(TWELVE[:2]),
+    "a gap": board(TWELVE[:5], missing=lambda pair, name: pair == TWELVE[1] and name.startswith("nurse")),
+    "models": board(by="model"),
+    "long names": board([LONG, *TWELVE[:2]]),
+    "hostile names": board([Pair(name[:300], "v1") for name in HOSTILE]),
+    "forty rows": board([Pair(f"m{at}:1b", prompt) for at in range(10) for prompt in ("v1", "v2", "v3", "v4")]),
+}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Looked at by many tests, changed by none."""
+    with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
+        yield served
+
+
+@pytest.fixture
+def changing(home: Path) -> Iterator[Served]:
+    """One for a test alone."""
+    with judged_panel(home) as served:
+        yield served
+
+
+@pytest.mark.parametrize("kind", ["forest", "heat", "pareto"])
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("narrow", ["false", "true"])
+def test_every_chart_is_a_picture_in_its_colours(judged: Served, kind: str, theme: object, narrow: str) -> None:
+    name, background = theme.name, theme.background  # type: ignore[attr-defined]
+    response = judged.get(f"{CHARTS}/{kind}.svg?theme={name}&narrow={narrow}")
+    assert response.headers["content-type"] == "image/svg+xml"
+    assert ET.fromstring(response.text).tag.endswith("svg")  # noqa: S314 - our own
+    assert f'fill="{background}"' in response.text
+
+
+def real_size(made: Leaderboard, kind: str, *, narrow: bool) -> tuple[float, float]:
+    svg = to_svg(DRAW[kind](made, narrow=narrow, titled=False))
+    found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
+    assert found
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_foretold_size_is_about_the_real_one(name: str, narrow: bool) -> None:
+    made = BOARDS[name]
+    for kind in kinds_of(made):
+        told, real = chart_size(kind, made, narrow=narrow), real_size(made, kind, narrow=narrow)
+        for mine, theirs in zip(told, real, strict=True):
+            assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, told, real)
+
+
+def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
+    charts = changing.panel.queries.charts
+    first = changing.get(f"{CHARTS}/forest.svg").content
+    assert changing.get(f"{CHARTS}/forest.svg").content == first
+    assert charts.misses == 1
+    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    changing.get(f"{CHARTS}/forest.svg")
+    assert charts.misses == 2
+
+
+def test_every_question_has_its_own_chart(judged: Served) -> None:
+    queries = ["", "?theme=dark", "?narrow=true", "?where=params.persona=nurse", "?cluster=persona", "?by=model"]
+    assert len({judged.get(f"{CHARTS}/forest.svg{query}").content for query in queries}) == len(queries)
+
+
+def test_only_the_present_revision_may_be_kept_by_a_browser(judged: Served) -> None:
+    experiment = judged.store.experiment(desk_of(judged).experiment.name)
+    assert experiment is not None
+    now = experiment.tags["tipbench.revision"]
+    kept = judged.get(f"{CHARTS}/forest.svg?revision={now}").headers["cache-control"]
+    others = [judged.get(f"{CHARTS}/forest.svg{query}").headers["cache-control"] for query in ("", "?revision=old")]
+    assert (kept, others) == ("private, max-age=31536000, immutable", ["no-store", "no-store"])
+
+
+def test_a_chart_opened_alone_can_run_nothing(judged: Served) -> None:
+    policy = judged.get(f"{CHARTS}/forest.svg").headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert policy.endswith("sandbox")
+
+
+def test_names_in_a_chart_are_text(home: Path) -> None:
+    with judged_panel(home, names={"alpha:135m": "<script>x</script>", "v1": '"><b onload=x>'}) as served:
+        for kind in DRAW:
+            root = ET.fromstring(served.get(f"{CHARTS}/{kind}.svg").text)  # noqa: S314 - our own
+            tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+            assert not tags & {"script", "b"}
+
+
+def test_a_chart_that_a_board_does_not_have_is_not_found(judged: Served) -> None:
+    assert judged.error(judged.get(f"{CHARTS}/heat.svg?by=model")) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["cake.svg", "forest.svg?theme=blue", "forest.svg?narrow=perhaps", "forest.svg?by=x"])
+def test_a_chart_that_is_none_is_refused(judged: Served, path: str) -> None:
+    assert judged.error(judged.get(f"{CHARTS}/{path}"))[0] == 422
+
+
+def test_without_the_extra_the_answer_says_how_to_get_it(changing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    response = changing.get(f"{CHARTS}/forest.svg")
+    assert changing.error(response) == (400, "misused")
+    assert "pip install" in response.json()["error"]["message"]

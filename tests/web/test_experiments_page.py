@@ -1,0 +1,98 @@
+"""The front page: how far each experiment is and what comes next; MLflow away is told, not thrown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import Desk, record_cells
+from tipbench.errors import MlflowAway
+from tipbench.record.memory import MemoryStore
+from tipbench.web.panel.experiments import MANY, row_of
+from web.panels import API, EXPERIMENT, Served, serving
+
+PAGE = {"Accept": "text/html"}
+
+
+def front(served: Served, query: str = "") -> str:
+    response = served.get(f"/{query}", headers=PAGE)
+    assert response.status_code == 200
+    return str(response.text)
+
+
+def counts(**more: Any) -> dict[str, Any]:
+    return {"experiment": "tip-bench-a/b", "cells": 0, "judged": 0, "pending": 0, "failed": 0, "url": None, **more}
+
+
+def test_it_shows_every_experiment_with_its_cells(served: Served) -> None:
+    page = front(served)
+    assert f'href="/experiments/{EXPERIMENT}"' in page
+    assert 'aria-label="0 judged, 48 pending of 48 cells"' in page
+    assert f'href="{API}/experiments"' in page
+
+
+def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
+    front(served)
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    Desk(served.store, experiment).judged_by("anna", everything=True)
+    assert "48 judged, 0 pending" in front(served)
+
+
+@pytest.mark.parametrize(
+    ("found", "step", "url"),
+    [
+        (counts(), "Start a run", "/run?experiment=tip-bench-a%2Fb"),
+        (counts(cells=3, pending=2, judged=1), "Judge 2 answers", "/experiments/tip-bench-a%2Fb/judges"),
+        (counts(cells=3, failed=1, judged=2), "Run 1 failed cell again", "/run?experiment=tip-bench-a%2Fb"),
+        (counts(cells=3, judged=3), "Read the leaderboard", "/experiments/tip-bench-a%2Fb"),
+    ],
+)
+def test_each_says_what_comes_next(found: dict[str, Any], step: str, url: str) -> None:
+    row = row_of(found)
+    assert (row.step, row.step_url) == (step, url)
+
+
+def test_a_share_of_nothing_is_unknown() -> None:
+    assert row_of(counts(cells=2, failed=2)).share is None
+
+
+def test_an_empty_panel_says_how_to_begin(empty: Served) -> None:
+    page = front(empty)
+    assert "No experiments yet" in page
+    assert "tipbench demo" in page
+    assert 'href="/run"' in page
+
+
+def test_mlflow_away_is_a_notice(home: Path) -> None:
+    class Away(MemoryStore):
+        def experiments(self) -> Any:
+            raise MlflowAway("MLflow at http://localhost:5000 does not answer.")
+
+    with serving(home, Away()) as served:
+        page = front(served)
+    assert "MLflow at http://localhost:5000 does not answer." in page
+    assert "Try again" in page
+
+
+def test_an_odd_name_is_text_and_its_link_leads_to_it(home: Path) -> None:
+    store, name = MemoryStore(), 'tip-bench-<b>"a/b?c#d\u05d0'
+    record_cells(store, experiment=name)
+    with serving(home, store) as served:
+        page = front(served)
+    assert "<b>" not in page
+    assert 'href="/experiments/tip-bench-%3Cb%3E%22a%2Fb%3Fc%23d%D7%90"' in page
+
+
+def test_many_experiments_can_be_searched(home: Path) -> None:
+    store = MemoryStore()
+    for number in range(MANY):
+        store.ensure_experiment(f"tip-bench-{number:02}")
+    with serving(home, store) as served:
+        assert 'type="search"' in front(served)
+        page = front(served, "?q=-03")
+        assert "tip-bench-03" in page
+        assert "tip-bench-04" not in page
+        assert "No experiment with this in its name" in front(served, "?q=<i>")

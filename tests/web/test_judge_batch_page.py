@@ -1,0 +1,212 @@
+"""The pages around a batch, as a server makes them: who gets which, what they tell, and what they never tell."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from support.judging import MODELS, agreed, always, fill
+from tipbench.web.batches import desk_of
+from tipbench.web.panel.judge_outcome import bias_words, outcome_view
+from tipbench.web.panel.static_files import assets
+from web.batching import Clerk, kept
+from web.page_forms import HEADERS, PageForm
+from web.panels import EXPERIMENT, JUDGE, Served
+
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def judge(served: Served) -> Served:
+    """A judge's browser."""
+    served.log_in(served.judge)
+    return served
+
+
+def shown(served: Served, path: str) -> Any:
+    return served.get(path, token=None, headers=PAGE)
+
+
+def home(served: Served) -> str:
+    return str(shown(served, f"/judge?experiment={EXPERIMENT}").text)
+
+
+def sent(served: Served, page: str, action: str, **fields: str) -> Any:
+    """A form of a page, filled and sent as a browser does."""
+    body = PageForm(page, action).body(**fields)
+    return served.post(action, token=None, headers=HEADERS, content=body)
+
+
+def opened(served: Served, **fields: str) -> str:
+    """The address of the batch that the first button leads to."""
+    response = sent(served, home(served), "/judge/batches", **{"kind": "sheet", **fields})
+    assert response.status_code == 303, response.text
+    return str(response.headers["location"])
+
+
+def closed(served: Served, rule: Any, *, but: int = 0) -> str:
+    """The page of a batch that was judged by a rule and closed."""
+    path = opened(served)
+    sheet, clerk = path.rpartition("/")[2], Clerk(served, served.judge)
+    clerk.answer(fill(kept(served, sheet), rule), but=but)
+    assert clerk.close(sheet).status_code == 200
+    return path
+
+
+def test_judging_begins_with_one_button_and_goes_on_with_it(judge: Served) -> None:
+    assert "Start judging" in home(judge)
+    first = opened(judge)
+    again = home(judge)
+    assert "Go on judging" in again
+    assert "0 of 40 items done" in again
+    assert opened(judge) == first
+
+
+def test_the_page_is_a_frame_without_any_item(judge: Served) -> None:
+    path = opened(judge)
+    page = shown(judge, path)
+    assert page.status_code == 200
+    items = Clerk(judge, judge.judge).whole(path.rpartition("/")[2])["items"]
+    assert not [tip for item in items for tip in item["tips"] if tip["tip"] in page.text]
+    assert f'data-url="/api/bench/judge/{EXPERIMENT}/batches/{path.rpartition("/")[2]}"' in page.text
+
+
+def test_the_page_has_no_inline_script_or_style(judge: Served) -> None:
+    page = shown(judge, opened(judge)).text
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
+
+
+def test_scripts_never_make_markup_of_text() -> None:
+    own = {name: content.decode() for name, content in assets().content.items() if name.startswith("judge/")}
+    assert len(own) > 10
+    wrong = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|new Function|https?://"
+    )
+    assert not [name for name, content in own.items() if wrong.search(content)]
+
+
+def test_nothing_on_the_way_tells_a_model_a_prompt_or_a_run(judge: Served) -> None:
+    path = closed(judge, always(5))
+    experiment = judge.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    runs = [run.run_id for run in judge.store.search(experiment.experiment_id, where={})]
+    pages = [shown(judge, path).text, home(judge), *(each.decode() for each in assets().content.values())]
+    sent(judge, pages[0], f"{path}/reopen")
+    pages.append(shown(judge, path).text)
+    for text in pages:
+        assert not [word for word in (*MODELS, "v2-mentor", "v3-few-shot", *runs) if word in text]
+
+
+def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None:
+    page = shown(judge, closed(judge, agreed)).text
+    assert "Your scores count" in page
+    assert "as close to the agreed ones" in page
+    assert page.count("even") >= 3
+    assert "control" not in page.lower()
+
+
+def test_a_held_batch_says_why_and_is_revised(judge: Served) -> None:
+    path = closed(judge, always(5))
+    page = shown(judge, path).text
+    assert "Held for now" in page
+    assert " too high</td>" in page
+    assert "A batch of yours is held" in home(judge)
+    assert sent(judge, page, f"{path}/reopen").headers["location"] == path
+    assert 'id="desk"' in shown(judge, path).text
+
+
+def test_an_unfinished_batch_shows_no_number_of_the_drift(judge: Served) -> None:
+    page = shown(judge, closed(judge, always(5), but=1)).text
+    assert "Typical distance" not in page
+    assert "too high" not in page
+
+
+def test_a_note_of_an_admin_stands_on_the_page_of_a_returned_batch(judge: Served) -> None:
+    path = closed(judge, always(5))
+    boss = judge.panel.guard.by_token(judge.admin, "here")
+    desk_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
+    assert "Look at &lt;b&gt;tone&lt;/b&gt; again." in shown(judge, path).text
+
+
+def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
+    path = closed(judge, always(5))
+    boss = judge.panel.guard.by_token(judge.admin, "here")
+    desk_of(judge.app).accept(boss, path.rpartition("/")[2], "agreed in the <team>")
+    page = shown(judge, path).text
+    assert "Your scores count" in page
+    assert "agreed in the &lt;team&gt;" in page
+
+
+def test_another_judge_finds_no_such_batch(judge: Served) -> None:
+    path = opened(judge)
+    other = Clerk.named(judge, "somebody-else")
+    for response in (judge.get(path, token=other.token), judge.post(f"{path}/reopen", token=other.token)):
+        assert judge.error(response) == (404, "not_found")
+
+
+def test_an_admin_sees_how_far_another_is_and_why_items_were_skipped(judge: Served) -> None:
+    path = opened(judge)
+    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
+    item = clerk.whole(sheet)["items"][2]["item"]
+    assert clerk.put(sheet, item, 0, "skipped", reason="not <b>mine</b>").status_code == 200
+    page = judge.get(path, headers=PAGE).text
+    assert f"A batch of <bdi>{JUDGE}</bdi>" in page
+    assert "Item 3: <bdi>not &lt;b&gt;mine&lt;/b&gt;</bdi>" in page
+    assert 'id="desk"' not in page
+
+
+def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
+    served.log_in(served.admin)
+    assert 'id="desk"' in shown(served, opened(served)).text
+
+
+def test_when_nothing_is_tied_duels_are_refused_in_words(judge: Served) -> None:
+    response = sent(judge, home(judge), "/judge/batches", kind="duel")
+    assert response.status_code == 409
+    assert "Nothing waits for you now" in response.text
+
+
+@pytest.mark.parametrize("name", ["tip-bench-nowhere", "nonsense", ""])
+def test_a_wrong_experiment_is_told_at_its_field(judge: Served, name: str) -> None:
+    response = sent(judge, home(judge), "/judge/batches", experiment=name, kind="sheet")
+    assert response.status_code == 404
+    assert re.search(r'id="experiment"[^>]*aria-invalid="true"', response.text)
+
+
+def test_a_wrong_kind_is_refused(judge: Served) -> None:
+    response = sent(judge, home(judge), "/judge/batches", kind="<b>")
+    assert response.status_code == 422
+    assert "<b>" not in response.text
+
+
+@pytest.mark.parametrize("sheet", ["nonsense!", "0" * 65, "0" * 12])
+def test_an_unknown_batch_is_not_found_or_refused(judge: Served, sheet: str) -> None:
+    assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
+
+
+def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
+    path = opened(judge)
+    for action in ("/judge/batches", f"{path}/reopen"):
+        assert judge.error(judge.post(action, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"), [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]
+)
+def test_a_bias_is_told_in_words(bias: float, words: str) -> None:
+    assert bias_words(bias) == words
+
+
+def test_duels_tell_how_often_the_order_did_not_matter() -> None:
+    outcome = {"judged_in_both_orders": 3, "same_in_both_orders": 2, "drift": None}
+    view = outcome_view({"kind": "duel", "items": 6, "done": 6, "outcome": outcome})
+    assert view.sentences == ("3 duels came in both orders; in 2 of them you said the same whichever side came first.",)
+
+
+def test_agreement_with_the_earlier_self_is_told() -> None:
+    outcome = {"drift": {"verdict": "fine"}, "self_agreement": {"n": 9, "exact": 0.8, "scales": []}}
+    view = outcome_view({"kind": "sheet", "items": 40, "done": 40, "outcome": outcome})
+    assert view.itself is not None
+    assert "80\u00a0%" in view.itself

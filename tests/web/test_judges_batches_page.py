@@ -1,0 +1,287 @@
+"""The judges' page on batches: who judges in the browser, what is held and decided, and how to let somebody judge."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from support.judging import always, fill
+from tipbench.judge.status import JudgingStatus, SheetHistory
+from tipbench.web.panel.judges_view import MOST_CLOSED, batch_views
+from web.batching import Clerk, desk_of, first_item, kept, whole_tips
+from web.furnished_panel import HTML, words_of
+from web.page_forms import HEADERS, PageForm
+from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
+
+JUDGES = f"/experiments/{EXPERIMENT}/judges"
+
+
+@pytest.fixture
+def clerk(served: Served) -> Clerk:
+    return Clerk(served, served.judge)
+
+
+def page_of(served: Served, query: str = "") -> str:
+    response = served.get(JUDGES + query, headers=HTML)
+    assert response.status_code == 200, response.text
+    return str(response.text)
+
+
+def row_of(page: str, sheet: str) -> str:
+    """What the row of a batch says."""
+    found = re.search(rf'<tr[^>]* id="batch-{sheet}">(.*?)</tr>', page, re.DOTALL)
+    assert found, f"no batch {sheet}"
+    return words_of(found[1])
+
+
+def send(served: Served, place: str, **fields: str) -> Any:
+    return served.post(f"{JUDGES}/{place}", data=fields, headers=HTML)
+
+
+def held_batch(clerk: Clerk) -> str:
+    body = clerk.judged(always(5))
+    assert body["batch"]["status"] == "held"
+    return str(body["batch"]["sheet"])
+
+
+# batches by judge
+
+
+def test_without_batches_it_says_how_to_get_some(served: Served) -> None:
+    assert "Nobody judges in the browser yet." in words_of(page_of(served))
+
+
+def test_an_open_batch_shows_how_far_it_is(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    size = len(clerk.whole(sheet)["items"])
+    clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+    page = page_of(clerk.served)
+    assert f"open 1 of {size}" in row_of(page, sheet)
+    assert f"{JUDGE} 0 open · 1 closed" not in words_of(page)
+    assert f"{JUDGE} 1 open · 0 closed" in words_of(page)
+
+
+def test_skips_are_counted_and_their_reasons_told(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    clerk.put(sheet, item["item"], 0, "skipped", reason="in <b>Finnish</b>")
+    page = page_of(clerk.served)
+    assert "1 skipped Item 1: in <b>Finnish</b>" in row_of(page, sheet)
+    assert "in &lt;b&gt;Finnish&lt;/b&gt;" in page
+    assert "1 open · 0 closed · 1 item skipped" in words_of(page)
+
+
+def test_the_median_time_of_an_item_stands_with_the_judge(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=0.004)
+    page = words_of(page_of(clerk.served))
+    assert re.search(rf"{JUDGE} 1 open · 0 closed · median \S+ \w+ per item", page)
+
+
+def test_no_score_or_note_of_an_open_batch_is_shown(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="an unmistakable note"))
+    page = page_of(clerk.served)
+    assert "an unmistakable note" not in page
+    assert item["item"] not in page
+
+
+def test_a_closed_batch_is_a_sheet_too_and_says_so(clerk: Clerk) -> None:
+    sheet = clerk.judged()["batch"]["sheet"]
+    page = page_of(clerk.served)
+    assert "closed" in row_of(page, sheet)
+    assert f'href="#batch-{sheet}">in the browser' in page
+
+
+def test_the_page_has_the_batches_of_the_api(clerk: Clerk) -> None:
+    clerk.judged(limit=6)
+    Clerk.named(clerk.served, "anna").open()
+    page = page_of(clerk.served)
+    link = re.search(r'href="([^"]+/batches\?judge=\*)">JSON', page)
+    assert link
+    told = clerk.served.get(unescape(link[1])).json()["items"]
+    assert len(told) == 2
+    assert {batch["sheet"] for batch in told} == set(re.findall(r' id="batch-(\w+)"', page))
+
+
+def test_a_judges_odd_name_is_shown_as_text(served: Served) -> None:
+    Clerk.named(served, "x<img src=y>").open()
+    assert "x&lt;img src=y&gt;" in page_of(served)
+
+
+# held ones
+
+
+def test_a_held_batch_says_why_and_offers_both_ways_out(clerk: Clerk) -> None:
+    sheet = held_batch(clerk)
+    page = page_of(clerk.served)
+    row = row_of(page, sheet)
+    assert re.search(r"is scored \d\.\d\d too high, more than chance explains\.", row)
+    assert "Accept…" in row
+    assert "Return to the judge…" in row
+    assert page.count(f'value="{sheet}"') == 2  # once for each way, and not among the sheets again
+
+
+def test_a_held_batch_counts_once_it_is_accepted(clerk: Clerk) -> None:
+    sheet = held_batch(clerk)
+    response = send(clerk.served, "accept", sheet=sheet, reason="she was <b>right</b>")
+    assert response.status_code == 303
+    page = page_of(clerk.served, f"?accepted={sheet}")
+    assert f"The scores of sheet {sheet} count now" in page
+    assert "drift accepted she was <b>right</b>" in row_of(page, sheet)
+    batch = clerk.whole(sheet)["batch"]
+    assert (batch["status"], batch["accepted"]) == ("applied", "she was <b>right</b>")
+    assert kept(clerk.served, sheet).accepted == "she was <b>right</b>"
+
+
+def test_a_returned_batch_is_open_with_the_note(clerk: Clerk) -> None:
+    sheet = held_batch(clerk)
+    form = PageForm(page_of(clerk.served), f"{JUDGES}/return")
+    body = form.body(note="Look at tone again.\r\nThen close it.")
+    response = clerk.served.post(f"{JUDGES}/return", content=body, headers=HEADERS)
+    assert response.status_code == 303
+    page = page_of(clerk.served, f"?returned={sheet}")
+    assert f"Batch {sheet} is open again" in page
+    assert clerk.whole(sheet)["batch"]["status"] == "open"
+    assert "returned Look at tone again. Then close it." in row_of(page, sheet)
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "words"),
+    [
+        ("accept", {"reason": "  "}, "in words on one line"),
+        ("accept", {"reason": "two\nlines"}, "in words on one line"),
+        ("accept", {"reason": "x" * 1001}, "at most 1000 characters"),
+        ("return", {"note": " "}, "in words what to look at again"),
+        ("return", {"note": "x" * 2001}, "at most 2000 characters"),
+    ],
+)
+def test_a_decision_without_words_changes_nothing(clerk: Clerk, place: str, fields: dict[str, str], words: str) -> None:
+    sheet = held_batch(clerk)
+    response = send(clerk.served, place, sheet=sheet, **fields)
+    assert response.status_code == 422
+    assert words in response.text
+    assert re.search(rf'<details class="more accept" open>\s*<summary>{"Accept" if place == "accept" else "Return"}',
+                     response.text)  # fmt: skip
+    assert clerk.whole(sheet)["batch"]["status"] == "held"
+
+
+def test_only_a_held_batch_is_decided_on(clerk: Clerk) -> None:
+    sheet = clerk.open()["sheet"]
+    for place, word in (("accept", "reason"), ("return", "note")):
+        response = send(clerk.served, place, sheet=sheet, **{word: "why not"})
+        assert (response.status_code, "only a held one is accepted or sent back" in response.text) == (409, True)
+
+
+def test_a_batch_that_its_judge_revises_is_not_accepted_behind_their_back(clerk: Clerk) -> None:
+    sheet = held_batch(clerk)
+    assert clerk.ask("POST", f"/{sheet}/reopen").status_code == 200
+    assert send(clerk.served, "accept", sheet=sheet, reason="why not").status_code == 409
+    assert kept(clerk.served, sheet).accepted is None
+
+
+def test_a_sheet_held_by_file_is_accepted_and_cannot_be_returned(served: Served) -> None:
+    desk = desk_of(served)
+    sheet = desk.apply(fill(desk.export("carla", everything=True).judging, always(5))).sheet
+    assert f'id="batch-{sheet}"' not in page_of(served)
+    assert send(served, "return", sheet=sheet, note="again").status_code == 404
+    assert send(served, "accept", sheet=sheet, reason="agreed").status_code == 303
+    assert kept(served, sheet).accepted == "agreed"
+
+
+def test_a_batch_of_another_experiment_is_not_decided_on_here(clerk: Clerk) -> None:
+    sheet = held_batch(clerk)
+    clerk.served.store.ensure_experiment("tip-bench-other")
+    place = "/experiments/tip-bench-other/judges/return"
+    assert clerk.served.post(place, data={"sheet": sheet, "note": "x"}, headers=HTML).status_code == 404
+    assert clerk.whole(sheet)["batch"]["status"] == "held"
+
+
+# judge now
+
+
+def test_the_address_for_a_judge_is_whole_and_leads_to_the_experiment(served: Served) -> None:
+    found = re.search(r'id="judge-link"[^>]*>([^<]+)<', page_of(served))
+    assert found
+    assert unescape(found[1]) == f"http://localhost/judge?experiment={EXPERIMENT}"
+    answer = served.get(unescape(found[1]), token=served.judge, headers=HTML)
+    assert (answer.status_code, EXPERIMENT in answer.text) == (200, True)
+
+
+def test_an_odd_name_of_an_experiment_survives_in_the_address(empty: Served) -> None:
+    name = "tip-bench-may/2026 ?#%&ä"
+    empty.store.ensure_experiment(name)
+    page = empty.get(f"/experiments/{quote(name, safe='')}/judges", headers=HTML)
+    assert (page.status_code, "No answers to judge yet" in page.text) == (200, True)
+
+
+def test_without_a_program_it_says_how_to_name_one(served: Served) -> None:
+    page = page_of(served)
+    assert "TIPBENCH_JUDGE_COMMAND" in page
+    assert 'value="command"' not in page
+    assert 'href="/settings#new"' in page
+
+
+def test_the_operators_program_is_started_once_and_shown_without_its_secrets(home: Path) -> None:
+    store, _ = answered()
+    command = "/opt/agents/scribe --key a-secret-of-the-operator"
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": command}) as served:
+        page = page_of(served)
+        assert "Let scribe judge" in page
+        assert "a-secret-of-the-operator" not in page
+        assert "/opt/agents" not in page
+        again = re.search(r'name="again" value="(\w+-program)"', page)
+        assert again
+        started = [send(served, "run", **{"with": "command", "again": again[1]}) for _ in range(2)]
+        assert [response.status_code for response in started] == [303, 303]
+        (job,) = served.get(f"{API}/jobs").json()["items"]
+        assert (job["kind"], job["experiment"]) == ("judge", EXPERIMENT)
+
+
+def test_a_program_that_cannot_be_read_breaks_no_page(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": 'scribe "half'}) as served:
+        assert "Let the program judge" in page_of(served)
+
+
+# the list
+
+
+def batch(number: int, status: str, judge: str = "anna", skipped: int = 0) -> dict[str, Any]:
+    return {"sheet": f"s{number}", "judge": judge, "status": status, "skipped": skipped}
+
+
+def judging(*history: SheetHistory) -> JudgingStatus:
+    return JudgingStatus("tip-bench-x", 0, 0, 0, 0, 0, 0, (), {}, (), history)
+
+
+def test_whoever_has_a_held_batch_stands_first_and_the_held_one_first_of_theirs() -> None:
+    told = [batch(1, "applied", "ben"), batch(2, "open"), batch(3, "held", "zoe"), batch(4, "open", "zoe")]
+    found = batch_views(told, lambda _sheet: (), {"zoe": 0.5}, judging())
+    assert [(each.judge, [view.sheet for view in each.batches]) for each in found] == [
+        ("zoe", ["s3", "s4"]),
+        ("anna", ["s2"]),
+        ("ben", ["s1"]),
+    ]
+    assert [each.minutes for each in found] == [0.5, None, None]
+
+
+def test_old_closed_batches_are_counted_and_not_listed() -> None:
+    told = [batch(number, "applied") for number in range(MOST_CLOSED + 3)] + [batch(99, "held")]
+    (found,) = batch_views(told, lambda _sheet: (), {}, judging())
+    assert (len(found.batches), found.left_out, found.count["applied"]) == (MOST_CLOSED + 1, 3, MOST_CLOSED + 3)
+
+
+def test_reasons_are_asked_for_only_where_something_was_skipped() -> None:
+    asked: list[str] = []
+
+    def skips(sheet: str) -> list[dict[str, Any]]:
+        asked.append(sheet)
+        return [{"item": "i", "number": 1, "reason": "why", "updated": None}]
+
+    (found,) = batch_views([batch(1, "open", skipped=1), batch(2, "open")], skips, {}, judging())
+    assert (asked, found.skipped) == (["s1"], 1)

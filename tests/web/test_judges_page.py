@@ -1,0 +1,300 @@
+"""The judges' page: how the judging stands, who can be trusted, sheets out and held ones accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from support.judging import EXPERIMENT, Desk, always, honest
+from tipbench.judge.drift_drawing import MOST_POINTS, drift_chart, drift_points, drift_sentence
+from tipbench.judge.judging import find_judging
+from tipbench.judge.status import SheetHistory
+from tipbench.web.panel.judges_view import alpha_words, bias_words, drift_words
+from web.furnished_panel import HTML, Look, looking, words_of
+from web.panels import API, Served
+
+JUDGES = f"/experiments/{EXPERIMENT}/judges"
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
+    with looking(tmp_path_factory.mktemp("judges") / "home") as found:
+        yield found
+
+
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def judges(served: Served, query: str = "") -> str:
+    response = served.get(JUDGES + query, headers=HTML)
+    assert response.status_code == 200, response.text
+    return str(response.text)
+
+
+def send(served: Served, place: str, fields: dict[str, str], **options: Any) -> Any:
+    return served.post(f"{JUDGES}/{place}", data=fields, headers=HTML, **options)
+
+
+def held_sheet(served: Served, judge: str = "carla") -> str:
+    applied = desk_of(served).judged_by(judge, always(5), everything=True)
+    assert applied.held
+    return applied.sheet
+
+
+# what it shows
+
+
+def test_the_numbers_are_those_of_the_api(look: Look) -> None:
+    page = look.get("judges").text
+    found = re.search(r'href="([^"]+)">JSON of this page', page)
+    assert found
+    state = look.served.get(unescape(found[1])).json()
+    text = words_of(page)
+    assert f"{state['judged']} answers of {state['cells']} judged, {state['floored']} of them at the floor" in text
+    assert f"waiting {state['pending'] - state['held']} held {state['held']}" in text
+    for judge in state["judges"]:
+        assert judge["judge"] in text
+
+
+def test_each_judge_has_a_verdict_in_words(look: Look) -> None:
+    text = words_of(look.get("judges").text)
+    assert "anna on the hidden controls ✓ fine No drift shows" in text
+    assert "ben on the hidden controls ! beyond the limit" in text
+    assert re.search(r"relevance is scored \d\.\d\d too high, more than chance explains\.", text)
+    assert "rules on the hidden controls" in text
+
+
+def test_agreement_is_given_in_numbers_and_words(look: Look) -> None:
+    text = words_of(look.get("judges").text)
+    assert "Krippendorff's alpha over the" in text
+    assert re.search(r"relevance [−\d.]+ (good|fair|weak)", text)
+
+
+def test_every_judge_and_scale_has_a_picture_in_both_themes(look: Look) -> None:
+    page = look.get("judges").text
+    light = [unescape(each) for each in re.findall(r'<img src="([^"]*drift\.svg[^"]*)"', page)]
+    dark = [unescape(each) for each in re.findall(r'srcset="([^"]*drift\.svg[^"]*)"', page)]
+    assert len(light) == len(dark) == 9
+    assert all(f"{one}&theme=dark" == other for one, other in zip(light, dark, strict=True))
+    pictures = [look.served.get(url) for url in (light[0], dark[0])]
+    assert [each.headers["content-type"] for each in pictures] == ["image/svg+xml"] * 2
+    assert pictures[0].content != pictures[1].content
+    for each in pictures:
+        assert ET.fromstring(each.content).get("width") == "320"  # noqa: S314 - we have drawn it
+    assert re.search(r'width="320" height="160"', page)
+
+
+def test_a_picture_of_nobody_is_not_found(look: Look) -> None:
+    assert look.get("judges", "drift.svg", query="?judge=nobody&scale=tone").status_code == 404
+    assert look.get("judges", "drift.svg", query="?judge=anna&scale=odd").status_code == 404
+    assert look.get("judges", "drift.svg", query="?judge=anna&scale=tone&theme=odd").status_code == 422
+    assert look.get("judges", "drift.svg").status_code == 422
+
+
+def test_every_sheet_is_listed_with_its_state(look: Look) -> None:
+    text = words_of(look.get("judges").text)
+    assert re.search(rf"{look.content.held_sheet} ben \S held Accept…", text)
+    assert re.search(rf"{look.content.open_sheet} ben ↗ exported 0 of \d+", text)
+
+
+def test_without_answers_it_says_to_collect_some(empty: Served) -> None:
+    empty.store.ensure_experiment("tip-bench-new")
+    page = empty.get("/experiments/tip-bench-new/judges", headers=HTML).text
+    assert "No answers to judge yet" in page
+    assert 'href="/run">Start a run' in page
+
+
+def test_without_judges_it_says_what_to_do(served: Served) -> None:
+    text = words_of(judges(served))
+    assert "Nobody's scores count yet." in text
+    assert "No sheet was handed out yet." in text
+
+
+# sheets out
+
+
+def test_an_exported_sheet_is_handed_out_in_the_form_asked_for(served: Served) -> None:
+    response = send(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
+    assert response.status_code == 303
+    page = judges(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
+    link = re.search(r'class="button primary small" href="([^"]+)"[^>]*>Download CSV', page)
+    assert link
+    file = served.get(link[1])
+    assert file.headers["content-disposition"].startswith('attachment; filename="sheet-')
+    assert file.headers["content-type"].startswith("text/csv")
+    assert '"row"' in file.text or "row," in file.text
+
+
+def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
+    applied = desk_of(served).judged_by("anna", limit=6)
+    for filled in (False, True):
+        for form in ("json", "csv"):
+            mine = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
+            wish = {"sheet": applied.sheet, "filled": filled, "format": form}
+            assert mine.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=wish).content
+            assert mine.headers["content-disposition"].startswith("attachment")
+
+
+def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
+    desk_of(served).judged_by("anna", everything=True)
+    response = send(served, "export", {"judge": "ben", "limit": "7", "all": "true", "format": "json"})
+    sheet = re.search(r"made=(\w+)", response.headers["location"])
+    assert sheet
+    judging = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
+    assert judging is not None
+    assert (judging.owner, sum(entry.behind == "cell" for entry in judging.entries)) == ("ben", 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"limit": "0"}, "limit", "greater than or equal to 1"),
+        ({"limit": "many"}, "limit", "valid integer"),
+        ({"overlap": "120"}, "overlap", "A share from 0 to 100 %"),
+        ({"overlap": "<b>"}, "overlap", "&lt;b&gt;"),
+        ({"overlap": "nan"}, "overlap", "A share from 0 to 100 %"),
+        ({"judge": "rules"}, "judge", "rules"),
+        ({"format": "xml"}, "format", "json"),
+    ],
+)
+def test_a_wrong_field_is_named_where_it_stands(served: Served, fields: dict[str, str], field: str, words: str) -> None:
+    response = send(served, "export", {"judge": "anna", **fields})
+    assert response.status_code == 422
+    error = re.search(rf'id="{field}-error">(.*?)</p>', response.text, re.DOTALL)
+    assert error
+    assert words in error[1]
+    assert f'value="{fields.get("judge", "anna")}"' in response.text
+    assert desk_of(served).everything().keys() == desk_of(served).cells().keys()
+
+
+def test_when_nothing_waits_the_page_says_so(served: Served) -> None:
+    desk_of(served).judged_by("anna", everything=True)
+    response = send(served, "export", {"judge": "anna"})
+    assert response.status_code == 409
+    assert "No sheet was made" in response.text
+    assert "all 48 answers are scored" in response.text
+
+
+def test_a_focus_without_a_tie_is_told(served: Served) -> None:
+    response = send(served, "export", {"focus": "true"})
+    assert (response.status_code, "focus needs judged cells" in response.text) == (409, True)
+
+
+def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
+    assert served.get(f"{JUDGES}/sheets/nowhere.json", headers=HTML).status_code == 404
+    assert served.get(f"{JUDGES}/sheets/nowhere.xml", headers=HTML).status_code in (404, 422)
+
+
+def test_a_form_without_its_token_changes_nothing(served: Served) -> None:
+    csrf = served.log_in(served.admin)
+    assert send(served, "export", {"judge": "anna"}, token=None).status_code == 403
+    assert send(served, "export", {"judge": "anna", "csrf": csrf}, token=None).status_code == 303
+
+
+# held sheets
+
+
+def test_a_held_sheet_counts_once_a_reason_is_given(served: Served) -> None:
+    sheet = held_sheet(served)
+    response = send(served, "accept", {"sheet": sheet, "reason": "she was <b>right</b>"})
+    assert response.status_code == 303
+    page = judges(served, f"?accepted={sheet}")
+    assert f"The scores of sheet {sheet} count now" in page
+    assert "she was &lt;b&gt;right&lt;/b&gt;" in page
+    assert all(run.state == "judged" for run in desk_of(served).cells().values())
+
+
+def test_a_held_sheet_is_not_accepted_without_a_reason(served: Served) -> None:
+    sheet = held_sheet(served)
+    for reason in ("", "  ", "two\nlines"):
+        response = send(served, "accept", {"sheet": sheet, "reason": reason})
+        assert response.status_code == 422
+        assert "the reason, in words on one line" in response.text
+    assert all(run.state == "pending" for run in desk_of(served).cells().values())
+
+
+def test_only_a_held_sheet_is_accepted(served: Served) -> None:
+    applied = desk_of(served).judged_by("anna", limit=6)
+    response = send(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
+    assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
+
+
+# judges that are no people
+
+
+def test_the_rules_judge_is_started_as_one_job_however_often_it_is_clicked(served: Served) -> None:
+    again = re.search(r'name="again" value="(\w+)"', judges(served))
+    assert again
+    places = {
+        send(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
+        for _ in range(3)
+    }  # fmt: skip
+    assert len(places) == 1
+    job = served.get(f"{API}/jobs").json()["items"]
+    assert [(each["kind"], each["experiment"]) for each in job] == [("judge", EXPERIMENT)]
+
+
+def test_a_local_model_may_judge(served: Served) -> None:
+    response = send(served, "run", {"with": "ollama", "model": "alpha:135m"})
+    assert (response.status_code, response.headers["location"].startswith("/jobs/")) == (303, True)
+
+
+@pytest.mark.parametrize("fields", [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}])
+def test_what_may_not_judge_is_told_on_the_page(served: Served, fields: dict[str, str]) -> None:
+    response = send(served, "run", fields)
+    assert response.status_code in (403, 422)
+    assert "That was not done" in response.text
+    assert served.get(f"{API}/jobs").json()["items"] == []
+
+
+# numbers to words and pictures
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"), [(0.5, "0.50 too high"), (-1.25, "1.25 too low"), (0.001, "even"), (None, "unknown")]
+)
+def test_a_bias_is_said_in_words(bias: float | None, words: str) -> None:
+    assert bias_words(bias) == words
+
+
+@pytest.mark.parametrize(("alpha", "begins"), [(0.9, "good"), (0.7, "fair"), (0.2, "weak"), (None, "unknown")])
+def test_an_alpha_is_said_in_words(alpha: float | None, begins: str) -> None:
+    assert alpha_words(alpha).startswith(begins)
+
+
+def test_a_verdict_alone_says_nothing_more() -> None:
+    assert drift_words({"verdict": "fine"}) == []
+    assert drift_words(None) == []
+
+
+def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
+    def sheet(number: int, bias: float | None, judge: str = "anna") -> SheetHistory:
+        ends = None if bias is None else [bias - 0.5, bias + 0.5]
+        scale = {"scale": "tone", "bias": bias, "interval": ends, "error": 0.5, "beyond": number == 3}
+        drift = {"verdict": "fine", "scales": [scale]}
+        return SheetHistory(f"s{number}", judge, "2026-05-04T10:00:00+00:00", "applied", False, 5, 5, drift, None)
+
+    history = [sheet(0, None), sheet(1, 0.2, "ben"), *(sheet(n, 0.1) for n in range(2, MOST_POINTS + 10))]
+    points = drift_points(history, "anna", "tone", provisional=False)
+    assert (len(points), points[-1].sheet) == (MOST_POINTS, f"s{MOST_POINTS + 9}")
+    assert drift_points(history, "anna", "tone", provisional=True) == []
+    assert len(drift_chart(points).to_dict()["layer"]) == 3
+    assert "bias +0.10 (−0.40 to +0.60)".replace("−", "-") in drift_sentence(points)
+
+
+def test_the_picture_is_new_when_a_sheet_has_come_back(served: Served) -> None:
+    desk = desk_of(served)
+    desk.judged_by("anna", honest, limit=8)
+    path = f"{JUDGES}/drift.svg?judge=anna&scale=tone"
+    first = served.get(path).text
+    assert served.get(path).text == first
+    desk.judged_by("anna", honest, limit=8, seed=2)
+    assert served.get(path).text != first

@@ -1,0 +1,421 @@
+"""The leaderboard's page: the board of the API for people, all of its state in the URL, and never an empty page."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from support.judging import Desk, record_cells
+from support.panel_site import panel_site
+from tipbench.compare.matrix import Pair
+from tipbench.judge.exporting import Request as SheetWish
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.running import run_judge
+from tipbench.record.mlflow import MlflowStore
+from tipbench.web.panel.board_links import BoardUrl, ask_params, page_ask
+from tipbench.web.queries import BoardAsk
+from web.board_pages import (
+    HTML,
+    Page,
+    RenamingStore,
+    board_path,
+    desk_of,
+    judged_panel,
+    look,
+    query_of,
+)
+from web.page_forms import PageForm
+from web.panels import API, EXPERIMENT, Served, serving
+
+BOARD = board_path()
+BASELINE = "alpha:135m/v1"
+QUERIES = [
+    "",
+    f"baseline={BASELINE}",
+    "where=params.persona=nurse",
+    "where=params.persona=nurse&where=params.model=beta:1b",
+    "judge=anna",
+    "by=model",
+    "by=prompt&baseline=v1",
+    "cluster=persona",
+    "provisional=true",
+    f"where=params.suite=tips&where=params.temperature=0.7&judge=anna&cluster=persona&baseline={BASELINE}&sort=-latency_s",
+]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Looked at by many tests, changed by none."""
+    with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
+        yield served
+
+
+@pytest.fixture
+def changing(home: Path) -> Iterator[Served]:
+    """One for a test alone."""
+    with judged_panel(home, n_scenarios=2) as served:
+        yield served
+
+
+def board_of(served: Served, query: str = "") -> dict[str, object]:
+    found: dict[str, object] = served.get(f"{API}/leaderboard/{EXPERIMENT}?{query}").json()
+    return found
+
+
+def names_of(page: Page) -> list[str]:
+    """The rows of the table as they stand, by where they lead."""
+    rows = [dict(query_of(link)) for link in page.links(f"{BOARD}/pairs")]
+    return [f"{row['model']}/{row['prompt']}" for row in rows]
+
+
+def order_of(board: dict[str, object]) -> list[str]:
+    rows: list[dict[str, str]] = board["standings"]  # type: ignore[assignment]
+    return [f"{row['model']}/{row['prompt_version']}" for row in rows]
+
+
+def test_the_verdict_stands_before_everything_it_rests_on(judged: Served) -> None:
+    page, board = look(judged, BOARD), board_of(judged)
+    verdict = board["verdict"]["text"]  # type: ignore[index]
+    assert page.text.index(verdict) < page.text.index("Composite with") < page.text.index("Standings")
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_rows_are_those_of_the_json_in_its_order(judged: Served, query: str) -> None:
+    if "sort" not in query and "provisional" not in query:
+        assert names_of(look(judged, f"{BOARD}?{query}")) == order_of(board_of(judged, query))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_link_to_the_board_asks_the_same_question(judged: Served, query: str) -> None:
+    page = look(judged, f"{BOARD}?{query}")
+    asked = {(name, value) for name, value in query_of(f"?{query}") if name != "sort"}
+    own = f"{API}/leaderboard/{EXPERIMENT}"
+    files = [link for name in ("report.html", "standings.csv", "board.md") for link in page.links(f"{own}/{name}")]
+    urls = [*page.links(f"{BOARD}/pairs"), *page.pictures(), *files, *page.links(own)]
+    assert len(files) == 3
+    for url in urls:
+        assert asked <= set(query_of(url)), url
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_link_to_the_board_can_be_followed(judged: Served, query: str) -> None:
+    page = look(judged, f"{BOARD}?{query}")
+    links = {link for tag in page.all("a") if (link := tag.get("href", "")).startswith((BOARD, API))}
+    followed = sorted(link for link in links if "/runs" not in link and "/judges" not in link and "report" not in link)
+    assert followed
+    for link in followed[:60]:
+        assert judged.get(link, headers=HTML).status_code == 200, link
+
+
+# the question in the URL
+
+_names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60).filter(str.strip)
+_rows = st.builds(Pair, _names, _names.filter(lambda name: "/" not in name))
+_asks = st.builds(
+    BoardAsk,
+    where=st.dictionaries(st.sampled_from(["params.model", "suite", "a tag"]), _names, max_size=3).map(
+        lambda found: tuple(found.items())
+    ),
+    judge=st.sampled_from([None, "anna", "שלום <b>", "o'neill & co"]),
+    by=st.none(),
+    cluster=st.sampled_from([None, "persona"]),
+    baseline=st.none() | _rows.filter(lambda row: str(row) == str(row).strip()),
+)
+
+
+@given(_asks)
+def test_a_question_is_read_back_from_its_own_query(ask: BoardAsk) -> None:
+    query = urlencode(ask_params(ask)).encode()
+    assert page_ask(Request({"type": "http", "query_string": query, "headers": []})) == ask
+
+
+@given(_asks)
+def test_a_chip_takes_away_what_it_names_and_nothing_else(ask: BoardAsk) -> None:
+    url = BoardUrl("tip-bench-x", ask)
+    whole = list(ask_params(ask))
+    for chip in url.chips():
+        left = query_of(chip.remove)
+        assert len(left) == len(whole) - 1
+        assert set(left) < set(whole)
+
+
+def test_what_a_form_sends_empty_is_not_asked_for(judged: Served) -> None:
+    response = judged.get(f"{BOARD}?where=&judge=&baseline=&where=suite%3Dtips", headers=HTML)
+    assert (response.status_code, response.headers["location"]) == (303, f"{BOARD}?where=suite%3Dtips")
+
+
+def test_the_baseline_form_keeps_what_the_board_is_narrowed_by(judged: Served) -> None:
+    html = judged.get(f"{BOARD}?where=params.persona%3Dnurse&judge=anna&sort=-rank", headers=HTML).text
+    (part,) = re.findall(r'<form class="baseline-form".*?</form>', html, re.DOTALL)
+    form = PageForm(part, BOARD)
+    sent = form.body(baseline=BASELINE)
+    page = look(judged, f"{BOARD}?{sent}")
+    assert {"params.persona=nurse", "anna", "-rank", BASELINE} <= {value for _, value in query_of(f"?{sent}")}
+    assert "baseline: alpha:135m/v1" in page.text
+    assert "to baseline" in page.text
+
+
+def test_the_filter_form_offers_what_is_recorded_and_shows_what_is_chosen(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?where=params.model%3Dbeta:1b")
+    offered = {each["value"] for each in page.all("option")}
+    assert {"params.model=alpha:135m", "params.prompt_version=v2-mentor", "params.persona=nurse"} <= offered
+    assert "params.model=beta:1b" in {each["value"] for each in page.all("option") if "selected" in each}
+
+
+def test_a_baseline_that_is_no_row_is_left_out_in_words(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?baseline=no/pair")
+    assert "There is no pair no/pair on this board" in page.text
+    assert len(names_of(page)) == 6
+
+
+def test_ranking_models_drops_a_baseline_that_is_a_pair(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?baseline={BASELINE}")
+    (link,) = [each for each in page.links(BOARD) if ("by", "model") in query_of(each)]
+    assert "baseline" not in dict(query_of(link))
+
+
+@pytest.mark.parametrize("query", ["by=judge", "cluster=all", "where=x", "judge=anna&provisional=true", "baseline=x"])
+def test_a_question_that_is_none_is_refused_as_the_api_refuses_it(judged: Served, query: str) -> None:
+    page, answer = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
+    assert judged.error(page)[0] == judged.error(answer)[0] == 422
+    assert page.json()["error"]["path"] == answer.json()["error"]["path"]
+
+
+# sorting
+
+
+def test_a_column_sorts_by_the_url_and_turns_round(judged: Served) -> None:
+    better = look(judged, f"{BOARD}?sort=-composite")
+    worse = look(judged, f"{BOARD}?sort=composite")
+    assert (
+        len(better.all("th", **{"aria-sort": "descending"})) == len(worse.all("th", **{"aria-sort": "ascending"})) == 1
+    )
+    values = {f"{row['model']}/{row['prompt_version']}": row["composite"] for row in board_of(judged)["standings"]}  # type: ignore[attr-defined]
+    assert [values[name] for name in names_of(better)] == sorted(values.values(), reverse=True)
+    assert [values[name] for name in names_of(worse)] == sorted(values.values())
+
+
+def test_the_head_of_a_sorted_column_leads_to_the_other_order(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?sort=-composite&judge=anna")
+    turned = [link for link in page.links(BOARD) if ("sort", "composite") in query_of(link)]
+    assert [query_of(link) for link in turned] == [[("judge", "anna"), ("sort", "composite")]]
+
+
+def test_an_order_that_is_none_leaves_that_of_the_board_and_says_so(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?sort=-beauty")
+    assert names_of(page) == order_of(board_of(judged))
+    assert "that is no column" in page.text
+
+
+def test_rows_without_a_number_stand_last_in_either_order(home: Path) -> None:
+    with judged_panel(home) as served:
+        store = served.store
+        record_cells(store, models=("late:1b",), start_ms=2_000)
+        store.touch(desk_of(served).experiment.experiment_id)
+        for sort in ("composite", "-composite"):
+            assert all(name.startswith("late:1b") for name in names_of(look(served, f"{BOARD}?sort={sort}"))[-3:])
+
+
+# what there is to see
+
+
+def test_flags_are_told_in_words(home: Path) -> None:
+    with judged_panel(home) as served:
+        record_cells(served.store, models=("late:1b",), start_ms=2_000)
+        served.store.touch(desk_of(served).experiment.experiment_id)
+        page = look(served, BOARD)
+        assert "not judged in every scenario, so not ranked" in {each.get("title") for each in page.all("span")}
+        assert "not ranked" in page.text
+
+
+def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Served) -> None:
+    desk_of(changing).judged_by("ben", seed=2)
+    text = look(changing, BOARD).text
+    for words in ("The judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
+        assert words in text
+
+
+def test_attribution_and_numbers_of_the_heat_map_are_there_without_pictures(judged: Served) -> None:
+    text = look(judged, BOARD).text
+    for words in ("What the spread is due to", "rest, noise included", "The numbers as a table"):
+        assert words in text
+
+
+def test_pictures_have_sizes_and_say_what_they_show(judged: Served) -> None:
+    page = look(judged, BOARD)
+    images = [each for each in page.all("img") if "/charts/" in each["src"]]
+    assert len(images) == 3
+    for image in images:
+        assert int(image["width"]) > 200 < int(image["height"]) + 100
+        assert len(image["alt"]) > 60
+    assert all(source["width"] and source["height"] for source in page.all("source"))
+
+
+def test_the_page_does_not_wait_for_its_charts(changing: Served) -> None:
+    look(changing, BOARD)
+    assert changing.panel.queries.charts.misses == 0
+
+
+def test_without_the_extra_for_charts_the_page_says_how_to_get_it(
+    judged: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    page = look(judged, BOARD)
+    assert page.pictures() == []
+    assert 'pip install "tipbench[charts]"' in page.text
+    assert not page.links(f"{API}/leaderboard/{EXPERIMENT}/report.html")
+
+
+def test_a_page_that_nothing_has_changed_is_not_read_again(judged: Served) -> None:
+    look(judged, BOARD)
+    assert isinstance(judged.store, RenamingStore)
+    before = judged.store.read_count
+    for query in ("", "?sort=rank", ""):
+        look(judged, BOARD + query)
+    assert judged.store.read_count == before
+
+
+def test_a_sheet_applied_elsewhere_shows_at_once(changing: Served) -> None:
+    look(changing, BOARD)
+    desk_of(changing).judged_by("ben", seed=2)
+    assert "anna, ben" in look(changing, BOARD).text
+
+
+def test_the_page_knows_its_revision_and_where_to_ask_for_the_next(changing: Served) -> None:
+    (fresh,) = look(changing, BOARD).all("div", id="fresh")
+    assert changing.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
+    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    assert changing.get(fresh["data-url"]).json()["revision"] != fresh["data-revision"]
+
+
+def test_the_markdown_download_is_what_compare_prints(judged: Served) -> None:
+    response = judged.get(f"{API}/leaderboard/{EXPERIMENT}/board.md?by=model")
+    assert response.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert response.headers["content-disposition"] == f'attachment; filename="{EXPERIMENT}.md"'
+    assert response.text.startswith(f"## {EXPERIMENT}")
+
+
+# when there is not much
+
+
+def test_an_experiment_without_cells_says_how_to_start(empty: Served) -> None:
+    empty.store.ensure_experiment("tip-bench-new")
+    page = look(empty, "/experiments/tip-bench-new")
+    assert "Nothing is recorded here yet" in page.text
+    assert "/run?experiment=tip-bench-new" in page.links("/run")
+
+
+def test_filters_that_match_nothing_can_be_taken_back(judged: Served) -> None:
+    page = look(judged, f"{BOARD}?where=params.model%3Dnobody&judge=anna")
+    assert "No cell matches" in page.text
+    left = [dict(query_of(link)) for link in page.links(BOARD)]
+    assert {"judge": "anna"} in left
+    assert {"where": "params.model=nobody"} in left
+    assert {} in left
+
+
+def test_where_nothing_is_judged_both_roads_are_shown(served: Served) -> None:
+    page = look(served, BOARD)
+    assert "Nothing is judged yet" in page.text
+    assert f"tipbench judge run --with rules --experiment {EXPERIMENT}" in page.text
+    assert page.links(f"{BOARD}/judges")
+    assert page.pictures() == []
+    assert len(names_of(page)) == 6
+
+
+def test_provisional_scores_are_marked_as_such(served: Served) -> None:
+    desk = desk_of(served)
+    run_judge(desk.store, desk.experiment, RulesJudge(), SheetWish())
+    page = look(served, BOARD)
+    assert "provisional" in page.texts
+    assert "Provisional (scored by rules)" in page.text
+
+
+def test_a_judge_whose_scores_do_not_count_is_told_apart_from_an_error(judged: Served) -> None:
+    assert "No score of nobody counts here" in look(judged, f"{BOARD}?judge=nobody").text
+
+
+def test_an_experiment_that_is_not_there_is_not_found(judged: Served) -> None:
+    assert judged.error(judged.get("/experiments/tip-bench-none"))[0] == 404
+
+
+# names
+
+LONG = "hf.co/an-organisation/" + "a-model-with-a-name-that-never-ends-" * 5 + ":Q4_K_M"
+ODD = [
+    ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(2)>"),
+    ("a/model/with/slashes", "v1/with/slashes"),
+    (LONG, "p" * 200),
+    ("\u202eright to left\u202c שלום", "שלום עולם"),
+    ("a?b=c&d#e;f%2Fg+h", "100 % \\ «q» `x`"),
+]
+
+
+@pytest.mark.parametrize(("model", "prompt"), ODD)
+def test_odd_models_and_prompts_show_as_text_and_can_be_followed(home: Path, model: str, prompt: str) -> None:
+    with judged_panel(home, names={"alpha:135m": model, "v1": prompt}) as served:
+        page = look(served, BOARD)
+        assert len(page.all("script")) == 2
+        assert all("onerror" not in found for _, found in page.elements)
+        links = [link for link in page.links(f"{BOARD}/pairs") if dict(query_of(link))["model"] == model]
+        assert len(links) == 3
+        for link in links:
+            assert served.get(link, headers=HTML).status_code == 200
+        option = next(each["value"] for each in page.all("option") if each["value"] == f"{model}/{prompt}")
+        chosen = look(served, f"{BOARD}?{urlencode({'baseline': option})}")
+        assert "to baseline" in chosen.text
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/pairs/x", "q\"u'o<b>te</b>", "שלום & co", "x" * 180, "q?#;+", "dots/../x"])
+def test_odd_experiments_have_a_page_and_their_links_lead_back_to_it(home: Path, name: str) -> None:
+    name = f"tip-bench-{name}"
+    with judged_panel(home, experiment=name, models=("alpha:135m",), n_scenarios=2) as served:
+        path = board_path(name)
+        page = look(served, path)
+        for link in [*page.links(path), *page.links(f"{path}/pairs"), *page.pictures()]:
+            assert served.get(link).status_code == 200, link
+
+
+def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
+    """On a real server: the client in this process decodes paths once more than servers do."""
+    name, store = "tip-bench-per%2Fcent", RenamingStore()
+    store.touch(record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=2).experiment_id)
+    with panel_site(home, store) as site:
+        response = httpx.get(f"{site.url}{board_path(name)}", headers={"Authorization": f"Bearer {site.admin}"})
+        assert "None of the 3 pairs is judged yet" in Page(response).text
+
+
+@pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/x', "שלום", "j" * 60])
+def test_odd_judges_can_be_asked_for(home: Path, judge: str) -> None:
+    with judged_panel(home, judge=judge, n_scenarios=2) as served:
+        desk_of(served).judged_by("ben", seed=2)
+        page = look(served, BOARD)
+        assert judge in {each["value"] for each in page.all("option")}
+        chosen = look(served, f"{BOARD}?{urlencode({'judge': judge})}")
+        assert judge in json.loads(served.get(chosen.links(f"{API}/leaderboard/{EXPERIMENT}")[0]).text)["judges"]
+
+
+def test_the_pages_work_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
+    name = f"tip-bench-pages/{uuid.uuid4().hex[:8]}"
+    with MlflowStore(mlflow_url) as store:
+        found = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
+        store.touch(found.experiment_id)
+        with serving(home, store) as served:
+            assert "Nothing is judged yet" in look(served, board_path(name)).text
+            Desk(store, found).judged_by("anna", everything=True)
+            page = look(served, board_path(name))
+            assert "anna" in page.text
+            assert page.all("a", href=f"{mlflow_url}/#/experiments/{found.experiment_id}")
+            for link in [*page.links(f"{board_path(name)}/pairs"), page.pictures()[0]]:
+                assert served.get(link).status_code == 200

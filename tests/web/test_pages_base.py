@@ -1,0 +1,348 @@
+"""Every page: escaped by construction, no inline script or style, one head and foot, failures with a next step."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from tipbench.errors import TipbenchError
+from tipbench.web.panel import showing
+from tipbench.web.panel.error_page import render_error
+from tipbench.web.panel.pages import Chip, environment, here
+from web.panels import EXPERIMENT, OPERATOR, Served, serving
+
+PAGE = {"Accept": "text/html,*/*"}
+TEMPLATES = Path(str(files("tipbench.web.panel").joinpath("templates")))
+PATHS = ("/login", "/", "/settings", "/judge", f"/judge?experiment={EXPERIMENT}", "/judge?experiment=x", "/nowhere")
+HOSTILE = "<script>alert(1)</script>\"'&\u202e\u200b\x00\ud800"
+
+
+class Reader(HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for each, attributes in self.elements if each == tag]
+
+
+def look(served: Served, path: str, **options: Any) -> Any:
+    return served.get(path, headers=PAGE, **options)
+
+
+# templates
+
+
+def test_every_template_compiles() -> None:
+    names = environment().list_templates()
+    assert len(names) > 5
+    for name in names:
+        environment().get_template(name)
+
+
+def test_no_template_switches_escaping_off() -> None:
+    for path in TEMPLATES.rglob("*.html"):
+        text = path.read_text("utf-8")
+        assert not re.search(r"\|\s*safe\b|autoescape|\bMarkup\b", text), path.name
+
+
+def test_no_template_has_inline_script_style_or_handlers() -> None:
+    for path in TEMPLATES.rglob("*.html"):
+        text = path.read_text("utf-8")
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), path.name
+        assert not re.search(r"<script(?![^>]*\ssrc=)", text), path.name
+
+
+def test_every_form_that_changes_something_brings_the_sessions_word() -> None:
+    for path in TEMPLATES.rglob("*.html"):
+        for found in re.findall(r"<form\b[^>]*>.*?</form>", path.read_text("utf-8"), re.DOTALL):
+            if 'method="post"' in found and 'action="/login"' not in found:
+                assert "csrf()" in found, (path.name, found[:120])
+
+
+def test_a_name_that_was_not_handed_over_is_an_error() -> None:
+    from jinja2 import UndefinedError
+
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ nothing }}").render()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ text }}",
+        "{{ text|visible }}",
+        "{{ text|lines }}",
+        "{{ ui.badge(text) }}",
+        "{{ ui.name(text, text) }}",
+        "{{ ui.fenced(text, text) }}",
+        "{{ ui.facts([(text, text)]) }}",
+        "{{ ui.crumbs([(text, text)]) }}",
+        "{{ ui.tabs([(text, text, text)], text) }}",
+        "{{ ui.experiment_tabs(text, 'runs') }}",
+        "{{ ui.chips([(text, text)]) }}",
+        "{{ ui.outside(text, text) }}",
+        "{{ ui.progress(1, 2, text) }}",
+        "{{ ui.bar([(1, 'good')], text) }}",
+        "{{ ui.alert('bad', text) }}",
+        "{{ form.field(text, text, value=text, help=text, error=text, attrs={'placeholder': text}) }}",
+        "{{ form.textarea(text, text, value=text) }}",
+        "{{ form.select(text, text, [(text, text)], value=text) }}",
+        "{{ form.checkbox(text, text, value=text) }}",
+        "{{ form.choices(text, text, [(text, text, text)]) }}",
+        "{{ chart.picture(text, text, text, 1, 2, text) }}",
+    ],
+)
+def test_no_part_lets_text_become_markup(source: str) -> None:
+    page = environment().from_string(source).render(text=HOSTILE)
+    assert "<script" not in page
+    assert "alert(1)&lt;/script" in page or "alert%281%29" in page
+    assert all("onerror" not in attributes for _, attributes in Reader(page).elements)
+
+
+# what is shown
+
+
+@given(st.text(max_size=40))
+def test_visible_text_has_nothing_that_is_unseen_or_reorders(text: str) -> None:
+    shown = str(showing.visible(text))
+    assert not re.search("[\x00-\x08\x0b-\x1f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069<>\"']", shown)
+
+
+def test_ordinary_text_of_any_script_stays_as_it_is() -> None:
+    for text in ("Grüße", "שלום", "مرحبا", "日本語", "👩‍💻", "a\n\tb"):
+        assert str(showing.visible(text)) == text
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan, math.inf])
+def test_unknown_numbers_are_a_dash(unknown: float | None) -> None:
+    for shown in (showing.number, showing.signed, showing.percent, showing.duration):
+        assert shown(unknown) == "–"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (showing.number(1234.5), "1,234.50"),
+        (showing.number(-3), "−3"),
+        (showing.number(0.0, 1), "0.0"),
+        (showing.signed(0.5), "+0.50"),
+        (showing.signed(-0.004), "±0.00"),
+        (showing.signed(-2.0, 1), "−2.0"),
+        (showing.percent(0.425, 1), "42.5\u00a0%"),
+        (showing.duration(0.34), "340\u00a0ms"),
+        (showing.duration(2.44), "2.4\u00a0s"),
+        (showing.duration(9.99), "10\u00a0s"),
+        (showing.duration(59.7), "1\u00a0min"),
+        (showing.duration(200), "3\u00a0min 20\u00a0s"),
+        (showing.duration(7500), "2\u00a0h 5\u00a0min"),
+        (showing.duration(90_000), "1\u00a0d 1\u00a0h"),
+        (showing.counted(1, "cell"), "1 cell"),
+        (showing.counted(2400, "cell"), "2,400 cells"),
+        (showing.experiment_path("tip-bench-a/b?", "runs"), "/experiments/tip-bench-a%2Fb%3F/runs"),
+    ],
+)
+def test_values_are_shown_as_people_read_them(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.parametrize("value", ["2026-01-02T03:04:05+00:00", 1767323045, 1767323045000, "2026-01-02T05:04:05+02:00"])
+def test_a_time_is_shown_in_utc_with_its_exact_value(value: str | int) -> None:
+    assert str(showing.when(value)) == (
+        '<time datetime="2026-01-02T03:04:05Z">2\u00a0Jan\u00a02026,\u00a003:04 UTC</time>'
+    )
+
+
+@pytest.mark.parametrize("value", [None, "soon", 1e30, ""])
+def test_a_time_that_is_none_is_a_dash(value: Any) -> None:
+    assert showing.when(value) == "–"
+
+
+def test_a_time_without_zone_is_taken_as_utc() -> None:
+    naive = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - that is the case
+    assert showing.when(naive) == showing.when(naive.replace(tzinfo=UTC))
+
+
+def test_here_changes_the_query_and_keeps_the_rest() -> None:
+    scope = {"type": "http", "path": "/experiments/tip-bench-a?b", "query_string": b"a=1&b=2&b=3", "headers": []}
+    request = Request(scope)
+    assert here(request) == "/experiments/tip-bench-a%3Fb?a=1&b=2&b=3"
+    assert here(request, b=None, c="x y") == "/experiments/tip-bench-a%3Fb?a=1&c=x+y"
+    assert here(request, a=["4", "5"], b=None) == "/experiments/tip-bench-a%3Fb?a=4&a=5"
+
+
+# pages
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("logged_in", [True, False])
+def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(
+    served: Served, path: str, logged_in: bool
+) -> None:
+    if logged_in and path != "/login":
+        served.log_in(served.admin)
+    response = look(served, path, token=None)
+    if response.status_code == 303:
+        return
+    page = Reader(response.text)
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["cache-control"] == "no-store"
+    assert page.all("html") == [{"lang": "en"}]
+    assert re.search(r"<title>[^<]+ · tipbench</title>", response.text)
+    assert len(page.all("main")) == len(page.all("h1")) == len(page.all("header")) == len(page.all("footer")) == 1
+    assert any(link.get("href") == "#main" for link in page.all("a"))
+    assert not page.all("style")
+    assert all(script.get("src", "") for script in page.all("script"))
+    assert all(not {"style", "onclick", "onload"} & set(attributes) for _, attributes in page.elements)
+
+
+@pytest.mark.parametrize("path", PATHS[1:6])
+def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served, path: str) -> None:
+    by_token = look(served, path)
+    served.log_in(served.admin)
+    by_cookie = look(served, path, token=None)
+    assert by_token.status_code == by_cookie.status_code
+    title = re.compile("<title>.*</title>")
+    assert title.findall(by_token.text) == title.findall(by_cookie.text)
+    assert "Log out" in by_cookie.text
+    assert "Log out" not in by_token.text  # there is no session to end
+
+
+def test_ids_are_there_once_and_labels_lead_to_fields(served: Served) -> None:
+    for path in PATHS:
+        page = Reader(look(served, path).text)
+        ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+        assert len(ids) == len(set(ids)), path
+        assert {label["for"] for label in page.all("label") if "for" in label} <= set(ids), path
+
+
+def test_the_page_links_to_its_json(served: Served) -> None:
+    for path, json_url in (("/", "/api/bench/experiments"), ("/settings", "/api/bench/tokens")):
+        page = look(served, path).text
+        assert f'href="{json_url}">JSON of this page' in page
+        assert served.get(json_url).status_code == 200
+
+
+# logging in
+
+
+def test_the_login_page_says_what_a_token_is(served: Served) -> None:
+    page = look(served, "/login", token=None).text
+    assert "tipbench token create" in page
+    assert '<form method="post" action="/login">' in page
+    assert "<script" not in page
+
+
+def test_a_guesser_is_told_to_wait(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
+        pages = [served.client.post("/login", data={"token": f"guess-{n}"}, follow_redirects=False) for n in range(8)]
+    assert pages[-1].status_code == 429
+    assert "Try again in" in pages[-1].text
+    assert int(pages[-1].headers["retry-after"]) >= 1
+
+
+def test_a_judge_lands_where_judges_work(served: Served) -> None:
+    response = served.client.post("/login", data={"token": served.judge, "next": "/"}, follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (303, "/judge")
+    assert look(served, "/login", token=None).headers["location"] == "/judge"
+
+
+def test_an_admin_lands_on_the_experiments(served: Served) -> None:
+    response = served.client.post("/login", data={"token": served.admin}, follow_redirects=False)
+    assert response.headers["location"] == "/"
+
+
+def test_the_log_out_button_ends_the_session(served: Served) -> None:
+    served.log_in(served.admin)
+    page = look(served, "/", token=None).text
+    found = re.search(r'action="/logout"><input type="hidden" name="csrf" value="([^"]+)"', page)
+    assert found
+    response = served.client.post("/logout", data={"csrf": found[1]}, follow_redirects=False)
+    assert response.headers["location"] == "/login"
+    assert look(served, "/", token=None).headers["location"].startswith("/login")
+
+
+# failures
+
+
+def test_a_missing_page_is_html_for_people_and_json_for_programs(served: Served) -> None:
+    page = look(served, "/nowhere")
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "There is nothing at /nowhere." in page.text
+    assert served.error(served.get("/nowhere")) == (404, "not_found")
+
+
+def test_a_judges_browser_gets_a_clear_page_and_the_way_back(served: Served) -> None:
+    served.log_in(served.judge)
+    page = look(served, "/settings", token=None)
+    assert page.status_code == 403
+    assert "A judge&#39;s token may" in page.text or "A judge&#x27;s token may" in page.text
+    assert 'href="/judge"' in page.text
+    for hidden in ('href="/settings"', 'href="/run"', 'href="/jobs"', EXPERIMENT):
+        assert hidden not in page.text
+
+
+def test_a_missing_page_keeps_the_head_of_whoever_is_logged_in(served: Served) -> None:
+    served.log_in(served.admin)
+    page = look(served, "/nowhere", token=None).text
+    assert 'href="/settings"' in page
+    assert "Log out" in page
+
+
+def test_what_was_asked_for_is_shown_as_text(served: Served) -> None:
+    page = look(served, "/%3Cscript%3Ealert(1)%3C/script%3E%E2%80%AE").text
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+
+
+def test_a_failure_names_its_request(served: Served) -> None:
+    page = look(served, "/nowhere")
+    assert page.headers["x-request-id"] in page.text
+
+
+def test_a_chip_that_fails_does_not_take_the_page_with_it(served: Served) -> None:
+    def failing(_request: Request) -> Chip | None:
+        raise TipbenchError("the list of jobs cannot be read")
+
+    served.app.state.header_chip = failing
+    assert look(served, "/settings").status_code == 200
+
+
+def test_the_chip_is_for_admins(served: Served) -> None:
+    served.app.state.header_chip = lambda _request: Chip("2 running", "/jobs", "running")
+    assert "2 running" in look(served, "/").text
+    assert "2 running" not in look(served, "/judge", token=served.judge).text
+
+
+@pytest.mark.parametrize(
+    ("referer", "back"),
+    [
+        ("http://localhost/settings?a=1", "/settings?a=1"),
+        ("http://evil.example/settings", "/"),
+        ("http://localhost//evil.example", "/"),
+        ("http://[", "/"),
+        (None, "/"),
+    ],
+)
+def test_a_form_that_fails_leads_back_to_its_page(served: Served, referer: str | None, back: str) -> None:
+    headers = [(b"host", b"localhost"), *([(b"referer", referer.encode())] if referer else [])]
+    scope = {"type": "http", "method": "POST", "path": "/run", "query_string": b"", "headers": headers}
+    request = Request({**scope, "app": served.app, "state": {}})
+    page = render_error(request, 403, {"code": "csrf", "message": "Load the page again.", "path": None})
+    assert f'href="{back}">Back to the form' in bytes(page.body).decode()

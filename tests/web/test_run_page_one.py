@@ -1,0 +1,220 @@
+"""The page of one run: what was asked, what came, who said what of it, and what else there is of the same cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.judging import EXPERIMENT, Desk, always, fill, items_of
+from tipbench.judge.judging import KEY
+from tipbench.judge.scores import SCORES
+from tipbench.record.run import RunChange
+from web.furnished_panel import HTML, Look, looking, words_of
+from web.panels import Served, answered, serving
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
+    with looking(tmp_path_factory.mktemp("run") / "home") as found:
+        yield found
+
+
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def page_of(served: Served, run_id: str, query: str = "") -> str:
+    response = served.get(f"/experiments/{EXPERIMENT}/runs/{run_id}{query}", headers=HTML)
+    assert response.status_code == 200, response.text
+    return str(response.text)
+
+
+def test_prompt_answer_and_tips_stand_in_fences(look: Look) -> None:
+    page = look.run("judged")
+    fences = re.findall(r'<pre class="fence[^>]*>(.*?)</pre>', page, re.DOTALL)
+    assert any(fence.startswith("# system") for fence in fences)
+    assert any("&#34;rationale&#34;" in fence or "&quot;rationale&quot;" in fence for fence in fences)
+    assert "Before the tea, write the first line of the handover note; stop after five minutes." in fences
+
+
+def test_each_judges_scores_stand_at_each_tip(look: Look) -> None:
+    text = words_of(look.run("judged"))
+    assert "Tip 1" in text
+    assert "anna" in text
+    assert "relevance actionability tone" in text
+    assert "✓ counts" in text
+
+
+def test_params_measures_and_the_record_are_shown(look: Look) -> None:
+    text = words_of(look.run("judged"))
+    for word in ("temperature 0.7", "engine ollama", "quantization Q4_K_M", "tokens read 900", "cell key", "top_k"):
+        assert word in text
+
+
+def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
+    page = look.run("judged")
+    text = words_of(page)
+    assert "never two models at once most models resident 1 samples 412 largest gap 900 ms" in text
+    assert "Other clients' models were seen: mistral:7b" in text
+    assert f'{look.content.runs["collection"]}">The collect it came from' in page
+
+
+def test_a_neighbour_in_memory_is_told(look: Look) -> None:
+    assert "Another client's model was in memory" in words_of(look.run("floored"))
+
+
+def test_an_answer_without_a_tip_says_why_it_is_at_the_floor(look: Look) -> None:
+    assert "judged at once, at the rubric's floor" in words_of(look.run("floored"))
+
+
+def test_a_failed_run_says_why_and_what_comes_next(look: Look) -> None:
+    text = words_of(look.run("failed"))
+    assert "The server closed the connection." in text
+    assert "The next collect tries it again." in text
+
+
+def test_a_superseded_try_and_its_successor_lead_to_each_other(look: Look) -> None:
+    old, new = look.content.runs["superseded"], look.content.runs["judged"]
+    assert f"/runs/{new}" in look.run("superseded")
+    assert f"/runs/{old}" in look.run("judged")
+    assert "a later try of the same cell has replaced this run" in look.run("superseded")
+
+
+def test_a_stale_run_leads_to_the_newer_build(look: Look) -> None:
+    page = look.run("stale")
+    assert "Stale: the model" in page
+    assert "With another digest" in page
+
+
+def test_the_neighbours_are_those_of_the_list_it_was_found_in(look: Look) -> None:
+    query = "?model=newcomer%3A3b&state=pending"
+    text = look.run("pending", query)
+    assert "3 of 3" in text
+    newer = re.search(r'href="([^"]+)">← Newer', text)
+    assert newer
+    assert newer[1].endswith("?model=newcomer%3A3b&amp;state=pending")
+    assert "Older →" not in text
+
+
+def test_a_run_outside_the_list_has_no_neighbours(look: Look) -> None:
+    page = look.run("pending", "?state=failed")
+    assert "Older →" not in page
+    assert "Newer" not in page
+
+
+@pytest.mark.parametrize(
+    ("sort", "words"),
+    [
+        ("collection", "One collect"),
+        ("judging", "One sheet"),
+        ("leaderboard", "A leaderboard as it stood"),
+        ("decision", "frozen with its evidence"),
+        ("refused", "27.4B parameters; the limit is 4B."),
+    ],
+)
+def test_other_kinds_of_run_show_too(look: Look, sort: str, words: str) -> None:
+    assert words in words_of(look.run(sort))
+
+
+def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look) -> None:
+    """An admin may be a judge as well; a closed fold would still be found by a search on the page."""
+    hidden, shown = look.run("judging"), look.run("judging", "?key=shown")
+    assert "Whoever judges must not read this" in hidden
+    assert KEY not in hidden
+    assert "&#34;behind&#34;" not in hidden
+    assert not re.search(r"<dt>seed</dt>", hidden)
+    assert KEY in shown
+    assert "behind" in shown
+    assert re.search(r"<dt>seed</dt>", shown)
+
+
+def test_held_scores_are_shown_as_such(served: Served) -> None:
+    desk = desk_of(served)
+    judging = desk.export("anna", everything=True).judging
+    raw = fill(judging, always(5))
+    assert desk.apply(raw).held
+    run_id = next(iter(items_of(raw, judging)))
+    text = words_of(page_of(served, run_id))
+    assert "Some scores are held" in text
+    assert "anna ⏸ held" in text
+    assert "Composite –" in text
+
+
+def test_what_was_revised_is_kept_as_history(served: Served) -> None:
+    desk = desk_of(served)
+    judging = desk.export("anna", everything=True).judging
+    raw = fill(judging)
+    desk.apply(raw)
+    run_id, item = next(iter(items_of(raw, judging).items()))
+    item["tips"][0]["scores"]["tone"] = (
+        6 - item["tips"][0]["scores"]["tone"] if item["tips"][0]["scores"]["tone"] != 3 else 4
+    )
+    item["tips"][0]["note"] = "looked <b>again</b>"
+    desk.apply(raw)
+    page = page_of(served, run_id)
+    assert "1 earlier judgement" in page
+    assert "looked &lt;b&gt;again&lt;/b&gt;" in page
+
+
+def test_provisional_scores_are_named(home: Path) -> None:
+    from tipbench.judge.exporting import Request
+    from tipbench.judge.rules import RulesJudge
+    from tipbench.judge.running import run_judge
+
+    store, experiment = answered()
+    run_judge(store, experiment, RulesJudge(), Request())
+    with serving(home, store) as served:
+        text = words_of(page_of(served, next(iter(desk_of(served).cells()))))
+    assert "The scores are provisional" in text
+    assert "Composite, provisional" in text
+    assert "rules ~ provisional" in text
+
+
+def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> None:
+    import json
+
+    from support.judging import record_cells
+    from tipbench.record.memory import MemoryStore
+
+    many = json.dumps([{"tip": f"Tip {n}", "rationale": "r"} for n in range(5)])
+    store = MemoryStore()
+    record_cells(store, n_scenarios=1, write=lambda _cell, _rng: many)
+    with serving(home, store) as served:
+        page = page_of(served, next(iter(desk_of(served).cells())))
+    assert page.count("beyond the asked number, not judged") == 2
+
+
+def test_a_text_that_is_not_ours_is_named_and_the_rest_is_shown(served: Served) -> None:
+    run_id = next(iter(desk_of(served).cells()))
+    served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}'}, at_ms=1))
+    text = words_of(page_of(served, run_id))
+    assert "A text cannot be read" in text
+    assert "# system" in text
+
+
+def test_a_run_of_another_experiment_is_not_found_here(served: Served) -> None:
+    from support.judging import record_cells
+
+    other = record_cells(served.store, experiment="tip-bench-other", n_scenarios=1)
+    run = next(iter(served.store.search(other.experiment_id, where={"kind": "cell"})))
+    response = served.get(f"/experiments/{EXPERIMENT}/runs/{run.run_id}", headers=HTML)
+    assert response.status_code == 404
+
+
+@pytest.mark.parametrize("run_id", ["0" * 32, "0" * 31, "x"])
+def test_a_run_that_is_not_there_is_a_page_that_says_so(served: Served, run_id: str) -> None:
+    response = served.get(f"/experiments/{EXPERIMENT}/runs/{run_id}", headers=HTML)
+    assert response.status_code in (404, 422)
+    assert response.headers["content-type"].startswith("text/html")
+
+
+def test_the_page_leads_to_its_json(look: Look) -> None:
+    page = look.run("judged")
+    found = re.search(r'href="([^"]+)">JSON of this page', page)
+    assert found
+    assert look.served.get(found[1]).json()["run_id"] == look.content.runs["judged"]

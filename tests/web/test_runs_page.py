@@ -1,0 +1,227 @@
+"""The list of runs: filtered by its address, page by page, the same as its JSON and its table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.hostile import HOSTILE, MARK, hostile_words
+from tipbench.record.memory import MemoryStore
+from tipbench.web.run_filters import RunFilters, filters_of
+from web.furnished_panel import HTML, Look, looking, words_of
+from web.panels import Served, serving
+
+_LINK = re.compile(r'href="([^"]*/runs/[0-9a-f]{32}[^"]*)"')
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
+    with looking(tmp_path_factory.mktemp("runs") / "home") as found:
+        yield found
+
+
+def ids_on(html: str) -> list[str]:
+    return [re.sub(r".*/runs/([0-9a-f]{32}).*", r"\1", link) for link in _LINK.findall(html)]
+
+
+def listed(look: Look, query: str = "") -> list[str]:
+    response = look.get("runs", query=query)
+    assert response.status_code == 200, response.text
+    return ids_on(response.text)
+
+
+def json_of(look: Look, html: str) -> Any:
+    found = re.search(r'href="([^"]+)">JSON of this page', html)
+    assert found
+    return look.served.get(unescape(found[1])).json()
+
+
+def test_every_run_has_a_line_with_its_numbers(look: Look) -> None:
+    text = words_of(look.get("runs").text)
+    for word in ("Composite", "Format", "Overlong", "Latency", "Tokens/s", "qwen2.5:0.5b", "v2-mentor", "✓ judged"):
+        assert word in text
+    assert len(listed(look)) == 50
+
+
+@pytest.mark.parametrize(
+    ("query", "holds"),
+    [
+        ("state=failed", lambda run: run["state"] == "failed"),
+        ("model=gemma3:1b", lambda run: run["params"]["model"] == "gemma3:1b"),
+        ("prompt=v1", lambda run: run["params"]["prompt_version"] == "v1"),
+        ("scenario=nurse@morning", lambda run: run["params"]["scenario"] == "nurse@morning"),
+        ("persona=nurse", lambda run: run["params"]["persona"] == "nurse"),
+        ("judge_pending=true", lambda run: run["tags"]["judge_pending"] == "true"),
+        ("kind=judging", lambda run: run["tags"]["kind"] == "judging"),
+        ("where=floored=true", lambda run: run["tags"]["floored"] == "true"),
+        ("where=params.host=box&where=state=pending", lambda run: run["state"] == "pending"),
+    ],
+)
+def test_a_filter_in_the_address_narrows_the_page_and_its_json_alike(look: Look, query: str, holds: Any) -> None:
+    page = look.get("runs", query=f"?{query}")
+    items = json_of(look, page.text)["items"]
+    assert items
+    assert all(holds(run) for run in items)
+    assert ids_on(page.text) == [run["run_id"] for run in items]
+
+
+def test_what_is_filtered_by_shows_and_can_be_taken_away(look: Look) -> None:
+    page = look.get("runs", query="?state=failed&model=newcomer:3b&where=conditions=x&superseded=true").text
+    assert "state = failed" in page
+    assert re.search(
+        r'class="chip" href="[^"]*\?model=newcomer%3A3b&amp;superseded=true&amp;where=conditions%3Dx"', page
+    )
+    assert '<option value="newcomer:3b" selected>' in page
+
+
+def test_an_empty_field_of_the_form_is_left_out_of_the_address(look: Look) -> None:
+    response = look.get("runs", query="?state=&model=gemma3:1b&prompt=&where=&where=+&kind=cell&judge_pending=")
+    assert (response.status_code, response.headers["location"]) == (303, look.path("runs") + "?model=gemma3%3A1b")
+
+
+def test_the_pages_together_are_the_whole_list(look: Look) -> None:
+    total, query, found = json_of(look, look.get("runs").text)["total"], "?limit=20", []
+    for _ in range(20):
+        page = look.get("runs", query=query).text
+        found += ids_on(page)
+        following = re.search(r'href="[^"]*/runs(\?[^"]*)" rel="next"', page)
+        if not following:
+            break
+        query = unescape(following[1])
+    assert len(found) == len(set(found)) == total
+
+
+def test_a_superseded_run_shows_only_when_asked_for(look: Look) -> None:
+    old = look.content.runs["superseded"]
+    assert old not in listed(look, "?limit=500")
+    assert old in listed(look, "?limit=500&superseded=true")
+
+
+def test_what_is_stale_held_or_provisional_is_marked(look: Look) -> None:
+    page = look.get("runs", query="?limit=500&superseded=true").text
+    text = words_of(page)
+    assert [word for word in ("⌛ stale", "⏸ held", "↷ superseded") if word not in text] == []
+    rules = look.get("runs", query="?where=provisional_judge=rules&state=judged").text
+    assert "prov." not in rules
+
+
+def test_a_provisional_composite_says_that_it_does_not_count(home: Path) -> None:
+    from support.judging import EXPERIMENT
+    from tipbench.judge.exporting import Request
+    from tipbench.judge.rules import RulesJudge
+    from tipbench.judge.running import run_judge
+    from web.panels import answered
+
+    store, experiment = answered()
+    run_judge(store, experiment, RulesJudge(), Request())
+    with serving(home, store) as served:
+        page = served.get(f"/experiments/{EXPERIMENT}/runs", headers=HTML).text
+    assert page.count("provisional: it does not count") == 48
+
+
+def test_the_table_for_spreadsheets_has_every_run_that_matches(look: Look) -> None:
+    page = look.get("runs", query="?model=gemma3:1b&limit=5").text
+    found = re.search(r'href="([^"]*runs\.csv[^"]*)"', page)
+    assert found
+    response = look.served.get(unescape(found[1]))
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert response.headers["content-disposition"] == 'attachment; filename="tip-bench-may-2026--runs.csv"'
+    assert {row["model"] for row in rows} == {"gemma3:1b"}
+    assert len(rows) == json_of(look, page)["total"] == 24
+    assert float(rows[0]["latency_s"]) > 0
+
+
+def test_a_name_that_would_be_a_formula_is_none_in_the_table(home: Path) -> None:
+    from support.judging import EXPERIMENT, record_cells
+
+    store = MemoryStore()
+    store.touch(record_cells(store, models=("=1+1",), n_scenarios=1).experiment_id)
+    with serving(home, store) as served:
+        text = served.get(f"/api/bench/runs/{EXPERIMENT}/runs.csv").text
+    assert ",'=1+1," in text
+
+
+def test_when_nothing_matches_the_way_out_is_shown(look: Look) -> None:
+    page = look.get("runs", query="?model=nowhere").text
+    assert "No run matches" in page
+    assert f'href="{look.path("runs")}">All runs' in page
+    assert '<option value="nowhere" selected>' in page
+
+
+def test_an_experiment_without_cells_says_how_to_start(home: Path) -> None:
+    store = MemoryStore()
+    store.ensure_experiment("tip-bench-new")
+    with serving(home, store) as served:
+        page = served.get("/experiments/tip-bench-new/runs", headers=HTML).text
+        other = served.get("/experiments/tip-bench-new/runs?kind=decision", headers=HTML).text
+    assert 'href="/run">Start a run' in page
+    assert "No run of the kind “decision”" in other
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?state=odd", "?kind=odd", "?limit=0", "?limit=501", "?limit=x", "?next=odd", "?where=odd", "?superseded=maybe",
+     "?judge_pending=odd", "?state=judged&where=state=failed", "?model=" + "x" * 251, "?" + "where=a=b&" * 21],
+)  # fmt: skip
+def test_a_question_that_makes_no_sense_is_refused_with_a_page(look: Look, query: str) -> None:
+    response = look.get("runs", query=query)
+    assert response.status_code == 422
+    assert response.headers["content-type"].startswith("text/html")
+
+
+def test_kinds_that_are_no_cells_say_what_they_are_about(look: Look) -> None:
+    assert "27.4B parameters" in look.get("runs", query="?kind=refused").text
+    assert "most models resident at once: 1" in look.get("runs", query="?kind=collection").text
+
+
+def test_no_such_experiment_is_a_page_of_its_own(served: Served) -> None:
+    response = served.get("/experiments/tip-bench-never/runs", headers=HTML)
+    assert (response.status_code, "There is no experiment" in response.text) == (404, True)
+
+
+def test_a_judge_does_not_see_it(look: Look) -> None:
+    for rest in (["runs"], ["runs", look.content.runs["judged"]], ["judges"]):
+        response = look.get(*rest, token=look.served.judge)
+        assert response.status_code == 403
+        assert "qwen2.5" not in response.text
+
+
+def planted(html: str) -> list[str]:
+    """Elements that a text has made of itself."""
+    found: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.extend(tag for name, _ in attrs if name == MARK)
+
+    Reader().feed(html)
+    return found
+
+
+def test_whatever_names_and_texts_say_they_are_text(home: Path, tmp_path: Path) -> None:
+    with looking(home, "tip-bench-<img data-xss src=x>", hostile_words(tmp_path / "suite")) as look:
+        pages = [
+            look.get("runs", query=query).text for query in ("?limit=500&superseded=true", "?kind=refused&limit=99")
+        ]
+        pages += [look.run(sort) for sort in look.content.runs] + [look.get("judges").text]
+    for page in pages:
+        assert planted(page) == []
+        assert not re.search(r"[\u202a-\u202e\u2066-\u2069\u200b\x00\x1b]", page)
+    assert HOSTILE["template of the server"].partition("{%")[0] in "".join(pages)
+
+
+def test_filters_as_an_address_give_the_same_filters() -> None:
+    filters = RunFilters(model="a&b=c", where=["x=1", "params.y= z"], superseded=True, judge_pending=False, limit=7)
+    from urllib.parse import parse_qs
+
+    read = {name: values if name == "where" else values[0] for name, values in parse_qs(filters.query()).items()}
+    assert filters_of(read) == filters
+    assert RunFilters().query() == ""

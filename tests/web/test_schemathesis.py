@@ -1,0 +1,149 @@
+"""Schemathesis on the OpenAPI document: whatever it sends, no 500, and no answer that the document does not have.
+
+It is the program itself, against the application on a real port: that road has its phases (examples, boundary values,
+random ones, operations that follow each other) and the bytes of a real connection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from support.furnished import Furnished, furnish
+from support.panel_site import Site, panel_site
+from support.paper_jobs import PaperRunner
+from support.scripted_ollama import ScriptedOllama
+from tipbench.jobs import events
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.job import Job, JobState, Sighting
+from tipbench.jobs.sqlite import Which
+from tipbench.plan.config import make_config
+from tipbench.record.memory import MemoryStore
+from tipbench.web import limits
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "ignored_auth",
+)
+LIMIT_S = 240  # of one run, on a busy machine; alone it takes half a minute
+REVOKE = "/api/bench/tokens/{token_id}"  # would end the very token it comes with
+REAL = 0.8  # share of the values that name something there is
+
+
+@pytest.fixture
+def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, Furnished]]:
+    """A panel with something behind every kind of name, which lets wrong tokens be tried without a pause."""
+    monkeypatch.setattr(limits, "FREE", 10**9)
+    monkeypatch.setattr(limits, "BURST", 10**9)
+    store = MemoryStore()
+    content = furnish(store)
+    with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama:
+        urls = {"OLLAMA_HOST": ollama.url}
+        with panel_site(home, store, urls, PaperRunner(ends=_ending, told=_told, printed="one line\n" * 50)) as site:
+            for number in range(4):
+                order = collect_order(make_config({"models": "baseline:template", "experiment": content.name}))
+                site.panel.jobs.submit(order, key=f"job-{number}")
+            yield site, content
+
+
+def _ending(job: Job) -> Sighting:
+    """Some run on, some fail, some succeed."""
+    ends = {
+        "0": Sighting(JobState.RUNNING),
+        "1": Sighting(JobState.FAILED, 1, "It had to."),
+        "2": Sighting(JobState.LOST),
+    }
+    return ends.get((job.key or "")[-1:], Sighting(JobState.SUCCEEDED, 0))
+
+
+def _told(job: Job) -> Sequence[events.Event]:
+    return [
+        events.Started("1"),
+        events.BlockStarted("a:1b", 8),
+        events.CellFinished("a:1b", "v1", "student@morning", 1, 8, output_tokens=80, tokens_per_s=20.0),
+        events.Message("something"),
+    ]
+
+
+def names(site: Site, content: Furnished) -> dict[str, Sequence[str]]:
+    """By parameter: names of things that are there."""
+    pair = content.pairs[0]
+    return {
+        "path.experiment": [content.name],
+        "path.run_id": list(content.runs.values()),
+        "query.baseline": [str(each) for each in content.pairs],
+        "query.judge": ["anna", "ben", "rules"],
+        "query.model": [pair.model],
+        "query.prompt": [pair.prompt],
+        "query.where": [f"params.model={pair.model}", "state=judged"],
+        "body.sheet": [content.held_sheet, content.open_sheet],
+        "body.models": ["a:1b,b:1b", "baseline:template", "embedded:smollm2:135m"],
+        "body.prompts": ["v1", "v1,v2-mentor"],
+        "body.experiment": [content.name, "tip-bench-new"],
+        "body.suite": ["tips", "tips-32"],
+        "body.token": [site.judge],
+        "path.job_id": [job.id for job in site.panel.jobs.store.page(Which(), limit=10).items],
+        "body.with": ["rules", "ollama:a:1b"],
+    }
+
+
+def configured(folder: Path, values: Mapping[str, Sequence[str]]) -> Path:
+    """Schemathesis' own settings: most values name something there is, the others are anything."""
+    lines = ["max-stream-events = 1", "[parameters]"]  # a stream goes on as long as its job
+    lines += [
+        f"{json.dumps(place)} = {{ dictionary = {json.dumps(place.replace('.', '-'))}, probability = {REAL} }}"
+        for place in values
+    ]
+    for place, known in values.items():
+        lines += [f"[dictionaries.{json.dumps(place.replace('.', '-'))}]", f"values = {json.dumps(list(known))}"]
+    path = folder / "schemathesis.toml"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def run(site: Site, content: Furnished, folder: Path, token: str | None, *options: str) -> None:
+    """Until it has found nothing; what it says is the failure's text."""
+    folder.mkdir()
+    document = folder / "openapi.json"
+    document.write_text(json.dumps(site.app.openapi()), "utf-8")
+    settings = configured(folder, names(site, content))
+    words = [
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", str(document)),
+        *("--url", site.url, "--checks", ",".join(CHECKS), "--exclude-path", REVOKE, "--generation-deterministic"),
+        *("--continue-on-failure", "--request-timeout", "30", "--warnings", "off", *options),
+        *(("--header", f"Authorization: Bearer {token}") if token else ()),
+    ]
+    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    done = subprocess.run(  # noqa: PLW1510 - how it ended is what we look at
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-4_000:]
+    assert site.panel.guard.tokens.find(site.admin) is not None, "it has locked itself out"
+
+
+def test_an_admin_gets_only_documented_answers(furnished: tuple[Site, Furnished], tmp_path: Path) -> None:
+    site, content = furnished
+    run(site, content, tmp_path / "schemathesis", site.admin, "--max-examples", "20")
+
+
+def test_a_judge_gets_only_documented_answers(furnished: tuple[Site, Furnished], tmp_path: Path) -> None:
+    site, content = furnished
+    phases = ("--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+    run(site, content, tmp_path / "schemathesis", site.judge, *phases)
+
+
+def test_a_stranger_gets_only_documented_answers(furnished: tuple[Site, Furnished], tmp_path: Path) -> None:
+    site, content = furnished
+    run(site, content, tmp_path / "schemathesis", None, "--phases", "examples,coverage")

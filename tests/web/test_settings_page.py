@@ -1,0 +1,137 @@
+"""The settings page: tokens are made, shown once and revoked; what is configured shows without secrets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from web.panels import OPERATOR, Served, serving
+
+PAGE = {"Accept": "text/html"}
+SECRET = re.compile(r"tipbench_[0-9a-f]{12}_[A-Za-z0-9_-]{43}")
+
+
+def settings_page(served: Served) -> str:
+    response = served.get("/settings", headers=PAGE)
+    assert response.status_code == 200
+    return str(response.text)
+
+
+def sent(served: Served, **fields: str) -> Any:
+    return served.post("/settings/tokens", headers=PAGE, data={"role": "judge", "name": "anna", **fields})
+
+
+def mark_of(page: str) -> str:
+    found = re.search(r'name="once" value="([^"]+)"', page)
+    assert found
+    return found[1]
+
+
+def test_a_new_tokens_secret_shows_once(served: Served) -> None:
+    page = sent(served, name="anna", expires="30d")
+    assert page.status_code == 201
+    (secret,) = SECRET.findall(page.text)
+    assert served.panel.guard.tokens.find(secret) is not None
+    assert secret not in settings_page(served)
+    assert page.headers["cache-control"] == "no-store"
+
+
+def test_loading_the_answer_again_makes_no_second_token(served: Served) -> None:
+    mark = mark_of(settings_page(served))
+    assert sent(served, once=mark).status_code == 201
+    again = sent(served, once=mark)
+    assert again.status_code == 409
+    assert not SECRET.search(again.text)
+    assert [token.name for token in served.panel.guard.tokens.all()].count("anna") == 1
+
+
+def test_a_wrong_field_keeps_what_was_typed_and_says_what_is_wrong(served: Served) -> None:
+    page = sent(served, name="Renée & co", expires="tomorrow", role="admin")
+    assert page.status_code == 422
+    assert 'value="Renée &amp; co"' in page.text
+    assert re.search(r'id="expires"[^>]*aria-invalid="true"', page.text)
+    assert "12h, 30d or 8w" in page.text
+    assert 'value="admin" checked' in page.text
+
+
+def test_a_wrong_field_may_be_corrected_in_the_same_form(served: Served) -> None:
+    mark = mark_of(settings_page(served))
+    assert sent(served, once=mark, expires="tomorrow").status_code == 422
+    assert sent(served, once=mark, expires="1d").status_code == 201
+
+
+def test_a_token_is_revoked_and_the_page_says_so(served: Served) -> None:
+    token = next(token for token in served.panel.guard.tokens.all() if token.name == "reviewer-1")
+    response = served.post(f"/settings/tokens/{token.id}/revoke")
+    assert (response.status_code, response.headers["location"]) == (303, f"/settings?revoked={token.id}#tokens")
+    page = served.get(f"/settings?revoked={token.id}", headers=PAGE).text
+    assert "no longer works" in page
+    assert f"/settings/tokens/{token.id}/revoke" not in page
+
+
+def test_revoking_asks_first_and_warns_of_ones_own(served: Served) -> None:
+    served.log_in(served.admin)
+    page = served.get("/settings", token=None, headers=PAGE).text
+    assert "This is the token you are logged in with" in page
+    assert page.count("<summary") >= 2
+
+
+def test_a_name_is_shown_as_text(home: Path) -> None:
+    with serving(home) as served:
+        sent(served, name="<script>alert(1)</script>")
+        sent(served, name='"><img src=x onerror=alert(1)>')
+        page = settings_page(served)
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_a_name_that_reorders_what_stands_around_it_is_refused(served: Served) -> None:
+    page = sent(served, name="anna\u202egnol")
+    assert page.status_code == 422
+    assert "printable" in page.text
+
+
+@pytest.mark.parametrize("path", ["/settings/tokens", "/settings/tokens/0123456789ab/revoke"])
+def test_a_form_without_the_sessions_word_is_refused(served: Served, path: str) -> None:
+    served.log_in(served.admin)
+    before = served.panel.guard.tokens.all()
+    fields = {"role": "admin", "name": "mallory"}
+    for data in (fields, {**fields, "csrf": "wrong"}):
+        assert served.error(served.post(path, token=None, data=data)) == (403, "csrf")
+    assert [token.id for token in served.panel.guard.tokens.all()] == [token.id for token in before]
+
+
+def test_a_form_with_the_word_of_its_page_works(served: Served) -> None:
+    served.log_in(served.admin)
+    page = served.get("/settings", token=None, headers=PAGE).text
+    found = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert found
+    data = {"csrf": found[1], "role": "judge", "name": "anna"}
+    assert served.post("/settings/tokens", token=None, data=data).status_code == 201
+
+
+def test_what_is_configured_shows_without_secrets(home: Path) -> None:
+    secrets = {
+        "TIPBENCH_ADMIN_TOKEN": OPERATOR,
+        "MLFLOW_TRACKING_PASSWORD": "hunter2-hunter2",
+        "MLFLOW_TRACKING_TOKEN": "a-bearer-of-mlflow",
+        "MLFLOW_TRACKING_URI": "http://me:s3cret@mlflow.example:5000",
+        "TIPBENCH_PANEL_URLS": "http://you:s3cret@gpu-box:11434",
+    }
+    with serving(home, environment=secrets) as served:
+        page = settings_page(served)
+    for word in (OPERATOR, "hunter2", "a-bearer-of-mlflow", "s3cret"):
+        assert word not in page
+    assert "http://mlflow.example:5000" in page
+    assert "http://gpu-box:11434" in page
+    assert "TIPBENCH_ADMIN_TOKEN" in page
+
+
+def test_a_judge_cannot_see_it(served: Served) -> None:
+    page = served.get("/settings", token=served.judge, headers=PAGE)
+    assert page.status_code == 403
+    assert "boss" not in page.text

@@ -1,0 +1,348 @@
+"""A filled sheet by the browser: uploaded, looked at, and then applied as it was looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import EXPERIMENT, Desk, always, fill, fill_csv, record_cells
+from tipbench.judge.exporting import Exported
+from tipbench.judge.sheet_csv import sheet_csv
+from tipbench.web import uploads as uploads_module
+from tipbench.web.uploads import KEPT, LIFE_S, Uploads, uploads_of
+from web.furnished_panel import HTML, words_of
+from web.panels import Served, serving
+
+JUDGES = f"/experiments/{EXPERIMENT}/judges"
+IMPORT = f"{JUDGES}/import"
+
+
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def upload(served: Served, content: bytes | dict[str, Any], name: str = "sheet.json", **options: Any) -> Any:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    fields = options.pop("fields", {})
+    return served.post(IMPORT, files={"file": (name, body)}, data=fields, headers=HTML, **options)
+
+
+def preview_of(served: Served, content: bytes | dict[str, Any], **options: Any) -> tuple[str, Any]:
+    sent = upload(served, content, **options)
+    assert sent.status_code == 303, sent.text
+    place = str(sent.headers["location"])
+    return place, served.get(place, headers=HTML)
+
+
+def confirm(served: Served, place: str, page: str, **fields: str) -> Any:
+    digest = re.search(r'name="sha256" value="(\w+)"', page)
+    assert digest, page
+    return served.post(place, data={"sha256": digest[1], **fields}, headers=HTML)
+
+
+@pytest.fixture
+def exported(served: Served) -> Exported:
+    return desk_of(served).export("anna", limit=6)
+
+
+def test_the_preview_shows_every_change_and_writes_nothing(served: Served, exported: Exported) -> None:
+    raw, before = fill(exported.judging), desk_of(served).everything()
+    _, page = preview_of(served, raw)
+    assert page.status_code == 200
+    for item in raw["items"]:
+        assert item["item"] in page.text
+    assert f"items that change {len(raw['items'])}" in words_of(page.text)
+    assert desk_of(served).everything() == before
+
+
+def test_what_was_looked_at_is_what_is_applied(served: Served, exported: Exported) -> None:
+    raw = fill(exported.judging)
+    place, page = preview_of(served, raw)
+    response = confirm(served, place, page.text)
+    assert (response.status_code, response.headers["location"]) == (303, place)
+    done = served.get(place, headers=HTML).text
+    assert f"{len(raw['items'])} items of sheet {raw['sheet']} by anna count now" in words_of(done)
+    judged = [run for run in desk_of(served).cells().values() if run.state == "judged"]
+    assert len(judged) == 6
+
+
+def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exported) -> None:
+    raw = fill(exported.judging, always(3))
+    desk_of(served).apply(raw)
+    for tip in raw["items"][0]["tips"]:
+        tip["scores"]["tone"] = 4
+    _, page = preview_of(served, raw)
+    assert "3.00 → 4.00" in words_of(page.text)
+    assert "items that change 1 " in words_of(page.text)
+
+
+def test_a_file_that_says_nothing_new_says_so(served: Served, exported: Exported) -> None:
+    raw = fill(exported.judging)
+    desk_of(served).apply(raw)
+    _, page = preview_of(served, raw)
+    assert "This file says nothing new" in page.text
+
+
+def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported: Exported) -> None:
+    raw = fill(exported.judging)
+    raw["items"][0]["tips"][0]["scores"]["tone"] = None
+    place, page = preview_of(served, raw)
+    assert "unfinished, stay pending 1 " in words_of(page.text)
+    confirm(served, place, page.text)
+    assert "unfinished, still pending 1 " in words_of(served.get(place, headers=HTML).text)
+
+
+def test_a_spreadsheet_is_taken_too(served: Served, exported: Exported) -> None:
+    text = fill_csv(sheet_csv(exported.judging.sheet), fill(exported.judging), delimiter=";")
+    place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
+    assert confirm(served, place, page.text).status_code == 303
+    assert sum(run.state == "judged" for run in desk_of(served).cells().values()) == 6
+
+
+def test_who_filled_an_unsigned_sheet_is_said_with_the_file(served: Served) -> None:
+    raw = fill(desk_of(served).export(None, limit=6).judging)
+    _, refused = preview_of(served, raw)
+    assert refused.status_code == 422
+    place, page = preview_of(served, raw, fields={"judge": "dora"})
+    confirm(served, place, page.text)
+    assert "by dora count now" in words_of(served.get(place, headers=HTML).text)
+
+
+def test_every_mistake_is_listed_with_its_place(served: Served, exported: Exported) -> None:
+    raw, before = fill(exported.judging), desk_of(served).everything()
+    raw["items"][0]["tips"][0]["scores"]["tone"] = 9
+    raw["items"][1]["tips"][2]["tip"] = "<script>alert(1)</script>"
+    _, page = preview_of(served, raw)
+    text = words_of(page.text)
+    assert page.status_code == 422
+    assert "2 mistakes" in text
+    assert f"{raw['items'][0]['item']} 1 scores.tone expected a whole number from 1 to 5" in text
+    assert f"{raw['items'][1]['item']} 3 tip expected the text as exported" in text
+    assert "<script>alert(1)" not in page.text
+    assert desk_of(served).everything() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "the file is no whole JSON"),
+        (b"[1]", "expected an object"),
+        (b'{"a": 1, "a": 2}', "expected each key once"),
+        (b"\xff\xfe\x00", "UTF-16"),
+        (b"\xc3(", "UTF-8"),
+        (b"hello", "expected a sheet"),
+        (b"a,b\n1,2\n", "expected a sheet"),
+        (b"[" * 100_000, "deeper than any sheet"),
+        (b"{}", "experiment"),
+        (b'{"format": "tipbench-sheet/1", "experiment": "tip-bench-other", "sheet": "x"}', "as in the URL"),
+    ],
+)
+def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served, content: bytes, words: str) -> None:
+    _, page = preview_of(served, content)
+    assert page.status_code == 422
+    assert words in words_of(page.text)
+    assert "nothing was changed" in page.text
+
+
+@pytest.mark.parametrize(
+    ("files", "words"), [({}, "Choose the filled sheet first"), ({"file": ("e.json", b"")}, "empty")]
+)
+def test_without_a_file_the_form_says_so(served: Served, files: dict[str, Any], words: str) -> None:
+    response = served.post(IMPORT, files=files, data={"judge": ""}, headers=HTML)
+    assert response.status_code == 422
+    assert words in response.text
+
+
+def test_a_name_that_nobody_may_have_is_told_at_its_field(served: Served, exported: Exported) -> None:
+    response = upload(served, fill(exported.judging), fields={"judge": "rules"})
+    assert response.status_code == 422
+    assert re.search(r'name="judge"[^>]*aria-invalid="true"', response.text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=b", b"--c\r\n"),
+        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: odd\r\n\r\nx\r\n--b--\r\n"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n' * 30),
+        ("text/plain", b"x"),
+        ("application/x-www-form-urlencoded", b"file=x"),
+    ],
+)
+def test_a_broken_form_is_refused_and_is_no_fault_of_ours(served: Served, kind: str, body: bytes) -> None:
+    response = served.post(IMPORT, content=body, headers={"Content-Type": kind, **HTML})
+    assert response.status_code == 422
+
+
+def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tipbench.web import security
+
+    monkeypatch.setattr(security, "SHEET_BYTES", 2_000_000)
+    assert upload(served, b"{" + b" " * 1_500_000).status_code == 303
+    response = upload(served, b"{" + b" " * 2_000_000)
+    assert response.status_code == 413
+    assert "at most 2 MB" in response.text
+
+
+def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: Served) -> None:
+    raw = fill(desk_of(served).export("anna", everything=True).judging, always(5))
+    place, page = preview_of(served, raw)
+    assert "The scores would be held" in page.text
+    confirm(served, place, page.text)
+    held = words_of(served.get(place, headers=HTML).text)
+    assert "The scores are kept and do not count yet" in held
+    assert re.search(r"relevance is scored \d\.\d\d too high", held)
+    place, page = preview_of(served, raw)
+    confirm(served, place, page.text, reason="the references were wrong")
+    assert "drift accepted the references were wrong" in words_of(served.get(place, headers=HTML).text)
+    assert all(run.state == "judged" for run in desk_of(served).cells().values())
+
+
+def test_confirming_twice_applies_once(served: Served, exported: Exported) -> None:
+    place, page = preview_of(served, fill(exported.judging))
+    confirm(served, place, page.text)
+    after = desk_of(served).everything()
+    assert confirm(served, place, page.text).status_code == 303
+    assert desk_of(served).everything() == after
+
+
+def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, exported: Exported) -> None:
+    before = desk_of(served).everything()
+    place, _ = preview_of(served, fill(exported.judging))
+    for digest in ("", "0" * 64, "é"):
+        response = served.post(place, data={"sha256": digest}, headers=HTML)
+        assert (response.status_code, "another file" in response.text) == (409, True)
+    assert desk_of(served).everything() == before
+
+
+def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, exported: Exported) -> None:
+    from tipbench.web.tokens import Role
+
+    _, other = served.panel.guard.tokens.create(Role.ADMIN, "second", life_s=3600)
+    place, page = preview_of(served, fill(exported.judging))
+    record_cells(served.store, experiment="tip-bench-other", n_scenarios=1)
+    assert served.get(place, token=other, headers=HTML).status_code == 404
+    assert served.get(place.replace(EXPERIMENT, "tip-bench-other"), headers=HTML).status_code == 404
+    digest = re.search(r'name="sha256" value="(\w+)"', page.text)
+    assert digest
+    assert served.post(place, token=other, data={"sha256": digest[1]}, headers=HTML).status_code == 404
+
+
+def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: Exported, home: Path) -> None:
+    place, page = preview_of(served, fill(exported.judging))
+    served.app.state.uploads = Uploads()
+    response = served.get(place, headers=HTML)
+    assert (response.status_code, "Upload the file again" in response.text) == (404, True)
+    assert confirm(served, place, page.text).status_code == 404
+
+
+def test_a_browser_sends_its_token_within_the_form(served: Served, exported: Exported) -> None:
+    csrf, raw = served.log_in(served.admin), fill(exported.judging)
+    assert upload(served, raw, token=None).status_code == 403
+    assert upload(served, raw, token=None, fields={"csrf": "0" * len(csrf)}).status_code == 403
+    assert upload(served, raw, token=None, fields={"csrf": csrf}).status_code == 303
+
+
+def test_a_judges_token_has_another_road(served: Served, exported: Exported) -> None:
+    assert upload(served, fill(exported.judging), token=served.judge).status_code == 403
+    assert len(uploads_of(served.app)) == 0
+
+
+def test_a_files_name_is_shown_as_text(served: Served, exported: Exported) -> None:
+    _, page = preview_of(served, fill(exported.judging), name="<img src=x onerror=alert(1)>\u202e.json")
+    assert "<img src=x" not in page.text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page.text
+
+
+def test_while_another_sheet_is_applied_it_says_to_try_again(
+    served: Served, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tipbench.addresses import identity_of
+    from tipbench.generate.lock import ResourceLock
+    from tipbench.web import judging
+
+    monkeypatch.setattr(judging, "WAIT_S", 0.0)
+    place, page = preview_of(served, fill(exported.judging))
+    server = identity_of(served.panel.tracker.open().place)
+    lock = ResourceLock(served.home, f"judging at {server}", "a test")
+    lock.acquire(wait=False, report=lambda _text: None)
+    response = confirm(served, place, page.text)
+    assert (response.status_code, "send it again shortly" in response.text) == (409, True)
+    lock.release()
+    assert confirm(served, place, page.text).status_code == 303
+
+
+def test_filled_duels_are_taken_by_the_same_form(served: Served) -> None:
+    raw = {"format": "tipbench-duel/1", "sheet": "nowhere", "experiment": EXPERIMENT, "items": []}
+    _, page = preview_of(served, raw)
+    assert page.status_code == 422
+
+
+def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
+    from tipbench.record.mlflow import MlflowStore
+
+    name = "tip-bench-import/ü 1"
+    store = MlflowStore(mlflow_url)
+    experiment = record_cells(store, experiment=name, n_scenarios=2, models=("alpha:135m",), prompts="v1,v2-mentor")
+    raw = fill(Desk(store, experiment).export("anna").judging)
+    here = "/experiments/tip-bench-import%2F%C3%BC%201"
+    try:
+        with serving(home, find_mlflow=True, environment={"MLFLOW_TRACKING_URI": mlflow_url}) as served:
+            files = {"file": ("sheet.json", json.dumps(raw).encode())}
+            place = served.post(f"{here}/judges/import", files=files, headers=HTML).headers["location"]
+            page = served.get(place, headers=HTML)
+            assert page.status_code == 200, page.text
+            assert confirm(served, place, page.text).status_code == 303
+            assert "Applied" in served.get(place, headers=HTML).text
+            assert "4 answers of 4 judged" in words_of(served.get(f"{here}/judges", headers=HTML).text)
+            runs = served.get(f"{here}/runs?state=judged", headers=HTML).text
+            run = re.search(r"/runs/([0-9a-f]{32})", runs)
+            assert run
+            shown = served.get(f"{here}/runs/{run[1]}", headers=HTML).text
+            assert "anna" in words_of(shown)
+            assert f'href="{experiment.url}/runs/{run[1]}"' in shown
+    finally:
+        store.close()
+
+
+# what is kept meanwhile
+
+
+def test_uploads_are_forgotten_after_their_time() -> None:
+    now = [0.0]
+    kept = Uploads(lambda: now[0])
+    upload = kept.keep("me", "tip-bench-a", "x.json", b"{}")
+    now[0] = LIFE_S - 1
+    assert kept.find(upload.id, "me", "tip-bench-a") == upload
+    now[0] = LIFE_S + 1
+    assert kept.find(upload.id, "me", "tip-bench-a") is None
+    assert len(kept) == 0
+
+
+def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Uploads()
+    made = [kept.keep("me", "tip-bench-a", "x", b"12345") for _ in range(KEPT + 5)]
+    assert len(kept) == KEPT
+    assert kept.find(made[0].id, "me", "tip-bench-a") is None
+    monkeypatch.setattr(uploads_module, "MOST_BYTES", 12)
+    newest = kept.keep("me", "tip-bench-a", "x", b"1234567")
+    assert len(kept) == 2
+    large = kept.keep("me", "tip-bench-a", "x", b"1" * 100)
+    assert kept.find(large.id, "me", "tip-bench-a") == large
+    assert kept.find(newest.id, "me", "tip-bench-a") is None
+
+
+def test_an_applied_upload_lets_go_of_its_content() -> None:
+    kept = Uploads()
+    upload = kept.keep("me", "tip-bench-a", "x", b"12345")
+    kept.settle(upload, {"status": "applied"})
+    found = kept.find(upload.id, "me", "tip-bench-a")
+    assert found is not None
+    assert (found.content, found.outcome) == (b"", {"status": "applied"})

@@ -1,0 +1,71 @@
+"""Static files: ours only, kept by browsers for good, and no way out of their folder."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tipbench.web.panel.static_files import KINDS, assets
+from web.panels import Served
+
+
+@pytest.mark.parametrize("name", ["base.css", "site.js", "favicon.svg"])
+def test_a_file_is_there_for_everybody_and_kept_for_good(served: Served, name: str) -> None:
+    response = served.get(assets().url(name), token=None)
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert response.headers["content-type"].startswith(KINDS["." + name.rsplit(".", 1)[1]])
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_an_address_of_another_release_gives_todays_file_and_is_asked_for_again(served: Served) -> None:
+    response = served.get("/static/0123456789abcdef/base.css", token=None)
+    assert (response.status_code, response.headers["cache-control"]) == (200, "no-cache")
+    assert response.content == assets().content["base.css"]
+
+
+def test_the_address_has_a_hash_of_the_content() -> None:
+    assert re.fullmatch(r"/static/[0-9a-f]{16}/base\.css", assets().url("base.css"))
+
+
+def test_a_page_cannot_name_a_file_that_is_not_there() -> None:
+    with pytest.raises(KeyError, match=r"nowhere\.css"):
+        assets().url("nowhere.css")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../pages.py",
+        "..%2Fpages.py",
+        "%2e%2e/pages.py",
+        "..%5Cpages.py",
+        "....//pages.py",
+        "%2Fetc%2Fpasswd",
+        "/etc/passwd",
+        "base.css/../../pages.py",
+        "base.css%00.py",
+        "../templates/base.html",
+        "BASE.CSS",
+        "",
+        ".",
+    ],
+)
+def test_nothing_else_can_be_had(served: Served, path: str) -> None:
+    response = served.get(f"/static/{assets().version}/{path}", token=None)
+    assert response.status_code in (401, 404)
+    assert b"root:" not in response.content
+    assert b"import" not in response.content
+
+
+def test_style_sheets_and_scripts_reach_for_nothing_elsewhere() -> None:
+    for name, content in assets().content.items():
+        text = content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|//[a-z0-9-]+\.[a-z]{2,}/|@import|url\(", text), name
+
+
+def test_scripts_make_no_markup_out_of_text() -> None:
+    making = rb"(?:inner|outer)HTML\s*\+?=(?!=)|insertAdjacentHTML|document\.write|\beval\(|new Function"
+    for name, content in assets().content.items():
+        assert not re.search(making, content), name

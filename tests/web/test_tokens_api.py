@@ -1,0 +1,107 @@
+"""Tokens over HTTP: made, shown once, listed without their secret, revoked at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from web.panels import API, Served
+
+TOKENS = f"{API}/tokens"
+WISH = {"role": "judge", "name": "Renée", "expires": "12h"}
+
+
+def made(served: Served, **wish: Any) -> dict[str, Any]:
+    response = served.post(TOKENS, json={**WISH, **wish})
+    assert response.status_code == 201, response.text
+    token: dict[str, Any] = response.json()
+    return token
+
+
+def test_a_new_token_works(served: Served) -> None:
+    admin = made(served, role="admin")
+    assert served.get(TOKENS, token=admin["token"]).status_code == 200
+    judge = made(served)
+    assert served.error(served.get(TOKENS, token=judge["token"])) == (403, "forbidden")
+
+
+def test_its_secret_is_in_one_answer_only(served: Served) -> None:
+    token = made(served)
+    assert token["token"].startswith(f"tipbench_{token['id']}_")
+    listed = served.get(TOKENS)
+    assert token["token"].rsplit("_", 1)[1] not in listed.text
+    assert token["id"] in {each["id"] for each in listed.json()["items"]}
+
+
+def test_a_token_expires_as_asked(served: Served) -> None:
+    assert made(served, expires="never")["expires"] is None
+    assert made(served)["expires"] > made(served)["created"]
+    assert made(served, expires="8w")["expires"] > made(served)["expires"]
+
+
+def test_without_a_life_it_lives_ninety_days(served: Served) -> None:
+    response = served.post(TOKENS, json={"role": "judge", "name": "anna"})
+    assert response.json()["expires"][:10] > response.json()["created"][:10]
+
+
+def test_a_revoked_token_works_no_more(served: Served) -> None:
+    token = made(served, role="admin")
+    response = served.ask("DELETE", f"{TOKENS}/{token['id']}")
+    assert (response.status_code, response.json()["state"]) == (200, "revoked")
+    assert served.error(served.get(TOKENS, token=token["token"])) == (401, "unauthorised")
+
+
+def test_revoking_twice_changes_nothing(served: Served) -> None:
+    token = made(served)
+    first = served.ask("DELETE", f"{TOKENS}/{token['id']}").json()
+    assert served.ask("DELETE", f"{TOKENS}/{token['id']}").json() == first
+
+
+@pytest.mark.parametrize(("token_id", "expected"), [("0" * 12, 404), ("nonsense", 422), ("0" * 13, 422)])
+def test_a_token_that_is_not_there_cannot_be_revoked(served: Served, token_id: str, expected: int) -> None:
+    assert served.ask("DELETE", f"{TOKENS}/{token_id}").status_code == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "place"),
+    [
+        ({"role": "king"}, "body.role"),
+        ({"name": ""}, "body.name"),
+        ({"name": "two\nlines"}, "body.name"),
+        ({"name": "rules"}, "body.name"),
+        ({"name": "x" * 201}, "body.name"),
+        ({"name": 7}, "body.name"),
+        ({"expires": "soon"}, "body.expires"),
+        ({"expires": "-1d"}, "body.expires"),
+        ({"expires": "99999w"}, "body.expires"),
+        ({"more": 1}, "body.more"),
+    ],
+)
+def test_a_wrong_wish_names_its_field_and_makes_nothing(served: Served, wish: dict[str, Any], place: str) -> None:
+    before = served.get(TOKENS).json()
+    response = served.post(TOKENS, json={**WISH, **wish})
+    assert served.error(response) == (422, "invalid")
+    assert response.json()["error"]["path"] == place
+    assert served.get(TOKENS).json() == before
+
+
+def test_with_a_cookie_it_needs_the_sessions_word(served: Served) -> None:
+    csrf = served.log_in(served.admin)
+    assert served.error(served.post(TOKENS, token=None, json=WISH)) == (403, "csrf")
+    assert served.post(TOKENS, token=None, json=WISH, headers={"X-CSRF-Token": csrf}).status_code == 201
+
+
+def test_the_answers_are_as_documented(served: Served) -> None:
+    document = served.app.openapi()
+
+    def schema(path: str, method: str, status: str) -> dict[str, Any]:
+        content = document["paths"][path][method]["responses"][status]["content"]["application/json"]
+        return {**content["schema"], "components": document["components"]}
+
+    token = made(served)
+    jsonschema.validate(token, schema(TOKENS, "post", "201"))
+    jsonschema.validate(served.get(TOKENS).json(), schema(TOKENS, "get", "200"))
+    ended = served.ask("DELETE", f"{TOKENS}/{token['id']}").json()
+    jsonschema.validate(ended, schema(f"{TOKENS}/{{token_id}}", "delete", "200"))

@@ -1,4 +1,4 @@
-# make demo · make test · make check · make bench · make docs · make clean
+# make demo · make panel · make test · make check · make bench · make docs · make clean
 # Every target makes its own environment in .venv first; all it needs is Python 3.11 or newer.
 
 PYTHON ?= python3
@@ -7,10 +7,13 @@ BIN := $(VENV)/bin
 export TIPBENCH_HOME ?= $(CURDIR)/.tipbench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench bench-quick docs clean
+.PHONY: demo panel test check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tipbench demo
+
+panel: $(VENV)/.demo
+	$(BIN)/tipbench panel
 
 test: check
 	$(BIN)/python -m pytest
@@ -40,7 +43,7 @@ $(VENV)/bin/python:
 
 # A stamp per set of extras, made anew when the requirements change.
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local,charts]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local,charts,panel]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -11,9 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 
+from loops import read_loop
 from report import Claim, NotMeasured, Progress, Result, say
 from servers import record_cells, start_mlflow
 from tipbench.compare.attribution import attribute
@@ -41,7 +40,7 @@ def measure(rounds: int, runs: int, note: str) -> Result:
         progress = Progress(rounds * 16.0)
         loops, commands = [], []
         for _ in range(rounds):
-            loops.append(_hand_out(mlflow.url, experiment.experiment_id, 24 * len(models)))
+            loops.append(read_loop(mlflow.url, experiment.experiment_id, 24 * len(models)))
             progress.step("handed out by MLflow", 6.0, loops[-1])
             commands.append(_command(mlflow.url, Path(name)))
             progress.step("tipbench compare", 10.0, commands[-1])
@@ -75,24 +74,6 @@ def _timed(matrix: ScoreMatrix) -> float:
     began = time.perf_counter()
     rank(matrix)
     attribute(matrix)
-    return time.perf_counter() - began
-
-
-def _hand_out(url: str, experiment_id: str, runs: int) -> float:
-    """The shortest honest loop: every page of the search, read to its end and parsed."""
-    began = time.perf_counter()
-    seen, token = 0, ""
-    with httpx.Client(base_url=f"{url}/api/2.0/mlflow/", timeout=60, trust_env=False) as client:
-        while True:
-            body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
-            answer = client.post("runs/search", json={**body, **({"page_token": token} if token else {})})
-            page = json.loads(answer.raise_for_status().content)
-            seen += len(page.get("runs", []))
-            token = page.get("next_page_token", "")
-            if not token:
-                break
-    if seen != runs:
-        raise NotMeasured(f"MLflow handed out {seen} runs of {runs}.")
     return time.perf_counter() - began
 
 

@@ -1,4 +1,4 @@
-"""The rivals: the shortest honest loops that only ask, or only log. No retries, no parsing, nothing kept."""
+"""The rivals: the shortest honest loops that only ask, only log or only read. No retries, nothing kept."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import httpx
 
+from report import NotMeasured
 from work import LoggedRun
 
 _JSON = {"content-type": "application/json"}
@@ -29,6 +30,25 @@ def ask_loop(ollama_url: str, questions: Mapping[str, Sequence[bytes]], concurre
     finally:
         for client in clients:
             client.close()
+
+
+def read_loop(mlflow_url: str, experiment_id: str, runs: int) -> float:
+    """Every page of MLflow's own search, read to its end and parsed; the seconds it took."""
+    began = time.perf_counter()
+    seen, token = 0, ""
+    body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
+    with _client(mlflow_url) as client:
+        while True:
+            asked = {**body, "page_token": token} if token else body
+            answer = client.post("/api/2.0/mlflow/runs/search", json=asked)
+            page = json.loads(answer.raise_for_status().content)
+            seen += len(page.get("runs", []))
+            token = page.get("next_page_token", "")
+            if not token:
+                break
+    if seen != runs:
+        raise NotMeasured(f"MLflow handed out {seen} runs of {runs}.")
+    return time.perf_counter() - began
 
 
 def _ask(client: httpx.Client, body: bytes) -> None:

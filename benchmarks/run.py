@@ -13,6 +13,7 @@ from pathlib import Path
 
 import collect
 import compare
+import panel_pages
 import real_ollama
 import report
 from work import Work
@@ -50,10 +51,16 @@ def run_compare(size: Size) -> report.Result:
     return compare.measure(size.rounds, size.cells, size.note)
 
 
+def run_panel(size: Size) -> report.Result:
+    """tipbench panel on a large experiment against MLflow's own search."""
+    return panel_pages.measure(size.rounds, size.cells, size.note)
+
+
 BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {
     "collect": run_collect,
     "real-ollama": run_real_ollama,
     "compare": run_compare,
+    "panel": run_panel,
 }
 
 

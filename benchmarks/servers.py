@@ -7,16 +7,18 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.judging import record_cells
+from support.judging import Desk, fill, record_cells
 from support.mlflow_server import start_mlflow
 from support.real_ollama import PsWatcher, RealOllama
 from support.scripted_ollama import ScriptedProcess, messages_hash
 from support.weights import shared_weights_home
 
 __all__ = [
+    "Desk",
     "PsWatcher",
     "RealOllama",
     "ScriptedProcess",
+    "fill",
     "messages_hash",
     "record_cells",
     "shared_weights_home",

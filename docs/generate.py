@@ -1,4 +1,4 @@
-"""Writes what the code knows better than we do: docs/cli.md, and the measured table of docs/rules-judge.md.
+"""Writes what the code knows better than we do: docs/cli.md, docs/api.md, the measured table of docs/rules-judge.md.
 
 python docs/generate.py            write them (`make docs`)
 python docs/generate.py --check    exit 1 if one is not up to date
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer.main
+from api_page import api_page
+from page_parts import table
 
 from tipbench.cli.main import EXIT_CODES, app
 from tipbench.errors import TipbenchError
@@ -55,7 +57,7 @@ def cli_page(_present: str) -> str:
 
 
 def _codes() -> str:
-    return _table(("code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+    return table(("code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
 def _settings() -> str:
@@ -69,7 +71,7 @@ def _settings() -> str:
         )
         for setting in SETTINGS
     ]
-    return _table((f"key in {CONFIG_FILE}", "flag", "variables", "default", "meaning"), rows)
+    return table((f"key in {CONFIG_FILE}", "flag", "variables", "default", "meaning"), rows)
 
 
 def _flag(setting: Setting) -> str:
@@ -108,7 +110,7 @@ def _prose(command: Any) -> str:
 
 def _options(command: Any) -> str:
     rows = [(_code(_spelling(parameter)), parameter.help or "") for parameter in command.params]
-    return _table(("option", "meaning"), rows) if rows else ""
+    return table(("option", "meaning"), rows) if rows else ""
 
 
 def _spelling(parameter: Any) -> str:
@@ -118,16 +120,12 @@ def _spelling(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
 def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-PAGES: dict[str, Callable[[str], str]] = {"cli.md": cli_page, "rules-judge.md": with_measured}  # present text → wanted
+# present text → wanted
+PAGES: dict[str, Callable[[str], str]] = {"cli.md": cli_page, "api.md": api_page, "rules-judge.md": with_measured}
 
 
 def main(arguments: Sequence[str]) -> int:

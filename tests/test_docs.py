@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+from fastapi import FastAPI
 
 from support.commands import COMMANDS
 from tipbench.cli.main import EXIT_CODES
 from tipbench.errors import TipbenchError
 from tipbench.settings import SETTINGS
+from web.panels import route_list, serving
 
 ROOT = Path(__file__).parents[1]
 CLI = ROOT / "docs" / "cli.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BUILD = {"TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA"}  # of the tests, not of the program
 LATER = {"serve", "simulate", "promote"}  # PRODUCT's other phases
 
 
-def test_the_command_line_page_is_up_to_date() -> None:
+@pytest.fixture(scope="module")
+def served_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
+    with serving(tmp_path_factory.mktemp("docs") / "home") as served:
+        yield served.app
+
+
+@pytest.fixture(scope="module")
+def document(served_app: FastAPI) -> dict[str, Any]:
+    return served_app.openapi()
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_a_stale_page_is_noticed(tmp_path: Path) -> None:
-    for name in ("generate.py", "rules-judge.md", "cli.md"):
-        text = (ROOT / "docs" / name).read_text("utf-8")
-        (tmp_path / name).write_text(text.replace("--n-tips", "--n-tipps") if name == "cli.md" else text, "utf-8")
+@pytest.mark.parametrize(("page", "word"), [("cli.md", "--n-tips"), ("api.md", "/api/bench/plan")])
+def test_a_stale_page_is_noticed(tmp_path: Path, page: str, word: str) -> None:
+    for there in (ROOT / "docs").iterdir():
+        if there.is_file():
+            text = there.read_text("utf-8")
+            (tmp_path / there.name).write_text(text.replace(word, f"{word}s") if there.name == page else text, "utf-8")
     check = [sys.executable, str(tmp_path / "generate.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "cli.md is out of date" in done.stderr
-    assert "rules-judge.md is out of date" not in done.stderr
+    assert f"{page} is out of date" in done.stderr
+    assert done.stderr.count("out of date") == 1
     assert "make docs" in done.stderr
 
 
@@ -60,6 +79,43 @@ def test_every_exception_ends_with_a_documented_code() -> None:
             yield from tree(sub)
 
     assert {kind.exit_code for kind in tree(TipbenchError)} <= set(EXIT_CODES)
+
+
+def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    for path, methods in document["paths"].items():
+        for method in methods:
+            heading = f"### `{method.upper()} {path}`\n"
+            assert page.count(heading) == 1, heading
+            section = page.partition(heading)[2].partition("\n## ")[0].partition("\n### ")[0]
+            assert "curl -sS" in section, heading
+            assert "Who may: " in section, heading
+
+
+def test_examples_of_answers_are_what_the_document_promises(document: dict[str, Any]) -> None:
+    examples = json.loads((ROOT / "docs" / "api_examples.json").read_text("utf-8"))
+    for name, example in examples.items():
+        method, path = name.split()
+        responses = document["paths"][path][method.lower()]["responses"]
+        good = next(response for status, response in responses.items() if int(status) < 300)
+        if "answer" in example:
+            schema = {**good["content"]["application/json"]["schema"], "components": document["components"]}
+            jsonschema.validate(example["answer"], schema)
+
+
+def test_the_pages_that_the_panels_guide_names_exist(served_app: FastAPI) -> None:
+    guide = (ROOT / "docs" / "panel.md").read_text("utf-8").partition("## The pages")[2].partition("\n## ")[0]
+    named = re.findall(r"\*\* `(/[^`]*)`", guide)
+    there = {re.sub(r"\{[^}]*\}", "NAME", path) for method, path in route_list(served_app) if method == "GET"}
+    assert len(named) >= 9
+    assert set(named) <= there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_variables_on_the_pages_exist(page: Path) -> None:
+    known = {variable for setting in SETTINGS for variable in setting.variables} | BUILD
+    named = set(re.findall(r"\bTIPBENCH_[A-Z_]*[A-Z]\b", page.read_text("utf-8")))
+    assert named <= known, page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

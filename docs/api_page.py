@@ -1,0 +1,306 @@
+"""docs/api.md, from the application's own OpenAPI document. Part of docs/generate.py."""  # noqa: INP001 - as there
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import fastapi.routing
+from api_schemas import Json, Schemas
+from page_parts import fenced, pretty, table
+
+from tipbench.judge.sheet_files import MAX_BYTES as SHEET_BYTES
+from tipbench.settings import load_settings
+from tipbench.web.admin import create_app
+from tipbench.web.auth import CSRF_FIELD, identify, require_admin
+
+EXAMPLES = Path(__file__).with_name("api_examples.json")
+SECTIONS = {  # tag → heading, in the order of reading
+    "experiments": "Experiments",
+    "runs": "Runs",
+    "leaderboard": "Leaderboard",
+    "run": "Plan and start a run",
+    "jobs": "Jobs",
+    "judge": "Judging",
+    "tokens": "Tokens",
+    "health": "Health",
+    "login": "Logging in",
+}
+JSON = "application/json"
+_DEEPEST = 2  # levels of an answer that its table shows
+_FEW = 4  # lines of a table that is told again rather than referred to
+_EVERYWHERE = ("400", "401", "403", "413", "422", "429", "500")  # said once for all
+
+HEAD = """\
+<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it anew, a test compares. -->
+
+# The admin API
+
+`tipbench panel` serves it beside the pages, on `http://127.0.0.1:5180` unless told otherwise. The examples take the
+address and a token from the shell:
+
+```sh
+export PANEL=http://127.0.0.1:5180
+export TOKEN=…    # printed by the first `tipbench panel`, or made by `tipbench token create`
+curl -sS -H "Authorization: Bearer $TOKEN" "$PANEL/api/bench/experiments"
+```
+
+The same as an OpenAPI document, for generators and test tools: `GET /api/bench/openapi.json`.
+
+**Who may.** Programs send `Authorization: Bearer TOKEN`. An *admin* may do everything. A *judge* may fetch and send
+back sheets of its own, under the token's name, and sees nothing that unblinds. A browser's session (the cookie of
+`/login`) is worth as much as its token, but every change then needs the session's CSRF token too, in the header
+`X-CSRF-Token` or the form's field `{csrf}`.
+
+**Names in paths.** An experiment's name may hold slashes and other characters: quote it whole (`a/b` is `a%2Fb`).
+
+**Lists** are `{{"items", "next"}}`: hand `next` back as `?next=` for the page after this one; it is null at the end.
+
+**Unknown** is null, never 0. Numbers are not rounded. Times are UTC.
+
+**Limits.** A body has at most 1 MB, a filled sheet at most {sheet_mb} MB.
+
+## Errors
+
+Every failure looks like this; `code` stays the same when the words change, `path` is the place in the request that is
+wrong, or null:
+
+```json
+{error}
+```
+
+{statuses}
+
+A refused sheet has more beside `error`: `status` (`refused`) and `errors`, a list with the item, tip and field of every
+mistake.
+
+Every answer has an `X-Request-ID`, the caller's own if it sent a good one; the log names it where something failed.
+
+## All routes
+
+{routes}
+"""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    raw: Json
+    who: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def tag(self) -> str:
+        return str(self.raw["tags"][0])
+
+    @property
+    def anchor(self) -> str:
+        """As GitHub makes it of the heading."""
+        kept = [char for char in self.name.lower() if char.isalnum() or char in " -_"]
+        return "".join(kept).replace(" ", "-")
+
+
+def api_page(_present: str) -> str:
+    """The whole page, whatever it is at present."""
+    document, operations = read_api()
+    writer = _Writer(document, json.loads(EXAMPLES.read_text("utf-8")))
+    unused = set(writer.examples) - {each.name for each in operations}
+    if unused:
+        raise SystemExit(f"{EXAMPLES.name} has an example for {min(unused)}, which does not exist")
+    return writer.page(operations)
+
+
+def read_api() -> tuple[Json, list[Operation]]:
+    """The OpenAPI document, and its operations in the order of the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        app = create_app(load_settings({"TIPBENCH_HOME": folder}, Path(folder)))
+        document = app.openapi()
+        roles = _roles(app)
+    found = [
+        Operation(method.upper(), path, raw, roles[method.upper(), path])
+        for path, methods in document["paths"].items()
+        for method, raw in methods.items()
+    ]
+    places = {tag: place for place, tag in enumerate(SECTIONS)}
+    return document, sorted(
+        found, key=lambda each: (places.get(each.tag, len(places)), each.tag, each.path, each.method)
+    )
+
+
+def _roles(app: Any) -> dict[tuple[str, str], str]:
+    """Who may use each route, read from what it depends on, as the requests are."""
+    walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older ones keep a flat list
+    found: dict[tuple[str, str], str] = {}
+    for route in walk(app.routes):
+        original = getattr(route, "original_route", route)
+        if not hasattr(original, "dependant"):
+            continue
+        calls = set(_calls(getattr(route, "dependant", None) or original.dependant))
+        who = "admin" if require_admin in calls else "admin, judge" if identify in calls else "anybody"
+        found |= {(method, str(route.path_format)): who for method in route.methods}
+    return found
+
+
+def _calls(dependant: Any) -> Iterator[Any]:
+    yield dependant.call
+    for each in dependant.dependencies:
+        yield from _calls(each)
+
+
+class _Writer:
+    """Writes the document as Markdown."""
+
+    def __init__(self, document: Json, examples: Mapping[str, Json]) -> None:
+        self._schemas = Schemas(document)
+        self.examples = examples
+        self._told: dict[str, Operation] = {}  # a table → where it stands
+
+    def page(self, operations: Sequence[Operation]) -> str:
+        """Head, then a section for each tag."""
+        parts = [self._head(operations)]
+        section = ""
+        for each in operations:
+            if each.tag != section:
+                section = each.tag
+                parts.append(f"## {SECTIONS.get(section, section.capitalize())}")
+            parts.append(self._operation(each))
+        return "\n\n".join(part.strip() for part in parts) + "\n"
+
+    def _head(self, operations: Sequence[Operation]) -> str:
+        refusals: dict[str, Json] = {}
+        for each in operations:
+            for status, response in each.raw["responses"].items():
+                if int(status) >= 400 and each.tag != "health":
+                    refusals.setdefault(status, response)
+        rows = [(status, response["description"], self._where(status)) for status, response in sorted(refusals.items())]
+        routes = [(f"[`{each.name}`](#{each.anchor})", each.who, each.raw["summary"]) for each in operations]
+        error = refusals["404"]["content"][JSON]["example"]
+        return HEAD.format(
+            csrf=CSRF_FIELD,
+            sheet_mb=SHEET_BYTES // 1_000_000,
+            error=pretty(error),
+            statuses=table(("status", "meaning", "where"), rows),
+            routes=table(("route", "who may", "what it does"), routes),
+        )
+
+    @staticmethod
+    def _where(status: str) -> str:
+        return "everywhere" if status in _EVERYWHERE else "where named"
+
+    def _operation(self, operation: Operation) -> str:
+        raw = operation.raw
+        parts = [
+            f"### `{operation.name}`",
+            f"{raw['summary']}. {raw['description']}",
+            f"Who may: {operation.who}.",
+            self._parameters(operation),
+            self._body(operation),
+            fenced("sh", self._curl(operation)),
+            *self._answers(operation),
+            self._errors(raw["responses"]),
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def _parameters(self, operation: Operation) -> str:
+        rows = [
+            (
+                _parameter(each),
+                self._schemas.type_of(self._schemas.present(each["schema"])),
+                self._schemas.meaning(each["schema"], each),
+            )
+            for each in operation.raw.get("parameters", ())
+            if each["in"] != "path"
+        ]
+        if not rows:
+            return ""
+        return self._once(table(("parameter", "values", "meaning"), rows), operation, "Its parameters")
+
+    def _once(self, made: str, operation: Operation, what: str) -> str:
+        """A table, or where it stands already."""
+        first = self._told.setdefault(made, operation)
+        again = first is operation or made.count("\n") <= _FEW
+        return made if again else f"{what} are those of [`{first.name}`](#{first.anchor})."
+
+    def _body(self, operation: Operation) -> str:
+        body = operation.raw.get("requestBody")
+        if not body:
+            return ""
+        kinds = " or ".join(f"`{kind}`" for kind in body["content"])
+        first = next(iter(body["content"].values()))["schema"]
+        told = body.get("required") or "left out" in body.get("description", "")
+        must = "" if told else ", may be left out"
+        said = f"Body ({kinds}{must}). {body.get('description', '')}".strip()
+        rows = list(self._schemas.fields(first, "", _DEEPEST))
+        if not rows:
+            return said
+        return f"{said}\n\n{self._once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
+
+    def _answers(self, operation: Operation) -> Iterator[str]:
+        for status, response in operation.raw["responses"].items():
+            if int(status) >= 400:
+                continue
+            kinds = list(response.get("content", {}))
+            said = "" if response["description"] == "Successful Response" else f" {response['description']}"
+            of = f" ({' or '.join(f'`{kind}`' for kind in kinds)})" if kinds and kinds != [JSON] else ""
+            yield f"**{status}**{of}{said or ' Done.'}"
+            schema = response.get("content", {}).get(JSON, {}).get("schema")
+            known = self.examples.get(operation.name, {})
+            if schema is None:
+                yield fenced("", "\n".join(known["text"])) if "text" in known else ""
+                continue
+            if rows := [
+                row for row in self._schemas.fields(schema, "", _DEEPEST) if row[-1]
+            ]:  # the example shows the rest
+                yield table(("field", "type", "meaning"), rows)
+            yield fenced("json", pretty(known["answer"] if "answer" in known else self._schemas.sample(schema)))
+
+    def _errors(self, responses: Json) -> str:
+        own = [status for status in sorted(responses) if int(status) >= 400 and status not in _EVERYWHERE]
+        if len([status for status in responses if int(status) >= 400]) < len(_EVERYWHERE):
+            own = [status for status in sorted(responses) if int(status) >= 400]
+            return f"Refuses with {_listed(own)} only." if own else ""
+        return f"Also refuses with {_listed(own)}." if own else ""
+
+    def _curl(self, operation: Operation) -> str:
+        known = self.examples.get(operation.name, {})
+        if "curl" in known:
+            return "\n".join(known["curl"])
+        words = ["curl -sS"]
+        if operation.method != "GET":
+            words.append(f"-X {operation.method}")
+        if operation.who != "anybody":
+            words.append('-H "Authorization: Bearer $TOKEN"')
+        body = operation.raw.get("requestBody", {}).get("content", {}).get(JSON, {}).get("example")
+        if body is not None:
+            words += [f"-H 'Content-Type: {JSON}'", f"-d '{json.dumps(body, ensure_ascii=False)}'"]
+        return " ".join([*words, f'"$PANEL{self._path(operation)}"'])
+
+    def _path(self, operation: Operation) -> str:
+        path, query = operation.path, {}
+        for each in operation.raw.get("parameters", ()):
+            example = str(self._schemas.sample(each["schema"]))
+            if each["in"] == "path":
+                path = path.replace(f"{{{each['name']}}}", example)
+            elif each["in"] == "query" and each.get("required"):
+                query[each["name"]] = example
+        return path + (f"?{urlencode(query, safe=':')}" if query else "")
+
+
+def _parameter(parameter: Json) -> str:
+    place = " (header)" if parameter["in"] == "header" else ""
+    return f"`{parameter['name']}`{place}{', required' if parameter.get('required') else ''}"
+
+
+def _listed(statuses: Sequence[str]) -> str:
+    return ", ".join(statuses[:-1]) + f" and {statuses[-1]}" if len(statuses) > 1 else "".join(statuses)

@@ -1,0 +1,88 @@
+"""An OpenAPI document's schemas in words, and examples of them. Part of docs/generate.py."""  # noqa: INP001 - as there
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Schemas:
+    """The schemas of one document."""
+
+    def __init__(self, document: Json) -> None:
+        self._schemas: Json = document["components"]["schemas"]
+
+    def fields(self, schema: Json, before: str, deep: int) -> Iterator[tuple[str, str, str]]:
+        """The properties of an object, those of what it holds below them: `items[].run_id`."""
+        for name, raw in self._resolved(schema).get("properties", {}).items():
+            field = self.present(raw)
+            there = f"{before}{name}"
+            yield f"`{there}`", self.type_of(raw), self.meaning(raw)
+            inner = self._resolved(field)
+            if deep > 1 and inner.get("type") == "array":
+                yield from self.fields(self.present(inner["items"]), f"{there}[].", deep - 1)
+            elif deep > 1:
+                yield from self.fields(inner, f"{there}.", deep - 1)
+
+    def _resolved(self, schema: Json) -> Json:
+        reference = schema.get("$ref", "")
+        if not reference:
+            return schema
+        found = self._schemas.get(reference.removeprefix("#/components/schemas/"))
+        if found is None:
+            raise SystemExit(f"The OpenAPI document refers to {reference}, which is not in it")
+        return dict(found)
+
+    def present(self, schema: Json) -> Json:
+        """Without the null that may stand beside it."""
+        choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+        return choices[0] if choices else schema
+
+    def type_of(self, schema: Json) -> str:
+        """What values it takes, in words."""
+        kinds = schema.get("anyOf") or schema.get("oneOf") or [schema]
+        return " or ".join(dict.fromkeys(self._one_type(self._resolved(each)) for each in kinds))
+
+    def _one_type(self, schema: Json) -> str:
+        if "const" in schema:
+            return f"`{schema['const']}`"
+        if "enum" in schema:
+            return ", ".join("null" if each is None else f"`{each}`" for each in schema["enum"])
+        if schema.get("type") == "array":
+            return f"list of {self.type_of(schema.get('items', {}))}"
+        kind = str(schema.get("type", "anything"))
+        return {"string": "text", "boolean": "true, false"}.get(kind, kind)
+
+    def meaning(self, schema: Json, over: Json | None = None) -> str:
+        """Its description, bounds and default."""
+        said = (over or {}).get("description") or schema.get("description") or ""
+        if "$ref" in schema:
+            said = ""
+        bounds = {**schema, **self.present(schema)}
+        low, high = bounds.get("minimum"), bounds.get("maximum")
+        if low is not None and high is not None:
+            said = f"{said} {low:.12g} to {high:.12g}.".strip()
+        if (default := schema.get("default")) not in (None, [], ""):
+            said = f"{said} Default `{json.dumps(default, ensure_ascii=False)}`.".strip()
+        return " ".join(said.split())
+
+    def sample(self, schema: Json) -> Any:
+        """An example: the one given, or one made of those of its parts."""
+        for key in ("examples", "example"):
+            if key in schema:
+                return schema[key][0] if key == "examples" else schema[key]
+        if any(each.get("type") == "null" for each in schema.get("anyOf", ())):
+            return None
+        schema = self._resolved(schema)
+        if "const" in schema or "enum" in schema:
+            return schema.get("const", schema.get("enum", [None])[0])
+        if schema.get("examples"):
+            return schema["examples"][0]
+        if "properties" in schema:
+            return {name: self.sample(each) for name, each in schema["properties"].items()}
+        if schema.get("type") == "array":
+            return [self.sample(schema["items"])] if "$ref" in schema.get("items", {}) else []
+        return {"string": "…", "integer": 1, "number": 0.5, "boolean": False, "object": {}}.get(schema.get("type", ""))

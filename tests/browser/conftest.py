@@ -11,6 +11,7 @@ import pytest
 from support.panel_pages import Shown, Visit, furnished_panel, hostile_panel
 
 if TYPE_CHECKING:
+    from axe_playwright_python.sync_playwright import Axe
     from playwright.sync_api import Browser
 
 
@@ -34,6 +35,14 @@ def visit(browser: Browser) -> Iterator[Visit]:
     visiting = Visit(browser)
     yield visiting
     visiting.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Axe:
+    """Finds what keeps people out of a page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    return Axe()
 
 
 def _folder(factory: pytest.TempPathFactory, name: str) -> Path:

@@ -18,7 +18,6 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.web.batch import Kind
 
 MOST_PRESSES = 12  # for an item of three tips on three scales
-LONGER_MS = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +50,12 @@ def noisy(rng: random.Random, reference: int) -> int:
     return min(5, max(1, reference + rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))))
 
 
+def finished_and_held(at: AtDesk) -> None:
+    at.page.get_by_role("button", name="Finish batch…").click()
+    at.finish()
+    at.page.get_by_role("heading", name="Held for now").wait_for()
+
+
 # the whole way
 
 
@@ -69,7 +74,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
         at.press("Control+Enter")
     page.get_by_role("heading", name="All is done").wait_for()
     at.press("Enter")
-    page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    page.get_by_role("heading", name="Batch finished").wait_for()
     assert len(filled) == 40
     tips = sum(len(item["tips"]) for item in filled)
     assert at.presses == 3 * tips + len(filled) + 1
@@ -91,7 +96,7 @@ def test_a_batch_beyond_the_limit_is_held_revised_and_counts(own: Office, visit:
     assert "agreed" not in at.page.locator("#desk").inner_text()  # no word on the drift before the end
     at.press("Control+Enter")
     at.finish()
-    at.page.get_by_role("heading", name="Held for now").wait_for(timeout=LONGER_MS)
+    at.page.get_by_role("heading", name="Held for now").wait_for()
     assert at.page.get_by_role("cell", name="too high").count() == 3
     at.page.get_by_role("button", name="Revise my scores").click()
     at.ready()
@@ -103,7 +108,30 @@ def test_a_batch_beyond_the_limit_is_held_revised_and_counts(own: Office, visit:
     at.told("Draft saved")
     at.press("Control+Enter")
     at.finish()
-    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    at.page.get_by_role("heading", name="Batch finished").wait_for()
+    assert own.judging(sheet).status is SheetStatus.APPLIED
+
+
+def test_a_batch_that_stays_held_after_a_revision_is_accepted_by_an_admin(own: Office, visit: Visit) -> None:
+    sheet = own.open()
+    own.submit(sheet, always(5))
+    at = sit_down(visit, own.site, sheet)
+    finished_and_held(at)
+    at.page.get_by_role("button", name="Revise my scores").click()
+    at.ready()
+    own.submit(sheet, always(4))
+    at.page.reload()
+    at.ready()
+    finished_and_held(at)
+    admin = visit(own.site).page
+    admin.goto(f"{own.site.url}/experiments/{own.desk.experiment.name}/judges")
+    row = admin.locator(f"#batch-{sheet}")
+    row.get_by_text("Accept…").click()
+    row.get_by_label("Why the scores shall count all the same").fill("agreed in the team")
+    row.get_by_role("button", name="Count these scores").click()
+    row.get_by_text("drift accepted").wait_for()
+    at.page.reload()
+    assert at.page.get_by_text("an admin has accepted them: agreed in the team").is_visible()
     assert own.judging(sheet).status is SheetStatus.APPLIED
 
 
@@ -113,7 +141,7 @@ def test_a_batch_may_be_finished_in_its_middle_and_gone_on_with(own: Office, vis
     at.page.get_by_role("button", name="Finish batch…").click()
     assert at.page.get_by_text("39 items are open").is_visible()
     at.finish()
-    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    at.page.get_by_role("heading", name="Batch finished").wait_for()
     assert at.page.get_by_text("Too little is scored to say").is_visible()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
@@ -128,7 +156,7 @@ def test_drafts_that_are_whole_are_not_forgotten_at_the_end(own: Office, visit: 
     assert at.page.get_by_text("2 drafts are whole and not submitted: 1, 2.").is_visible()
     at.page.get_by_role("button", name="Submit these drafts too").click()
     at.finish()
-    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    at.page.get_by_role("heading", name="Batch finished").wait_for()
     assert own.whole(at.sheet)["batch"]["done"] == 2
 
 
@@ -293,7 +321,7 @@ def test_duels_are_judged_by_one_key_each(own: Office, visit: Visit) -> None:
     at.page.get_by_role("heading", name="All is done").wait_for()
     assert at.presses == size + 2
     at.finish()
-    at.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    at.page.get_by_role("heading", name="Batch finished").wait_for()
     answers = [item["answer"]["winner"] for item in own.whole(sheet)["items"]]
     assert answers == ["a", "b", "b", *"a" * (size - 3)]
     assert (at.sight.outside, at.sight.said, at.sight.missing) == ([], [], [])

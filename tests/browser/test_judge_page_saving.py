@@ -27,7 +27,6 @@ from tipbench.record.mlflow import MlflowStore
 if TYPE_CHECKING:
     from playwright.sync_api import Route
 
-LONGER_MS = 20_000
 START_S = 60.0
 TOKEN = "an-operators-own-long-token"
 
@@ -104,7 +103,7 @@ def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> N
     at.press("3")
     at.told("kept here")
     at.press("4")  # more was said before the next try
-    at.page.locator(".save-state", has_text="Draft saved").wait_for(timeout=LONGER_MS)
+    at.page.locator(".save-state", has_text="Draft saved").wait_for()
     assert lost == [200, 409] or lost == [200, 200]
     answer = office.answer(at.sheet, 1)
     assert answer["tips"][0]["scores"] == {"relevance": 3, "actionability": 4, "tone": None}
@@ -196,7 +195,7 @@ def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) ->
     other.press(*"333333333", "Control+Enter")
     other.page.get_by_role("button", name="Finish batch…").click()
     other.finish()
-    other.page.get_by_role("heading", name="Batch finished").wait_for(timeout=LONGER_MS)
+    other.page.get_by_role("heading", name="Batch finished").wait_for()
     at.press("j", "5")
     at.page.get_by_text("This batch was closed in another tab").wait_for()
     at.page.get_by_role("button", name="Load the page again").click()
@@ -257,7 +256,7 @@ def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(home: Path, mlflo
     at.press("2", "1")  # nobody is there any more
     at.told("Offline: kept here")
     with running_panel(home, port, mlflow_url) as client:
-        at.page.locator(".save-state", has_text="Draft saved").wait_for(timeout=2 * LONGER_MS)
+        at.page.locator(".save-state", has_text="Draft saved").wait_for()
         first: Any = client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]
         assert [tip["scores"] for tip in first["tips"]][:2] == [
             {"relevance": 3, "actionability": 4, "tone": 5},

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.panel_pages import Shown, Sight, Visit, after_forms
+from support.looks import NARROW, WHOLE, WIDE, faults
+from support.panel_pages import Shown, Visit, after_forms
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
 
-WIDE, NARROW = 1280, 360
-LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
-    (WIDE, "light"), (WIDE, "dark"), (NARROW, "dark"), (NARROW, "light"),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def axe() -> Axe:
-    from axe_playwright_python.sync_playwright import Axe
-
-    return Axe()
-
-
-def faults(axe: Axe, sight: Sight) -> Iterator[str]:
-    """What is wrong with a page, in each of its looks."""
-    for width, scheme in LOOKS:
-        sight.page.set_viewport_size({"width": width, "height": 900})
-        sight.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        sight.page.evaluate("Promise.all(document.getAnimations().map(each => each.finished.catch(() => 0)))")
-        found: Any = axe.run(sight.page, options={"resultTypes": ["violations"]}).response
-        for violation in found["violations"]:
-            for node in violation["nodes"][:3]:
-                yield f"{width} {scheme}: {violation['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-        if out := sight.scrolls_sideways():
-            yield f"{width} {scheme}: moves sideways: {out}"
+PARTS = 4  # of the pages, so that no test takes minutes
 
 
 def test_a_violation_that_somebody_plants_is_found(visit: Visit, plain: Shown, axe: Axe) -> None:
@@ -48,14 +24,15 @@ def test_a_violation_that_somebody_plants_is_found(visit: Visit, plain: Shown, a
         document.querySelector('main').append(image)"""
     )
     found = list(faults(axe, sight))
-    assert sum("image-alt" in fault for fault in found) == len(LOOKS)
+    assert sum("image-alt" in fault for fault in found) == len(WHOLE)
     assert sum("moves sideways" in fault for fault in found) == 2
 
 
-def test_no_page_has_a_violation(visit: Visit, plain: Shown, axe: Axe) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_page_has_a_violation(visit: Visit, plain: Shown, axe: Axe, part: int) -> None:
     sight = visit(plain.site)
     wrong = []
-    for name, path in plain.pages.items():
+    for name, path in list(plain.pages.items())[part::PARTS]:
         status = sight.go(path)
         assert status in (200, 404), (name, status)
         wrong += [f"{name}: {fault}" for fault in faults(axe, sight)]

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterat
         for job in store.page(limit=200).items:
             process = JobFolder(home / "jobs", job.id).process
             if process is not None and is_alive(process):
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture

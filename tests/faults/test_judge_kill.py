@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -25,7 +26,7 @@ CELLS = 48
 def test_an_apply_killed_ten_times_ends_complete(home: Path, mlflow_url: str, tmp_path: Path) -> None:
     rng = random.Random(10)
     with MlflowStore(mlflow_url) as store:
-        desk = Desk(store, record_cells(store, experiment="tip-bench-judge-kill"))
+        desk = Desk(store, record_cells(store, experiment=f"tip-bench-judge-kill-{uuid4().hex[:8]}"))
         judging = desk.export("anna").judging
         file = tmp_path / "sheet.json"
         options = ("judge", "apply", str(file), "--mlflow-url", mlflow_url)

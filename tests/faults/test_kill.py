@@ -8,6 +8,7 @@ import random
 import signal
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from support.command import start_tipbench, tipbench
 from support.scripted_ollama import ScriptedProcess
@@ -17,15 +18,14 @@ from tipbench.record.mlflow import MlflowStore
 MODELS = ("alpha:135m", "beta:135m")
 CELLS = 48
 KILLS = 20
-EXPERIMENT = "tip-bench-kill"
 
 
 def test_a_collect_killed_twenty_times_ends_complete(home: Path, mlflow_url: str, tmp_path: Path) -> None:
-    rng = random.Random(20)
+    rng, name = random.Random(20), f"tip-bench-kill-{uuid4().hex[:8]}"
     with ScriptedProcess(MODELS, call_s=0.45) as server:
         options = (
             "collect", "--models", ",".join(MODELS), "--ollama-url", server.url, "--mlflow-url", mlflow_url,
-            "--experiment", EXPERIMENT, "--n-tips", "2", "--num-predict", "64",
+            "--experiment", name, "--n-tips", "2", "--num-predict", "64",
         )  # fmt: skip
         kills = _kill_often(options, home, rng, tmp_path / "collect.log")
         tipbench(*options, home=home)
@@ -33,7 +33,7 @@ def test_a_collect_killed_twenty_times_ends_complete(home: Path, mlflow_url: str
 
     assert kills == KILLS
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(EXPERIMENT)
+        experiment = store.experiment(name)
         assert experiment is not None
         everything = list(store.search(experiment.experiment_id, where={"kind": "cell"}, half_written=True))
         texts = {run.run_id: store.get(run.run_id)[1] for run in everything}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
+from uuid import uuid4
 
 from support.command import start_tipbench, tipbench, tipbench_json
 from support.mlflow_server import RealMlflow
@@ -36,7 +37,7 @@ def wait_for_cells(mlflow_url: str, experiment: str, least: int, process: subpro
 def test_a_real_ollama_killed_and_restarted_in_mid_run_costs_nothing(
     home: Path, mlflow_url: str, gguf: Path, tmp_path: Path
 ) -> None:
-    experiment = "tip-bench-ollama-killed"
+    experiment = f"tip-bench-ollama-killed-{uuid4().hex[:8]}"
     with RealOllama(tmp_path) as ollama:
         ollama.create("alpha:135m", gguf)
         options = ("collect", "--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
@@ -74,15 +75,16 @@ def test_a_real_mlflow_stopped_in_mid_run_costs_nothing(home: Path, tmp_path: Pa
 
 
 def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: str, tmp_path: Path) -> None:
+    busy, later = (f"tip-bench-turns-{turn}-{uuid4().hex[:8]}" for turn in (1, 2))
     with ScriptedProcess(["alpha:135m", "beta:135m"], call_s=0.2) as server:
         common = ("collect", "--ollama-url", server.url, "--mlflow-url", mlflow_url, *SMALL)
-        first = (*common, "--models", "alpha:135m", "--experiment", "tip-bench-turns-1")
-        second = (*common, "--models", "beta:135m", "--experiment", "tip-bench-turns-2")
+        first = (*common, "--models", "alpha:135m", "--experiment", busy)
+        second = (*common, "--models", "beta:135m", "--experiment", later)
         running = start_tipbench(*first, home=home, log=tmp_path / "log")
-        wait_for_cells(mlflow_url, "tip-bench-turns-1", 1, running)
+        wait_for_cells(mlflow_url, busy, 1, running)
         refused = tipbench(*second, home=home, check=False)
         assert refused.returncode == 1
-        assert "tip-bench-turns-1" in refused.stderr
+        assert busy in refused.stderr
         assert "Traceback" not in refused.stderr
         waited = tipbench_json(*second, "--wait", home=home)
         assert running.wait(60) == 0
@@ -93,11 +95,12 @@ def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: s
 def test_what_a_killed_collect_left_loaded_is_unloaded_without_asking(
     home: Path, mlflow_url: str, tmp_path: Path
 ) -> None:
+    experiment = f"tip-bench-leftover-{uuid4().hex[:8]}"
     with ScriptedProcess(["alpha:135m", "beta:135m"], call_s=0.3) as server:
-        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-leftover")
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", experiment)
         options = ("collect", *where, *SMALL, "--models", "alpha:135m,beta:135m")
         process = start_tipbench(*options, home=home, log=tmp_path / "log")
-        wait_for_cells(mlflow_url, "tip-bench-leftover", 1, process)
+        wait_for_cells(mlflow_url, experiment, 1, process)
         process.kill()
         process.wait()
         assert tipbench_json(*options, home=home)["failed"] == 0

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -30,7 +31,7 @@ def runs(mlflow_url: str, experiment: str, kind: str = "cell") -> list[StoredRun
 def test_three_models_three_prompts_eight_scenarios_one_set_of_weights(
     home: Path, ollama: RealOllama, mlflow_url: str
 ) -> None:
-    experiment = "tip-bench-three"
+    experiment = f"tip-bench-three-{uuid4().hex[:8]}"
     options = ("collect", "--models", ",".join(MODELS), "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
     before = ollama.loads
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
@@ -63,7 +64,7 @@ def test_three_models_three_prompts_eight_scenarios_one_set_of_weights(
 
 
 def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, mlflow_url: str) -> None:
-    experiment = "tip-bench-unload-call"
+    experiment = f"tip-bench-unload-call-{uuid4().hex[:8]}"
     options = ("--models", "alpha:135m,beta:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
     small = ("--n-tips", "2", "--num-predict", "16", "--num-ctx", "2048", "--n-scenarios", "2", "--prompts", "v1")
     before = ollama.loads
@@ -78,7 +79,7 @@ def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, m
 def test_a_second_client_that_loads_another_model_is_seen_and_reported(
     home: Path, ollama: RealOllama, mlflow_url: str
 ) -> None:
-    experiment = "tip-bench-foreign"
+    experiment = f"tip-bench-foreign-{uuid4().hex[:8]}"
     options = ("--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
     stop = threading.Event()
     intruder = threading.Thread(target=_intrude, args=(ollama.url, stop))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ import pytest
 from support.command import tipbench
 from support.mlflow_server import free_port, start_mlflow
 from tipbench.plan.suite import load_suite
+from tipbench.web.paging import MOST
 from tipbench.web.signing import DELIVERY, TIME, DeliveryRefused, Seen, verify
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 from web.panel_process import PanelProcess
@@ -120,7 +122,8 @@ def introduced(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
 
 
 def deliveries(process: PanelProcess, experiment: str) -> list[Any]:
-    items = process.client.get(f"{API}/hook/deliveries").json()["items"]
+    """Those of one experiment; there are as many others as the tests before have left cells."""
+    items = process.client.get(f"{API}/hook/deliveries", params={"limit": MOST}).json()["items"]
     return [item for item in items if item["experiment"] == experiment]
 
 
@@ -141,7 +144,7 @@ def judged(process: PanelProcess, experiment: str) -> int:
 def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
     home: Path, mlflow_url: str, browser: Browser
 ) -> None:
-    name = "tip-bench-outside"
+    name = f"tip-bench-outside-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
     with receiving(Receiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
         introduced(process, judge)
@@ -149,13 +152,14 @@ def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
         until(process, name, lambda delivery: delivery["state"] == "delivered")
         assert judged(process, name) == 0
         context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {OPERATOR}"})
+        context.set_default_timeout(WAIT_S * 1000)
         page = context.new_page()
         page.goto(f"{process.client.base_url}/experiments/{name}")
         assert not page.locator("#fresh").is_visible()
         judge.begin.set()
         told = judge.done()
         assert judged(process, name) == CELLS
-        page.get_by_text("New results have come in.").wait_for(timeout=60_000)
+        page.get_by_text("New results have come in.").wait_for()
         page.get_by_role("link", name="Show them").click()
         page.locator("#fresh").wait_for(state="hidden")
         context.close()
@@ -171,7 +175,7 @@ def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
 def test_a_receiver_that_was_down_is_told_later_though_the_panel_was_killed_meanwhile(
     home: Path, mlflow_url: str
 ) -> None:
-    name = "tip-bench-outside-down"
+    name = f"tip-bench-outside-down-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
     judge.begin.set()
     receiver = Receiver(judge.answer, port=free_port())
@@ -191,7 +195,7 @@ def test_a_receiver_that_was_down_is_told_later_though_the_panel_was_killed_mean
 
 
 def test_a_collect_on_the_command_line_is_told_too(home: Path, mlflow_url: str, tmp_path: Path) -> None:
-    name = "tip-bench-outside-cli"
+    name = f"tip-bench-outside-cli-{uuid4().hex[:8]}"
     with receiving() as receiver, panel(home, mlflow_url, receiver.url) as process:
         options = ("--models", "baseline:template", "--prompts", "v1", "--n-scenarios", "2", "--experiment", name)
         tipbench("collect", *options, "--mlflow-url", mlflow_url, home=tmp_path / "another-home")

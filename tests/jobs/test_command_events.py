@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -25,6 +26,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "events.jsonl"
     monkeypatch.setenv("TIPBENCH_EVENTS", str(path))
     return path
+
+
+def fresh(name: str) -> str:
+    """An experiment that no other test has, nor this one when it is run once more."""
+    return f"tip-bench-events-{name}-{uuid4().hex[:8]}"
 
 
 def told(file: Path) -> list[wire.Event]:
@@ -61,7 +67,7 @@ def test_why_it_gave_up_is_told_in_the_sentence_it_prints(file: Path, home: Path
 
 def test_failed_cells_are_counted_and_named(file: Path, home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(script=[Fault("error_line", value=2, calls=(1,))]) as server:
-        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-failed")
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("failed"))
         tipbench("collect", "--models", "alpha:135m", *where, *SMALL, home=home, check=False)
     cells = [event for event in told(file) if isinstance(event, wire.CellFinished)]
     assert [(cell.done, cell.failed) for cell in cells] == [(1, 1), (2, 1)]
@@ -73,7 +79,7 @@ def test_failed_cells_are_counted_and_named(file: Path, home: Path, mlflow_url: 
 def test_an_ollama_that_goes_away_is_waited_for_visibly(file: Path, home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(call_s=0.2) as server:
         server.pause_listening()
-        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-away")
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("away"))
         process = subprocess.Popen(
             [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL],
             env={**os.environ, "TIPBENCH_HOME": str(home)},
@@ -91,7 +97,7 @@ def test_an_interrupted_command_says_130_and_that_the_model_is_unloaded(
     file: Path, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(call_s=0.5) as server:
-        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", "tip-bench-events-130")
+        where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("130"))
         process = subprocess.Popen(
             [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL[:2]],
             env={**os.environ, "TIPBENCH_HOME": str(home)},
@@ -132,7 +138,7 @@ def test_a_program_that_the_command_starts_does_not_write_into_its_events(
     judge = tmp_path / "judge.py"
     seen = tmp_path / "seen.json"
     judge.write_text(f"import json, os, pathlib; pathlib.Path({str(seen)!r}).write_text(json.dumps(dict(os.environ)))")
-    where = ("--experiment", "tip-bench-events-child", "--mlflow-url", mlflow_url)
+    where = ("--experiment", fresh("child"), "--mlflow-url", mlflow_url)
     tipbench("collect", "--models", "baseline:template", *where, *SMALL, home=home)
     command = f"command:{sys.executable} {judge}"
     tipbench("judge", "run", "--with", command, "--judge", "ben", *where, home=home, check=False)

@@ -111,7 +111,7 @@ def test_a_line_longer_than_any_event_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_texts_are_bounded_and_hold_no_login() -> None:
-    told = event_json(wire.Message("see http://anna:pw@box:5000/x and https://tok@y " + "z" * 5000))
+    told = event_json(wire.Message("see http://anna:p@w@box:5000/x and https://tok@y " + "z" * 5000))
     assert told["text"].startswith("see http://box:5000/x and https://y z")
     assert len(told["text"]) == MOST_TEXT
 

@@ -98,6 +98,15 @@ def test_what_is_no_judges_order_is_refused(change: dict[str, Any], said: str) -
         judge_order({**RULES, **change}, ollama_url=OLLAMA)
 
 
+def test_the_operators_program_goes_into_the_environment_and_nowhere_else() -> None:
+    order = judge_order({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
+    assert order.private == {"TIPBENCH_JUDGE_COMMAND": "scribe --key hidden"}
+    assert parsed(command_words(order))["with_"] == "command"
+    assert "hidden" not in repr(order) + " ".join(command_words(order))
+    with pytest.raises(UsageError, match="with takes"):
+        judge_order({**RULES, "with": "command"}, ollama_url=OLLAMA)
+
+
 def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
     config = make_config({"mlflow_url": "https://anna:pw@box/mlflow", "ollama_url": "http://tok@gpu:11434"})
     order = collect_order(config)

@@ -7,8 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.told_progress import progress_of
 from tipbench.jobs import events as wire
-from tipbench.jobs.progress import ModelProgress, Phase, Progress, progress_of
+from tipbench.jobs.progress import ModelProgress, Phase, Progress
 
 
 def cell(done: int, total: int = 3, model: str = "a:1b", **changes: float | str) -> wire.CellFinished:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -75,7 +76,8 @@ def store(home: Path) -> Iterator[JobStore]:
         for job in opened.page(limit=200).items:
             process = JobFolder(home / "jobs", job.id).process
             if process is not None and is_alive(process):
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
@@ -85,14 +87,14 @@ def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -
         "n_scenarios": CELLS,
         "n_tips": 2,
         "num_predict": 64,
-        "experiment": f"tip-bench-{experiment}",
+        "experiment": f"tip-bench-{experiment}-{uuid4().hex[:8]}",
         "mlflow_url": mlflow_url,
         **changes,
     }
     return submit(store, collect_order(make_config(values))).job
 
 
-def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 60) -> Job:
+def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 120) -> Job:
     deadline = time.monotonic() + wait_s
     while not wanted(now := store.get(job.id)):
         assert time.monotonic() < deadline, now
@@ -131,7 +133,7 @@ def test_what_ends_while_nobody_supervises_is_known_afterwards(
     panel = panels.start_and_lead()
     until(store, job, lambda job: job.state is JobState.RUNNING)
     panels.kill(panel)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not told(home, job, wire.Exit):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -177,6 +179,7 @@ def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
         job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
         until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
+        server.set(call_s=30)  # it does not finish meanwhile
         panels.kill(panel)
         assert cancel(store, job.id).state is JobState.RUNNING
         panels.start_and_lead()

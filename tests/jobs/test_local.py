@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def until(wanted: Callable[[], bool], wait_s: float = 30) -> None:
+def until(wanted: Callable[[], bool], wait_s: float = 90) -> None:
     deadline = time.monotonic() + wait_s
     while not wanted():
         assert time.monotonic() < deadline
@@ -131,6 +132,15 @@ def test_who_does_not_end_when_asked_is_ended_after_the_grace_period(home: Path,
         assert runner.observe(job).state is JobState.LOST, "nobody asked for it, as far as this one knows"
 
 
+def opened_by(pid: int) -> set[str]:
+    """The files of a process; it may close some while we look."""
+    opened = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            opened.add(str(link.readlink()))
+    return opened
+
+
 def test_it_leads_a_session_of_its_own_and_holds_no_file_of_ours(home: Path, mlflow_url: str, tmp_path: Path) -> None:
     with ScriptedOllama(call_s=1) as server, (tmp_path / "ours").open("wb") as ours:
         os.set_inheritable(ours.fileno(), True)
@@ -139,8 +149,7 @@ def test_it_leads_a_session_of_its_own_and_holds_no_file_of_ours(home: Path, mlf
         process = JobFolder(home / "jobs", job.id).process
         assert process is not None
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
-        opened = {str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
-        assert str(tmp_path / "ours") not in opened
+        assert str(tmp_path / "ours") not in opened_by(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         until(lambda: not is_alive(process))
 

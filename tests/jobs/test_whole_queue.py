@@ -7,24 +7,29 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
+from support.told_progress import progress_of
 from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_order
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
 from tipbench.jobs.local import LocalRunner, is_alive
-from tipbench.jobs.progress import Phase, progress_of
+from tipbench.jobs.progress import Phase
 from tipbench.jobs.queue import Supervisor, cancel, places, retry, submit
 from tipbench.jobs.sqlite import JobStore
 from tipbench.plan.config import make_config
 
 CELLS = 4
+MANY = 8  # cells of a job that must not be done too soon
+CALL_S, HANGING_S = 0.3, 30.0
 
 
 @dataclass
@@ -44,7 +49,7 @@ class Panel:
             "n_scenarios": CELLS,
             "n_tips": 2,
             "num_predict": 64,
-            "experiment": f"tip-bench-{experiment}",
+            "experiment": f"tip-bench-{experiment}-{uuid4().hex[:8]}",
             "ollama_url": self.server.url,
             "mlflow_url": self.mlflow_url,
             **changes,
@@ -52,7 +57,7 @@ class Panel:
         return submit(self.store, collect_order(make_config(values))).job
 
     def until(self, job: Job, wanted: Callable[[Job], bool]) -> Job:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not wanted(now := self.store.get(job.id)):
             assert time.monotonic() < deadline, (now, self.runner.log(job).text)
             time.sleep(0.02)
@@ -74,7 +79,7 @@ class Panel:
 def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
     runner = LocalRunner(home, grace_s=30)
     with (
-        ScriptedOllama(["alpha:135m", "beta:135m"], call_s=0.3) as server,
+        ScriptedOllama(["alpha:135m", "beta:135m"], call_s=CALL_S) as server,
         JobStore(home / "jobs" / "jobs.db") as store,
     ):
         with Supervisor(store, {"local": runner}, home / "jobs" / "supervisor.lock", tick_s=0.05):
@@ -82,7 +87,8 @@ def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
         for job in store.page(limit=100).items:
             process = JobFolder(home / "jobs", job.id).process
             if process is not None and is_alive(process):
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel: Panel) -> None:
@@ -101,10 +107,12 @@ def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel:
 
 
 def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
-    first, second = panel.submit("room-1"), panel.submit("room-2", models="beta:135m")
+    first, second = panel.submit("room-1", n_scenarios=MANY), panel.submit("room-2", models="beta:135m")
     panel.until(first, lambda job: panel.cells(job) >= 1)
+    panel.server.set(call_s=HANGING_S)
     cancel(panel.store, first.id)
     assert panel.ended(first).state is JobState.CANCELLED
+    panel.server.set(call_s=CALL_S)
     assert panel.ended(second).state is JobState.SUCCEEDED
     assert panel.server.log.max_resident == 1
     seen = progress_of(each.event for each in panel.runner.events(first))
@@ -113,24 +121,27 @@ def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
 
 
 def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(panel: Panel) -> None:
-    job = panel.submit("killed")
+    job = panel.submit("killed", n_scenarios=MANY)
     panel.until(job, lambda job: panel.cells(job) >= 2)
+    panel.server.set(call_s=HANGING_S)
     os.killpg(panel.pid(job), signal.SIGKILL)
     lost = panel.until(job, lambda job: job.state is not JobState.RUNNING)
     assert (lost.state, lost.exit_code) == (JobState.LOST, None)
+    panel.server.set(call_s=CALL_S)
     again = retry(panel.store, job.id).job
     done = panel.ended(again)
     assert (done.state, done.retry_of) == (JobState.SUCCEEDED, job.id)
     summary = progress_of(each.event for each in panel.runner.events(again)).collected
     assert summary is not None
-    assert summary.recorded_before + summary.generated == CELLS
+    assert summary.recorded_before + summary.generated == MANY
     assert summary.recorded_before >= 1
     assert panel.store.get(job.id).state is JobState.LOST
 
 
 def test_a_lost_job_can_be_cancelled_to_be_done_with_it(panel: Panel) -> None:
-    job = panel.submit("done-with")
+    job = panel.submit("done-with", n_scenarios=MANY)
     panel.until(job, lambda job: panel.cells(job) >= 1)
+    panel.server.set(call_s=HANGING_S)
     os.killpg(panel.pid(job), signal.SIGKILL)
     panel.until(job, lambda job: job.state is JobState.LOST)
     cancel(panel.store, job.id)
@@ -149,7 +160,8 @@ def test_the_live_strip_is_right_while_it_runs(panel: Panel) -> None:
 
 
 def test_the_same_order_twice_under_one_key_runs_once(panel: Panel) -> None:
-    config = make_config({"models": "baseline:template", "experiment": "tip-bench-key", "mlflow_url": panel.mlflow_url})
+    name = f"tip-bench-key-{uuid4().hex[:8]}"
+    config = make_config({"models": "baseline:template", "experiment": name, "mlflow_url": panel.mlflow_url})
     clicks = [submit(panel.store, collect_order(config), key="click-1") for _ in range(2)]
     assert clicks[0].job.id == clicks[1].job.id
     assert [click.new for click in clicks] == [True, False]

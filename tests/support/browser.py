@@ -1,4 +1,4 @@
-"""A real Chromium, started once. Without one the tests are skipped; with CI=true that is a failure."""
+"""A real Chromium, started once a module. Without one the tests are skipped; with CI=true that is a failure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, headless."""
+    """Chromium, headless. No longer than a module: Playwright keeps an event loop running, and others need theirs."""
     if importlib.util.find_spec("playwright") is None:
         _without("playwright is not installed: pip install 'tipbench[dev]'")
     named = os.environ.get("TIPBENCH_CHROMIUM")

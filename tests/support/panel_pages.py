@@ -34,6 +34,7 @@ Who = Literal["admin", "judge", "nobody"]
 EMPTY = "tip-bench-empty"
 BARE = "tip-bench-unjudged"
 _SECRET_COOKIE = "tipbench_session"
+_PATIENCE_MS = 120_000  # for a machine with other work
 # What no text may turn into; our own pages have none of these.
 PLANTED = (
     f"[{MARK}], script:not([src]), iframe, object, embed, base, marquee, foreignObject, [style], "
@@ -74,7 +75,7 @@ class Sight:
             dialog.dismiss()
 
         def told(line: ConsoleMessage) -> None:
-            if line.type in ("error", "warning"):
+            if line.type == "error":
                 self.said.append(line.text)
 
         def answered(got: Response) -> None:
@@ -144,6 +145,7 @@ class Visit:
     def stranger(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
         """A fresh browser that knows nothing, for the panel at this address."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
+        context.set_default_timeout(_PATIENCE_MS)
         self._contexts.append(context)
         sight = Sight(context.new_page(), url)
         context.route("**/*", lambda route: _pass_on(sight, route))

@@ -1,4 +1,4 @@
-"""Servers and folders that tests share. Each is real; each is started once a session and stopped at its end."""
+"""Servers and folders that tests share. Each is real, started once and stopped at the end."""
 
 from __future__ import annotations
 

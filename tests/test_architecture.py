@@ -22,7 +22,7 @@ ORDER = (
     *("charts", "errors"),
 )
 LEVEL = {step: level for level, step in enumerate(ORDER)}
-FREE = {"", "addresses", "charts", "errors"}  # of no step: any may import them
+FREE = {"", "addresses", "charts", "errors", "times"}  # of no step: any may import them
 ENTRY = {"__main__": "cli"}
 
 OUTSIDE = {

@@ -636,6 +636,7 @@ def test_a_second_run_for_the_same_judge_is_told_who_is_at_work(
     [
         (("--with", "magic"), "--with takes rules, command:PROGRAM or ollama:MODEL (got 'magic')"),
         (("--with", "command:"), "--with takes rules"),
+        (("--with", "command"), "command alone is the program of TIPBENCH_JUDGE_COMMAND"),
         (("--with", "ollama:"), "--with takes rules"),
         (("--with", "command:no-such-program-anywhere"), "was not found"),
         (("--with", "command:'unclosed"), "Check its quotes"),

@@ -243,6 +243,18 @@ def test_the_program_runs_in_the_current_folder(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "here").exists()
 
 
+def test_the_program_gets_the_environment_without_what_is_tipbenchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TIPBENCH_ADMIN_TOKEN", "TIPBENCH_HOME", "MLFLOW_TRACKING_PASSWORD", "AGENT_KEY"):
+        monkeypatch.setenv(name, "value of it")
+    seen = tmp_path / "seen"
+    judged(f"sh -c 'env > {shlex.quote(str(seen))}'")
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert {"PATH", "AGENT_KEY"} <= names
+    assert not [name for name in names if name.startswith(("TIPBENCH_", "MLFLOW_TRACKING_"))]
+
+
 def test_nothing_goes_through_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     judged(f"{run('honest')} ; touch {tmp_path / 'planted'}", sheet_of(1))

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tipbench.web import judging
 from web.panels import Served, answered, serving
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judges may ask for a few answers here: most tests need no drift, and small sheets are quick."""
+    monkeypatch.setattr(judging, "FEWEST", 1)
 
 
 @pytest.fixture

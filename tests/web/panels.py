@@ -75,6 +75,12 @@ class Served:
         assert response.status_code == 200, response.text
         return str(response.json()["csrf"])
 
+    def stop_clock(self) -> None:
+        """No time passes for a guesser who has to wait, however slow this machine is."""
+        attempts = self.panel.guard._attempts
+        now = attempts._clock()
+        attempts._clock = lambda: now
+
 
 @contextmanager
 def serving(

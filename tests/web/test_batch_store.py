@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -16,7 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tipbench.web import batch_store
 from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kind, NothingBefore, Said, State, Status
+from tipbench.web.batch_papers import canonical
 from tipbench.web.batch_store import MOST_KEYS, MOST_STEPS, BatchStore
 from tipbench.web.database import FILE, FOLDER, VERSION, Database
 
@@ -206,6 +209,22 @@ def test_only_so_many_steps_of_an_item_are_kept(shelf: Shelf) -> None:
     assert len(shelf.store.history(SHEET, "i1", 10 * MOST_STEPS)) == MOST_STEPS
 
 
+def test_the_oldest_steps_of_a_batch_give_way_when_they_are_too_many_bytes(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
+    for version, content in enumerate(["éé", "bbbb", "cccc"]):
+        shelf.put(version, content)
+    assert [kept.said.content for kept in shelf.store.history(SHEET, "i1", 9)] == ["cccc", "bbbb"]
+    assert shelf.store.items(SHEET)["i1"].said.content == "cccc"
+
+
+def test_what_is_said_is_kept_as_it_is_written_and_half_a_character_as_its_escape() -> None:
+    said = {"note": "Grüße 🌿 \\ \ud83c"}
+    assert canonical(said) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
+    assert json.loads(canonical(said)) == said
+
+
 # time
 
 
@@ -223,7 +242,7 @@ def test_a_clock_that_is_set_back_takes_no_time_away(shelf: Shelf) -> None:
     assert shelf.put(0, "a", s=40).seconds == 0
 
 
-# batches, keys and keeping
+# batches and keys
 
 
 def test_the_open_batch_is_that_of_the_judge_the_kind_and_the_server(shelf: Shelf) -> None:
@@ -257,24 +276,6 @@ def test_a_key_leads_to_its_batch_and_old_ones_are_forgotten(shelf: Shelf) -> No
     assert shelf.store.of_key("anna", f"k{MOST_KEYS}") == shelf.batch
     assert shelf.store.of_key("anna", "k0") is None
     assert shelf.store.of_key("ben", "k5") is None
-
-
-def test_drafts_of_batches_that_count_are_forgotten_in_time_and_answers_never(shelf: Shelf) -> None:
-    shelf.put(0, "draft")
-    shelf.put(0, "done", item="i2", state=State.SUBMITTED)
-    shelf.clock.now += 1000
-    shelf.store.tidy(10)
-    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # it is open
-    shelf.store.close(shelf.batch, Status.HELD, {})
-    shelf.clock.now += 1000
-    shelf.store.tidy(10)
-    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # it waits for somebody
-    shelf.store.accept(SHEET, "fine", {})
-    shelf.store.tidy(10_000)
-    assert set(shelf.store.items(SHEET)) == {"i1", "i2"}  # not so long ago
-    shelf.store.tidy(10)
-    assert set(shelf.store.items(SHEET)) == {"i2"}
-    assert shelf.store.history(SHEET, "i2", 5) == []
 
 
 def test_reopening_keeps_the_answers_and_what_the_last_close_told(shelf: Shelf) -> None:

@@ -316,3 +316,27 @@ def test_the_median_time_of_an_item_is_there_for_the_judges_page(clerk: Clerk) -
         body = clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=60 * number).json()
     assert body["batch"]["minutes_per_item"] == pytest.approx(2.0)
     assert clerk.served.app.state.batches.minutes_per_item(EXPERIMENT) == {JUDGE: pytest.approx(2.0)}
+
+
+# pages
+
+
+def test_batches_come_in_pages_those_last_worked_on_first(served: Served) -> None:
+    sheets = [Clerk.named(served, name).open()["sheet"] for name in ("anna", "ben", "carla")]
+    admin = Clerk(served, served.admin)
+    first = admin.ask("GET", "?judge=*&limit=2").json()
+    rest = admin.ask("GET", f"?judge=*&limit=2&next={first['next']}").json()
+    assert [batch["sheet"] for batch in first["items"] + rest["items"]] == sheets[::-1]
+    assert rest["next"] is None
+    assert refused(admin, admin.ask("GET", "?next=nonsense")) == (422, "invalid", "query.next")
+
+
+def test_the_steps_of_an_item_come_in_pages(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    for version in range(3):
+        clerk.put(sheet, item["item"], version, tips=[{"note": f"{version}"}, {}, {}])
+    place = f"/{sheet}/items/{item['item']}/history?limit=2"
+    first = clerk.ask("GET", place).json()
+    rest = clerk.ask("GET", f"{place}&next={first['next']}").json()
+    assert [step["version"] for step in first["items"] + rest["items"]] == [3, 2, 1]
+    assert rest["next"] is None

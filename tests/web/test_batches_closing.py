@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.judging import always, by_hand, fill, items_of
 from tipbench.record.memory import MemoryStore
 from web.batching import Clerk, desk_of, first_item, given, kept, refused, whole_tips
-from web.panels import API, EXPERIMENT, JUDGE, Served
+from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply"
 
@@ -56,6 +58,32 @@ def test_unfinished_and_skipped_items_stay_pending(clerk: Clerk, admin: Clerk) -
     assert not kept(clerk.served, sheet).answers.keys() & {item["item"] for item in raw["items"][-2:]}
     skips = admin.whole(sheet)["skips"]
     assert [(skip["item"], skip["reason"]) for skip in skips] == [(raw["items"][-1]["item"], "I wrote this one")]
+
+
+def test_a_skipped_item_does_not_keep_the_judge_from_learning_how_close_they_are(clerk: Clerk) -> None:
+    sheet = clerk.open()["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw, but=1)
+    clerk.put(sheet, raw["items"][-1]["item"], 0, "skipped", reason="I wrote this one")
+    drift = clerk.close(sheet).json()["outcome"]["drift"]
+    assert [scale["scale"] for scale in drift["scales"]] == ["relevance", "actionability", "tone"]
+    assert drift["n_controls"] is None  # a count would tell whether the skipped item was one
+    assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
+
+
+def test_whoever_is_held_before_the_end_is_told_what_is_beyond_and_nothing_else(clerk: Clerk) -> None:
+    sheet = clerk.open()["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    for item in raw["items"]:
+        for tip in item["tips"]:
+            tip["scores"]["tone"] = 5
+    clerk.answer(raw, but=1)
+    outcome = clerk.close(sheet).json()["outcome"]
+    assert (outcome["status"], outcome["unfinished"], outcome["self_agreement"]) == ("held", 1, None)
+    (tone,) = outcome["drift"]["scales"]
+    assert (tone["scale"], tone["n"], tone["beyond"]) == ("tone", None, True)
+    assert tone["bias"] == round(tone["bias"], 1) > 0
+    assert "n_controls" not in outcome["drift"]
 
 
 def test_a_batch_with_nothing_submitted_is_not_closed(clerk: Clerk) -> None:
@@ -130,6 +158,58 @@ def test_a_sheet_that_was_applied_by_file_meanwhile_can_be_closed(clerk: Clerk) 
     raw = fill(kept(clerk.served, sheet))
     assert clerk.served.post(APPLY, token=clerk.token, json=raw).json()["status"] == "applied"
     assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
+
+
+def test_a_batch_whose_sheet_came_back_as_a_file_ends_as_the_file_did(clerk: Clerk) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.served.post(APPLY, token=clerk.token, json=raw)
+    batch = clerk.ask("GET").json()["items"][0]
+    assert (batch["status"], batch["outcome"]["applied"]) == ("applied", len(raw["items"]))
+    assert batch["outcome"]["by_file"] is True
+    assert clerk.open(limit=6)["sheet"] != sheet
+    clerk.ask("POST", f"/{sheet}/reopen")
+    assert clerk.whole(sheet)["batch"]["status"] == "open"  # what its judge asks for stands
+
+
+def test_opening_goes_on_to_new_work_when_the_open_sheet_came_back_as_a_file(clerk: Clerk) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    clerk.served.post(APPLY, token=clerk.token, json=fill(kept(clerk.served, sheet)))
+    assert clerk.open(limit=6)["sheet"] != sheet
+
+
+def test_a_file_does_not_end_a_batch_in_which_something_was_said(clerk: Clerk) -> None:
+    sheet, item = first_item(clerk)
+    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
+    clerk.served.post(APPLY, token=clerk.token, json=fill(kept(clerk.served, sheet)))
+    whole = clerk.whole(sheet)
+    assert (whole["batch"]["status"], whole["items"][0]["answer"]["state"]) == ("open", "draft")
+
+
+def test_what_is_taken_back_after_a_close_is_counted_as_kept(clerk: Clerk) -> None:
+    body = clerk.judged(limit=6)
+    sheet = body["batch"]["sheet"]
+    first, second = clerk.whole(sheet)["items"][:2]
+    clerk.ask("POST", f"/{sheet}/reopen")
+    clerk.put(sheet, first["item"], 1, "skipped", reason="not mine")
+    clerk.put(sheet, second["item"], 1, "empty")
+    outcome = clerk.close(sheet).json()["outcome"]
+    assert (outcome["blank"], outcome["unfinished"], outcome["changed"]) == (2, 0, 0)
+    assert outcome["applied"] == body["outcome"]["applied"]
+
+
+def test_how_long_jobs_are_kept_deletes_nothing_that_a_judge_said(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_JOBS_KEEP_DAYS": "0.0000001"}) as served:
+        clerk = Clerk(served, served.judge)
+        sheet, item = first_item(clerk)
+        clerk.answer(fill(kept(served, sheet)), but=1)
+        last = clerk.whole(sheet)["items"][-1]
+        clerk.put(sheet, last["item"], 0, "draft", tips=whole_tips(last))
+        clerk.close(sheet)
+        clerk.open(limit=6)
+        assert clerk.whole(sheet)["batch"]["draft"] == 1
+        assert len(clerk.ask("GET", f"/{sheet}/items/{item['item']}/history").json()["items"]) == 1
 
 
 # without MLflow

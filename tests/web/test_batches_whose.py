@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,14 @@ import pytest
 from support.judged import judge_at
 from support.judging import MODELS, always, fill, honest, record_cells
 from tipbench.judge.duel_runs import find_duel
+from tipbench.judge.duel_sheet import Winner, duel_json
 from tipbench.record.memory import MemoryStore
+from tipbench.web.auth import Identity
+from tipbench.web.batches import desk_of as batch_desk
+from tipbench.web.errors import Forbidden
 from tipbench.web.tokens import Role
 from web.batching import Clerk, desk_of, first_item, kept, text_of
+from web.furnished_panel import HTML, words_of
 from web.panels import API, EXPERIMENT, JUDGE, Served, serving
 
 
@@ -46,6 +52,14 @@ def test_a_judge_sees_its_own_batches_alone(clerk: Clerk) -> None:
     ]
     nowhere = clerk.ask("GET", f"/{'0' * 12}")
     assert {clerk.served.error(response) for response in tried} == {clerk.served.error(nowhere)} == {(404, "not_found")}
+
+
+def test_a_judge_whose_name_stands_for_everybody_sees_nobody_elses_batches(clerk: Clerk) -> None:
+    clerk.open()
+    desk, star = batch_desk(clerk.served.app), Identity("*", Role.JUDGE, "made before such names were refused")
+    assert desk.listed(star, EXPERIMENT) == []
+    with pytest.raises(Forbidden):
+        desk.listed(star, EXPERIMENT, "*")
 
 
 def test_an_admin_sees_counts_and_status_of_others_and_no_score(clerk: Clerk, admin: Clerk) -> None:
@@ -184,6 +198,41 @@ def test_open_duels_are_continued_beside_an_open_sheet(tied: Clerk) -> None:
     sheet = Clerk.open(tied, kind="sheet")["sheet"]
     assert duel != sheet
     assert tied.open(kind="duel")["sheet"] == duel
+
+
+def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: Clerk) -> None:
+    sheet = tied.open(kind="duel", limit=4)["sheet"]
+    items = [item["item"] for item in tied.whole(sheet)["items"]]
+    for item in items:
+        tied.put(sheet, item, 0, "submitted", winner="a")
+    tied.close(sheet)
+    tied.ask("POST", f"/{sheet}/reopen")
+    tied.put(sheet, items[0], 1, "empty")
+    outcome = tied.close(sheet).json()["outcome"]
+    assert (outcome["blank"], outcome["unfinished"], outcome["changed"]) == (1, 0, 0)
+
+
+def test_the_preview_of_filled_duels_shows_every_winner_and_what_was_said_before(tied: Clerk) -> None:
+    served, sheet = tied.served, tied.open(kind="duel", limit=4)["sheet"]
+    found = find_duel(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    assert found is not None
+    items = [item.id for item in found.sheet.items]
+    apply = f"{API}/judge/{EXPERIMENT}/apply"
+    assert served.post(apply, token=tied.token, json=duel_json(found.sheet, {items[0]: Winner.A})).status_code == 200
+    raw = duel_json(found.sheet, {items[0]: Winner.B, items[1]: Winner.TIE})
+    data = {"csrf": served.log_in(tied.token), "experiment": EXPERIMENT}
+    page = served.post(
+        "/judge/preview", token=None, headers=HTML, data=data, files={"sheet": ("duels.json", json.dumps(raw))}
+    )
+    assert f"{items[0]} a → b" in words_of(page.text)
+    assert f"{items[1]} open → tie" in words_of(page.text)
+
+
+def test_without_javascript_duels_offer_no_scoring_sheet(tied: Clerk) -> None:
+    path = tied.open(kind="duel")["links"]["page"]
+    page = tied.served.get(path, token=tied.token, headers=HTML).text
+    assert "Judging in the browser needs JavaScript" in page
+    assert "as a file" not in page
 
 
 def test_a_judge_is_not_told_who_leads_when_no_duels_wait(served: Served) -> None:

@@ -161,7 +161,7 @@ def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None
     assert {re.sub("[0-9a-f]", "", item) for item in ids} == {""}
     for each in drawn:
         runs = {entry.item.id: entry.run_id or "" for entry in each.judging.entries}
-        assert not any(item in run or run[:6] in item for item, run in runs.items() if run)
+        assert not any(item in run or run[:10] in item for item, run in runs.items() if run)
 
 
 # what a control is known by

@@ -95,4 +95,5 @@ def test_many_experiments_can_be_searched(home: Path) -> None:
         page = front(served, "?q=-03")
         assert "tip-bench-03" in page
         assert "tip-bench-04" not in page
+        assert f'href="{API}/experiments?q=-03"' in page
         assert "No experiment with this in its name" in front(served, "?q=<i>")

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import tipbench
+from tipbench.errors import MlflowAway
 from tipbench.web.metrics import Metrics
 from web.panels import API, EXPERIMENT, Served
 
@@ -35,6 +36,20 @@ def test_strangers_who_ask_often_do_not_ask_mlflow_often(served: Served, monkeyp
     for _ in range(20):
         served.get("/readyz", token=None)
     assert len(asked) == 1
+
+
+def test_strangers_who_ask_often_do_not_ask_an_mlflow_that_is_away_often(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def away(name: str) -> None:
+        asked.append(name)
+        raise MlflowAway("MLflow does not answer.")
+
+    monkeypatch.setattr(served.store, "experiment", away)
+    answers = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
+    assert (set(answers), len(asked)) == ({(503, "not_ready")}, 1)
 
 
 def test_the_counters_are_prometheus_text(served: Served) -> None:

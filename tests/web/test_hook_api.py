@@ -102,7 +102,7 @@ def test_without_a_webhook_there_is_nothing_to_test(served: Served) -> None:
 
 def test_the_state_tells_no_secret(hooked: Served, receiver: Receiver) -> None:
     answer = hooked.get(HOOK)
-    assert (answer.json()["url"], answer.json()["watching"]) == (f"{receiver.url}?…", False)
+    assert (answer.json()["url"], answer.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
     hooked.post(f"{HOOK}/test")
     for text in (answer.text, hooked.get(f"{HOOK}/deliveries").text, hooked.get("/settings", headers=PAGE).text):
         assert "s3cret" not in text
@@ -156,7 +156,7 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
     assert [got.payload["event"] for got in receiver.got] == ["test"]
     after = hooked.get(answer.headers["location"], token=None, headers=PAGE).text
     assert "The receiver took the test" in after
-    assert receiver.url in after
+    assert receiver.url.removesuffix("hook") + "…" in after
 
 
 def test_the_settings_page_says_why_a_test_was_not_taken(hooked: Served, receiver: Receiver) -> None:
@@ -187,7 +187,7 @@ def test_a_receiver_that_hangs_is_in_nobodys_way(home: Path, receiver: Receiver)
 
     def hang(_got: Got) -> int:
         came.set()
-        return 204 if free.wait(30) else 500
+        return 204 if free.wait(120) else 500
 
     receiver.answer = hang
     with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
@@ -197,7 +197,7 @@ def test_a_receiver_that_hangs_is_in_nobodys_way(home: Path, receiver: Receiver)
         took = time.monotonic() - began
     free.set()
     assert answer.status_code == 200
-    assert took < 5
+    assert took < 20
 
 
 def test_a_panel_does_not_start_with_an_address_it_may_not_call(home: Path) -> None:

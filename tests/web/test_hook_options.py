@@ -87,8 +87,9 @@ def test_a_time_between_looks_that_makes_no_sense_is_refused(tmp_path: Path, sec
         options_of(tmp_path, url="http://localhost/", watch_s=seconds)
 
 
-def test_neither_secret_nor_query_shows_where_options_are_printed(tmp_path: Path) -> None:
+def test_neither_secret_nor_path_nor_query_shows_where_options_are_printed(tmp_path: Path) -> None:
     options = options_of(tmp_path, url="http://localhost/hook?key=s3cret")
     assert "s3cret" not in repr(options)
     assert SECRET not in repr(options)
-    assert shown_address("http://localhost/hook?key=s3cret") == "http://localhost/hook?…"
+    assert shown_address("http://me:p@ss@localhost:99/s3cret?key=s3cret#s3cret") == "http://localhost:99/…"
+    assert shown_address("s3cret") == "not an address"

@@ -281,7 +281,7 @@ def test_many_streams_hold_nobody_up(watched: Watched) -> None:
         assert all(reader.next() is not None for reader in readers)
         began = time.monotonic()
         assert watched.client.get(f"{API}/jobs").status_code == 200
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         watched.tell(CELL)
         assert all(cells_of(reader.until("progress")) == [1] for reader in readers)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tipbench.jobs.command import judge_order
 from tipbench.jobs.job import JobState
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
@@ -223,10 +224,18 @@ def test_only_the_operators_program_judges(home: Path) -> None:
     store, _ = answered()
     with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": "python judge.py --quick"}) as served:
         job = job_of(served.post(JUDGE, json={"with": "command", "judge": " ben ", "batch": 5}))
-        assert (job["arguments"]["with"], job["arguments"]["judge"]) == ("command:python judge.py --quick", "ben")
+        assert (job["arguments"]["with"], job["arguments"]["judge"]) == ("command", "ben")
         assert served.error(served.post(JUDGE, json={"with": "command:sh"})) == (403, "not_allowed")
         response = served.post(JUDGE, json={"with": "command", "judge": "rules"})
         assert (response.status_code, response.json()["error"]["path"]) == (422, "body.judge")
+
+
+def test_a_program_that_cannot_be_read_starts_no_job_and_is_not_shown(home: Path) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": 'scribe --key "hidden'}) as served:
+        response = served.post(JUDGE, json={"with": "command"})
+        assert served.error(response) == (403, "not_allowed")
+        assert "hidden" not in response.text
 
 
 def test_an_experiment_that_is_not_there_has_nothing_to_judge(served: Served) -> None:
@@ -341,6 +350,23 @@ def test_the_same_key_gives_the_same_retry_whatever_became_of_it(served: Served,
 @pytest.mark.parametrize("number", [0, 2])
 def test_what_succeeded_or_still_waits_is_not_retried(served: Served, five: list[str], number: int) -> None:
     assert served.error(served.post(f"{JOBS}/{five[number]}/retry")) == (409, "job_conflict")
+
+
+@pytest.mark.parametrize("old_form", [False, True])
+def test_a_retry_runs_the_operators_program_of_today_or_none(home: Path, old_form: bool) -> None:
+    store, _ = answered()
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": "old --key x"}) as served:
+        job_id = job_of(served.post(JUDGE, json={"with": "command"}))["id"]
+        if old_form:
+            options = {"with": "command:old --key x", "experiment": EXPERIMENT}
+            job_id = served.panel.jobs.submit(judge_order(options, ollama_url="http://box:1")).job.id
+        move(served, job_id, JobState.CANCELLED)
+    with serving(home, store) as served:
+        assert served.error(served.post(f"{JOBS}/{job_id}/retry")) == (403, "not_allowed")
+    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": "new"}) as served:
+        again = job_of(served.post(f"{JOBS}/{job_id}/retry"))
+        assert again["arguments"]["with"] == "command"
+        assert served.panel.jobs.store.get(again["id"]).private == {"TIPBENCH_JUDGE_COMMAND": "new"}
 
 
 def test_a_retry_names_no_server_that_is_no_longer_allowed(home: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -334,11 +335,10 @@ def test_the_header_tells_what_runs_now(paper: Paper) -> None:
 
 
 def test_a_run_started_by_its_form_is_seen_to_its_end(home: Path, mlflow_url: str) -> None:
+    name = f"tip-bench-page-{uuid4().hex[:8]}"
     with serving(home, environment={"MLFLOW_TRACKING_URI": mlflow_url}, find_mlflow=True, run_jobs=True) as served:
         form = PageForm(served.get("/run").text, "/run")
-        body = form.body(
-            models="baseline:template", prompts="v1", n_scenarios="2", experiment="tip-bench-page", do="start"
-        )
+        body = form.body(models="baseline:template", prompts="v1", n_scenarios="2", experiment=name, do="start")
         there = served.post("/run", content=body, headers=HEADERS).headers["location"]
         deadline = time.monotonic() + 120
         while 'data-ended="no"' in (page := served.get(there).text) and time.monotonic() < deadline:

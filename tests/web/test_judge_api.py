@@ -12,6 +12,7 @@ import pytest
 from support.judging import MODELS, agreed, always, fill, fill_csv
 from tipbench.addresses import identity_of
 from tipbench.generate.lock import ResourceLock
+from tipbench.judge.calibration import MIN_CONTROLS
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_csv import sheet_csv
 from tipbench.web import judging as web_judging
@@ -230,6 +231,64 @@ def test_a_judge_who_asks_again_gets_the_open_sheet_again(served: Served) -> Non
     assert exported(served, served.judge, limit=10) == first
     applied(served, filled(served, first), token=served.judge)
     assert exported(served, served.judge, limit=6)["sheet"] != first["sheet"]
+
+
+def test_a_judge_who_has_done_little_of_a_sheet_gets_it_again(served: Served) -> None:
+    first = exported(served, served.judge, limit=12)
+    applied(served, _finished(served, first, 1), token=served.judge)
+    assert exported(served, served.judge, limit=12, all=True)["sheet"] == first["sheet"]
+
+
+def test_what_a_judge_has_left_does_not_come_back_on_the_next_sheet(served: Served) -> None:
+    """Texts that stood on both sheets would be answers, and all others of the first controls."""
+    first = exported(served, served.judge, limit=24)
+    applied(served, _finished(served, first, 2 * len(first["items"]) // 3), token=served.judge)
+    second = exported(served, served.judge, limit=24)
+    assert second["sheet"] != first["sheet"]
+    kept_first = kept(served, first["sheet"])
+    left = {entry.run_id for entry in kept_first.unanswered if entry.run_id}
+    assert left
+    assert left.isdisjoint(entry.run_id for entry in kept(served, second["sheet"]).entries)
+
+
+def test_a_judge_may_not_ask_for_a_sheet_too_small_to_measure_by(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_judging, "FEWEST", MIN_CONTROLS)
+    assert served.error(served.post(SHEETS, token=served.judge, json={"limit": 19})) == (422, "invalid")
+    batches = served.post(f"{API}/judge/{EXPERIMENT}/batches", token=served.judge, json={"limit": 19})
+    assert served.error(batches) == (422, "invalid")
+    assert exported(served, served.judge, limit=20)["judge"] == JUDGE
+    assert exported(served, judge="anna", limit=19)["judge"] == "anna"
+
+
+def test_a_judges_preview_is_the_same_whether_the_scores_would_be_held_or_not(served: Served) -> None:
+    """It leaves no trace: whoever could read the drift from it would try until every control is found."""
+    sheet = exported(served, served.judge, limit=40)
+    previews = []
+    for rule in (agreed, always(5)):
+        answer = applied(served, filled(served, sheet, rule), "?dry_run=true", served.judge).json()
+        assert len(answer.pop("changes")) == len(sheet["items"])
+        previews.append(answer)
+    assert previews[0] == previews[1]
+    assert previews[0]["drift"] is None
+    assert applied(served, filled(served, sheet, always(5)), token=served.judge).json()["status"] == "held"
+
+
+def test_a_judge_may_revise_a_sheet_a_few_times_and_then_an_admin(served: Served) -> None:
+    sheet = exported(served, served.judge, limit=6)
+    for score in (1, 2, 1, 2, 1, 2):
+        assert applied(served, filled(served, sheet, always(score)), token=served.judge).status_code == 200
+    once_more = filled(served, sheet, always(3))
+    assert served.error(applied(served, once_more, token=served.judge)) == (403, "too_many_revisions")
+    assert applied(served, filled(served, sheet, always(2)), token=served.judge).status_code == 200  # changes nothing
+    assert applied(served, {**once_more, "judge": JUDGE}).status_code == 200
+
+
+def _finished(served: Served, sheet: dict[str, Any], count: int) -> dict[str, Any]:
+    """So many items filled in, the others blank."""
+    raw = filled(served, json.loads(json.dumps(sheet)))
+    return {**raw, "items": [*raw["items"][:count], *sheet["items"][count:]]}
 
 
 def test_a_judge_who_asks_twice_at_once_gets_one_sheet(served: Served) -> None:

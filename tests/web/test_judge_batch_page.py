@@ -9,11 +9,12 @@ import pytest
 
 from support.judging import MODELS, agreed, always, fill
 from tipbench.web.batches import desk_of
-from tipbench.web.panel.judge_outcome import bias_words, outcome_view
+from tipbench.web.panel.judge_outcome import outcome_view
+from tipbench.web.panel.showing import bias_words
 from tipbench.web.panel.static_files import assets
-from web.batching import Clerk, kept
+from web.batching import Clerk, kept, whole_tips
 from web.page_forms import HEADERS, PageForm
-from web.panels import EXPERIMENT, JUDGE, Served
+from web.panels import API, EXPERIMENT, JUDGE, Served
 
 PAGE = {"Accept": "text/html"}
 
@@ -118,9 +119,55 @@ def test_a_held_batch_says_why_and_is_revised(judge: Served) -> None:
 
 
 def test_an_unfinished_batch_shows_no_number_of_the_drift(judge: Served) -> None:
-    page = shown(judge, closed(judge, always(5), but=1)).text
+    page = shown(judge, closed(judge, agreed, but=1)).text
+    assert "1 item is open" in page
     assert "Typical distance" not in page
-    assert "too high" not in page
+    assert "even</td>" not in page
+
+
+def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judge: Served) -> None:
+    page = shown(judge, closed(judge, always(5), but=1)).text
+    assert "what is named beyond the limit below" in page
+    assert " too high</td>" in page
+
+
+def test_scores_that_were_taken_back_and_still_count_are_told(judge: Served) -> None:
+    path = closed(judge, agreed)
+    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
+    sent(judge, shown(judge, path).text, f"{path}/reopen")
+    assert "keep those scores when they are skipped or cleared" in shown(judge, path).text
+    item = clerk.whole(sheet)["items"][0]["item"]
+    clerk.put(sheet, item, 1, "skipped", reason="not mine")
+    clerk.close(sheet)
+    page = shown(judge, path).text
+    assert "1 item keeps its earlier scores; they still count." in page
+    assert "open and will wait" not in page
+
+
+def test_a_first_batch_says_nothing_of_earlier_scores(judge: Served) -> None:
+    assert "keep those scores" not in shown(judge, opened(judge)).text
+
+
+def test_a_batch_that_is_begun_tells_that_its_sheet_came_back_as_a_file(judge: Served) -> None:
+    path = opened(judge)
+    sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
+    assert "has come back already" not in shown(judge, path).text
+    item = clerk.whole(sheet)["items"][0]
+    clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
+    judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
+    page = shown(judge, path).text
+    assert "This sheet has come back already" in page
+    assert 'id="desk"' in page
+
+
+def test_a_batch_whose_sheet_came_back_as_a_file_says_so(judge: Served) -> None:
+    path = opened(judge)
+    raw = fill(kept(judge, path.rpartition("/")[2]))
+    judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=raw)
+    page = shown(judge, path).text
+    assert "This sheet came back as a file" in page
+    assert "as close to the agreed ones" in page
+    assert "earlier scores" not in page
 
 
 def test_a_note_of_an_admin_stands_on_the_page_of_a_returned_batch(judge: Served) -> None:
@@ -196,7 +243,7 @@ def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
     ("bias", "words"), [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]
 )
 def test_a_bias_is_told_in_words(bias: float, words: str) -> None:
-    assert bias_words(bias) == words
+    assert bias_words(bias, 1) == words
 
 
 def test_duels_tell_how_often_the_order_did_not_matter() -> None:

@@ -239,7 +239,9 @@ def test_the_operators_program_is_started_once_and_shown_without_its_secrets(hom
         started = [send(served, "run", **{"with": "command", "again": again[1]}) for _ in range(2)]
         assert [response.status_code for response in started] == [303, 303]
         (job,) = served.get(f"{API}/jobs").json()["items"]
-        assert (job["kind"], job["experiment"]) == ("judge", EXPERIMENT)
+        assert (job["kind"], job["experiment"], job["arguments"]["with"]) == ("judge", EXPERIMENT, "command")
+        shown = [served.get(f"{API}/jobs/{job['id']}").text, served.get(f"/jobs/{job['id']}", headers=HTML).text]
+        assert not any(secret in text for text in shown for secret in ("a-secret-of-the-operator", "/opt/agents"))
 
 
 def test_a_program_that_cannot_be_read_breaks_no_page(home: Path) -> None:

@@ -14,7 +14,8 @@ from support.judging import EXPERIMENT, Desk, always, honest
 from tipbench.judge.drift_drawing import MOST_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.judging import find_judging
 from tipbench.judge.status import SheetHistory
-from tipbench.web.panel.judges_view import alpha_words, bias_words, drift_words
+from tipbench.web.panel.judges_view import alpha_words, drift_words
+from tipbench.web.panel.showing import bias_words
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 

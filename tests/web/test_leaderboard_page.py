@@ -18,12 +18,15 @@ from starlette.requests import Request
 
 from support.judging import Desk, record_cells
 from support.panel_site import panel_site
+from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.judge.exporting import Request as SheetWish
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.running import run_judge
 from tipbench.record.mlflow import MlflowStore
+from tipbench.web.panel import leaderboard, standings_view
 from tipbench.web.panel.board_links import BoardUrl, ask_params, page_ask
+from tipbench.web.panel.standings_view import Table
 from tipbench.web.queries import BoardAsk
 from web.board_pages import (
     HTML,
@@ -284,6 +287,35 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(judged: Served) -> No
     for query in ("", "?sort=rank", ""):
         look(judged, BOARD + query)
     assert judged.store.read_count == before
+
+
+def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str | None] = []
+
+    def standings(board: Leaderboard, sort: str | None) -> Table:
+        made.append(sort)
+        return standings_view.standings(board, sort)
+
+    monkeypatch.setattr(leaderboard, "standings", standings)
+    for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
+        look(changing, BOARD + query)
+    assert made == [None, "-rank"]
+    changing.store.touch(desk_of(changing).experiment.experiment_id)
+    look(changing, BOARD)
+    assert made == [None, "-rank", None]
+
+
+def test_what_is_kept_of_a_page_holds_nothing_of_its_reader(changing: Served) -> None:
+    tokens = []
+    for _ in range(2):
+        token = changing.log_in(changing.admin)
+        page = changing.get(BOARD, token=None, headers=HTML).text
+        assert token in page
+        tokens.append(token)
+    assert tokens[0] not in page
+    assert not any(
+        token in str(slot.value) for slot in changing.panel.queries.tables._slots.values() for token in tokens
+    )
 
 
 def test_a_sheet_applied_elsewhere_shows_at_once(changing: Served) -> None:

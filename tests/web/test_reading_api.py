@@ -12,6 +12,7 @@ from tipbench.record.memory import MemoryStore
 from tipbench.record.reading import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment
+from tipbench.web.queries import COUNTS
 from web.panels import API, EXPERIMENT, Served, serving
 
 RUNS = f"{API}/runs/{EXPERIMENT}"
@@ -229,3 +230,27 @@ def test_memory_is_bounded_however_many_questions_are_asked(served: Served) -> N
         served.panel.queries.small.get(number, "r", lambda: None)
     assert len(queries.small) <= 256
     assert len(queries.snapshots) <= 4
+
+
+def test_more_experiments_than_a_cache_usually_holds_are_counted_once(home: Path) -> None:
+    store = CountingStore()
+    for number in range(COUNTS + 5):
+        store.touch(store.ensure_experiment(f"tip-bench-{number:03}").experiment_id)
+    with serving(home, store) as served:
+        first = served.get(f"{API}/experiments").json()
+        store.reads = 0
+        assert served.get(f"{API}/experiments").json() == first
+    assert (len(first["items"]), store.reads) == (COUNTS + 5, 0)
+
+
+def test_experiments_come_in_pages_and_by_name(home: Path) -> None:
+    store = MemoryStore()
+    for name in ("b2", "a1", "c", "B1", "a2"):
+        store.ensure_experiment(f"tip-bench-{name}")
+    with serving(home, store) as served:
+        names = [each["experiment"].removeprefix("tip-bench-") for each in all_pages(served, f"{API}/experiments", 2)]
+        found = served.get(f"{API}/experiments?q=%20BENCH-b").json()["items"]
+        wrong = served.get(f"{API}/experiments?next=x")
+    assert names == ["B1", "a1", "a2", "b2", "c"]
+    assert [each["experiment"] for each in found] == ["tip-bench-B1", "tip-bench-b2"]
+    assert (wrong.status_code, wrong.json()["error"]["path"]) == (422, "query.next")

@@ -13,7 +13,7 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from tipbench.plan.config import CollectConfig
-from tipbench.web.panel.run_models import PATIENCE_S
+from tipbench.web.panel import run_form, run_models
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, Served, serving
 
@@ -135,17 +135,20 @@ def test_what_ollama_has_can_be_ticked(home: Path) -> None:
         assert form.value("models") == ["beta:135m", "other:1b"]
 
 
-def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path) -> None:
+def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 6.0  # so long that a slow machine is not taken for one that waits
+    for module in (run_models, run_form):
+        monkeypatch.setattr(module, "PATIENCE_S", patience)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with serving(home, environment={"OLLAMA_HOST": address}) as served:
             began = time.monotonic()
             page = served.get("/run").text
-            assert time.monotonic() - began < PATIENCE_S
+            assert time.monotonic() - began < patience
             assert 'data-models-url="/run/models"' in page
             began = time.monotonic()
             assert served.get("/run/models").json() == {"items": [], "answered": False}
-            assert time.monotonic() - began < PATIENCE_S + 2
+            assert time.monotonic() - began < 3 * patience
 
 
 def test_only_servers_the_operator_allows_are_asked_for_models(served: Served) -> None:

@@ -13,7 +13,7 @@ from support.judging import EXPERIMENT, Desk, always, fill, fill_csv, record_cel
 from tipbench.judge.exporting import Exported
 from tipbench.judge.sheet_csv import sheet_csv
 from tipbench.web import uploads as uploads_module
-from tipbench.web.uploads import KEPT, LIFE_S, Uploads, uploads_of
+from tipbench.web.uploads import ADMINS, KEPT, LIFE_S, Share, Uploads, uploads_of
 from web.furnished_panel import HTML, words_of
 from web.panels import Served, serving
 
@@ -328,15 +328,31 @@ def test_uploads_are_forgotten_after_their_time() -> None:
 
 def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Uploads()
-    made = [kept.keep("me", "tip-bench-a", "x", b"12345") for _ in range(KEPT + 5)]
+    made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(KEPT + 5)]
     assert len(kept) == KEPT
-    assert kept.find(made[0].id, "me", "tip-bench-a") is None
+    assert kept.find(made[0].id, "judge 0", "tip-bench-a") is None
     monkeypatch.setattr(uploads_module, "MOST_BYTES", 12)
     newest = kept.keep("me", "tip-bench-a", "x", b"1234567")
     assert len(kept) == 2
     large = kept.keep("me", "tip-bench-a", "x", b"1" * 100)
     assert kept.find(large.id, "me", "tip-bench-a") == large
     assert kept.find(newest.id, "me", "tip-bench-a") is None
+
+
+@pytest.mark.parametrize("share", [uploads_module.JUDGES, ADMINS])
+def test_one_tokens_uploads_push_out_its_own_and_nobody_elses(share: Share) -> None:
+    kept = Uploads()
+    first = kept.keep("me", "tip-bench-a", "x", b"1")
+    mine = [kept.keep("you", "tip-bench-a", "x", b"1", share=share) for _ in range(share.files + 3)]
+    assert len(kept) == 1 + share.files
+    assert kept.find(first.id, "me", "tip-bench-a") == first
+    assert kept.find(mine[2].id, "you", "tip-bench-a") is None
+
+
+def test_one_tokens_uploads_are_bounded_in_size() -> None:
+    kept = Uploads()
+    made = [kept.keep("me", "tip-bench-a", "x", b"12345", share=Share(9, 12)) for _ in range(3)]
+    assert [kept.find(each.id, "me", "tip-bench-a") is not None for each in made] == [False, True, True]
 
 
 def test_an_applied_upload_lets_go_of_its_content() -> None:

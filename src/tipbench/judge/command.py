@@ -30,6 +30,7 @@ _LINGER_S = 2.0  # for output that a child of an ended program still holds open
 _POLL_S = 0.05
 _CHUNK = 65_536
 _MOST_NAME = 60
+_OURS = ("TIPBENCH_", "MLFLOW_TRACKING_")
 
 
 def default_name(command: str) -> str:
@@ -40,9 +41,10 @@ def default_name(command: str) -> str:
 class CommandJudge:
     """Runs `command` for each batch of items, and once more for those that did not come back valid.
 
-    No shell; in the current folder and environment, which agents need. The sheet is on stdin; `{sheet}` in the command
-    stands for a file with it instead, which the program may fill in place, and `{out}` for a file to write. The answer
-    is taken from `{out}`, stdout or the file at `{sheet}`: for each item the first of these with a valid answer counts.
+    No shell; in the current folder and environment, which agents need, without what is tipbench's own in it. The sheet
+    is on stdin; `{sheet}` in the command stands for a file with it instead, which the program may fill in place, and
+    `{out}` for a file to write. The answer is taken from `{out}`, stdout or the file at `{sheet}`: for each item the
+    first of these with a valid answer counts.
     """
 
     provisional = False
@@ -158,6 +160,11 @@ def _read(path: Path) -> bytes:
 # The process
 
 
+def _environment() -> dict[str, str]:
+    """Ours without tokens, logins and places of tipbench's: whoever judges could look up what is hidden where."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+
+
 def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
     """Run to the end, to the time limit or to the size limit; whatever happens, nothing of its group stays behind."""
     try:
@@ -168,6 +175,7 @@ def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env=_environment(),
         )
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc

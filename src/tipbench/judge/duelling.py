@@ -151,6 +151,7 @@ class DuelsApplied:
     changes: tuple[DuelChange, ...]
     twice: int  # match-ups judged in both orders
     same: int  # of these, with the same winner in both
+    blank: int = 0  # items without a winner in the file that have one from before
 
     def to_json(self) -> dict[str, Any]:
         """What scripts read; the keys that sheets have, too."""
@@ -161,6 +162,7 @@ class DuelsApplied:
             "applied": self.finished,
             "held": 0,
             "unfinished": self.unfinished,
+            "blank": self.blank,
             "changed": len(self.changes),
             "errors": [],
             "drift": None,
@@ -191,7 +193,8 @@ def apply_duels(store: RunStore, received: ReceivedDuels, *, dry_run: bool = Fal
         store.update(judging.run_id, change)
         store.touch(received.experiment.experiment_id)
     left = len(judging.sheet.items) - len(answers)
-    return DuelsApplied(judging.sheet.id, filled.judge, len(answers), left, tuple(changes), twice, same)
+    blank = len(judging.answers.keys() - filled.winners.keys())
+    return DuelsApplied(judging.sheet.id, filled.judge, len(answers), left, tuple(changes), twice, same, blank)
 
 
 @dataclass(frozen=True)

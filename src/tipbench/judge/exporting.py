@@ -32,6 +32,7 @@ class Request:
     provisional: bool = False
     first: tuple[str, ...] = ()  # scenarios that should come first, most wanted first
     only: frozenset[str] | None = None  # runs that may be on it; None for all
+    without: frozenset[str] = frozenset()  # runs that may not
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def export_sheet(
     candidates = [
         cell.candidate(_scored_by(cell, material, request))
         for cell in known
-        if not cell.floored and (request.only is None or cell.run.run_id in request.only)
+        if not cell.floored and _may_be_on(request, cell.run.run_id)
     ]
     chosen = choose_cells(
         candidates, _wish(request), {control.scenario for control in material.controls}, rng, request.first
@@ -83,6 +84,10 @@ def export_sheet(
     older = 0 if request.rejudge else sum(_under_another(cell, material) for cell in known)
     other = _other_conditions(known, {candidate.run_id for candidate in chosen})
     return Exported(replace(judging, run_id=run_id), len(chosen), unknown, older, other)
+
+
+def _may_be_on(request: Request, run_id: str) -> bool:
+    return (request.only is None or run_id in request.only) and run_id not in request.without
 
 
 def _floored_anew(store: RunStore, experiment: Experiment, material: Material, floors: Sequence[str]) -> str:

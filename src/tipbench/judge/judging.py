@@ -68,6 +68,11 @@ class Judging:
         return len(self.answers)
 
     @property
+    def unanswered(self) -> tuple[Entry, ...]:
+        """What has not come back."""
+        return tuple(entry for entry in self.entries if entry.item.id not in self.answers)
+
+    @property
     def accepted(self) -> str | None:
         """Why the drift of the present scores is accepted, if it is."""
         return self.acceptance_of(self.answers)

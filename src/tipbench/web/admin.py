@@ -58,7 +58,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 _ABOUT = """Start, watch and decide. Programs send `Authorization: Bearer TOKEN`; people log in at /login.
 
 Lists are `{"items", "next"}`: hand `next` back as `?next=`. Every failure is `{"error": {"code", "message", "path"}}`.
-A token of the role *judge* may export and apply sheets of its own, and nothing else."""
+A token of the role *judge* may judge, on sheets and batches of its own, and nothing else."""
 
 
 def create_app(
@@ -156,7 +156,7 @@ def _waiting(desk: JobDesk) -> float:
 
 
 def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
-    for name in ("snapshots", "small", "large"):
+    for name in ("snapshots", "counts", "small", "large"):
         cache = getattr(queries, name)
         for result in ("hits", "misses"):
             yield (("cache", name), ("result", result)), float(getattr(cache, result))

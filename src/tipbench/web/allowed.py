@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tipbench.addresses import identity_of, without_login
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
-from tipbench.web.errors import Forbidden, Invalid, place_of, validation_message
+from tipbench.web.errors import Forbidden, checked
 from tipbench.web.options import PanelOptions
 
 _URLS = ("ollama_url", "mlflow_url")
@@ -38,11 +36,7 @@ class Allowed:
         """The configuration that these values and the settings make. Invalid or Forbidden names the wrong one."""
         asked = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
         values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        try:
-            config = CollectConfig.model_validate({**values, **asked})
-        except ValidationError as exc:
-            found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-            raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+        config = checked(CollectConfig, {**values, **asked}, "body")
         changes = {key: self._url(key, getattr(config, key)) for key in _URLS if key in asked}
         if "suite" in asked:
             self.check_suite(config.suite)

@@ -30,7 +30,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _ENVIRONMENT = "environment-"  # how the id of TIPBENCH_ADMIN_TOKEN begins
 _WRONG = "This token is not known, has expired or was revoked. `tipbench token create` makes one."
 
-# For the OpenAPI document alone: what they read is read again in `identify`.
+# For the OpenAPI document alone: what they read is read again in `recognise`.
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `tipbench token create`.")
 _cookie = APIKeyCookie(
     name=COOKIE,
@@ -104,24 +104,27 @@ class Guard:
         return Identity("operator", Role.ADMIN, f"{_ENVIRONMENT}{(self._admin or '')[:16]}")
 
 
-async def identify(
+async def recognise(
     request: Request, _token: Annotated[object, Depends(_bearer)], _session: Annotated[object, Depends(_cookie)]
 ) -> Identity:
-    """Who asks. Raises Unauthorised, and Forbidden for a change with a cookie but without its CSRF token."""
+    """Who asks, by the headers alone: the body is unread. Raises Unauthorised."""
     panel: Panel = request.app.state.panel
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorised("Authorization is 'Bearer TOKEN'.", path="header.authorization")
-        identity = await run_in_threadpool(panel.guard.by_token, secret.strip(), client_of(request))
-    else:
-        found = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
-        if found is None:
-            raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN', or log in at /login.")
-        identity = found
-        if request.method not in SAFE:
-            await _check_csrf(request, panel, identity)
+        return await run_in_threadpool(panel.guard.by_token, secret.strip(), client_of(request))
+    found = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
+    if found is None:
+        raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN', or log in at /login.")
+    return found
+
+
+async def identify(request: Request, identity: Annotated[Identity, Depends(recognise)]) -> Identity:
+    """Who asks. Raises Unauthorised, and Forbidden for a change with a cookie but without its CSRF token."""
+    if identity.session is not None and request.method not in SAFE:
+        await _check_csrf(request, request.app.state.panel, identity)
     request.state.identity = identity
     return identity
 
@@ -129,7 +132,7 @@ async def identify(
 def require_admin(identity: Annotated[Identity, Depends(identify)]) -> Identity:
     """An admin."""
     if identity.is_judge:
-        raise Forbidden("A judge's token may export and apply sheets of its own, and nothing else.")
+        raise Forbidden("A judge's token may judge, on sheets and batches of its own, and nothing else.")
     return identity
 
 

@@ -227,7 +227,8 @@ def rubric_json(rubric: Rubric) -> dict[str, Any]:
 
 def canonical(value: object) -> str:
     """Equal values give equal texts; half a character of a model's becomes its escape, which SQLite can keep."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _item(raw: RawItem) -> Item:

@@ -16,6 +16,7 @@ LONGEST_REASON = 500
 LONGEST_ACCEPTANCE = 1000
 LONGEST_RETURN = 2000
 _DAY_S = 86_400.0
+_NEXT = "Pass it as `next` for the page after this one; null at the end."
 
 
 class _Wish(BaseModel):
@@ -98,7 +99,7 @@ class BatchShape(_Shape):
     draft: int
     skipped: int
     empty: int
-    opened: str = Field(examples=["2026-05-04T10:15:00.000+00:00"])
+    opened: str = Field(examples=["2026-05-04T10:15:00.000Z"])
     updated: str
     closed: str | None
     seconds: float = Field(description="Spent on all items.")
@@ -119,7 +120,7 @@ class BatchOpened(BatchAnswer):
 
 class BatchList(_Shape):
     items: list[BatchShape]
-    next: str | None = Field(description="Always null: the newest 500.")
+    next: str | None = Field(description=_NEXT)
 
 
 class AnswerShape(_Shape):
@@ -156,8 +157,11 @@ class ItemSaved(BatchAnswer):
 
 class HistoryShape(_Shape):
     items: list[AnswerShape] = Field(description="Newest first.")
-    next: str | None = Field(description="Always null: the newest 200.")
+    next: str | None = Field(description=_NEXT)
 
 
 class BatchClosedShape(BatchAnswer):
-    outcome: dict[str, Any] = Field(description="As POST …/apply answers a judge: status, applied, unfinished, drift.")
+    outcome: dict[str, Any] = Field(
+        description="As POST …/apply answers a judge: status, applied, unfinished, drift; `blank` items are not "
+        "submitted now and keep the scores they had. `by_file` is true when all scores came as a file."
+    )

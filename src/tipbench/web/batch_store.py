@@ -17,9 +17,9 @@ from typing import Any
 from tipbench.web.batch import Batch, BatchClosed, Cause, ItemMoved, Kept, Kind, NothingBefore, Said, State, Status
 from tipbench.web.database import Database
 
-MOST_STEPS = 1000  # of one item that are kept
+MOST_STEPS = 100  # of one item that are kept
+MOST_BYTES = 8_000_000  # of the steps of a whole batch; the oldest give way first
 MOST_KEYS = 200  # of one judge that are remembered
-MOST_LISTED = 500
 _BATCH = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
@@ -157,7 +157,7 @@ class BatchStore:
             )
         ]
 
-    # keys and keeping
+    # keys
 
     def remember(self, judge: str, key: str, sheet: str) -> None:
         """That this order of a judge's led to this batch."""
@@ -174,16 +174,8 @@ class BatchStore:
         where = "sheet = (SELECT sheet FROM batch_keys WHERE judge = ? AND key = ?)"
         return next(iter(self._batches(where, (judge, key))), None)
 
-    def tidy(self, keep_s: float) -> None:
-        """Forget the steps and unfinished drafts of batches that count since so long; their answers stay."""
-        old = "sheet IN (SELECT sheet FROM batches WHERE status = 'applied' AND closed < ?)"
-        before = (self._clock() - keep_s,)
-        with self._database.change() as db:
-            db.execute(f"DELETE FROM batch_history WHERE {old}", before)  # noqa: S608
-            db.execute(f"DELETE FROM batch_items WHERE state = 'draft' AND {old}", before)  # noqa: S608
-
     def _batches(self, where: str, values: tuple[object, ...]) -> list[Batch]:
-        statement = f"SELECT {_BATCH} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC LIMIT {MOST_LISTED}"  # noqa: S608
+        statement = f"SELECT {_BATCH} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
     def _check(self, db: Connection, sheet: str, present: Kept | None, version: int) -> None:
@@ -205,6 +197,7 @@ class BatchStore:
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
             (sheet, kept.item, kept.version - MOST_STEPS),
         )
+        _shorten(db, sheet)
         db.execute("UPDATE batches SET revision = revision + 1, updated = ? WHERE sheet = ?", (now, sheet))
         return kept
 
@@ -225,6 +218,19 @@ def _before(db: Connection, sheet: str, present: Kept | None, blank: str) -> Kep
         (sheet, present.item, present.parent),
     ).fetchone()
     return None if row is None else _kept(row)
+
+
+def _shorten(db: Connection, sheet: str) -> None:
+    """Forget the oldest steps of a batch that has too much of them. What is said now is kept elsewhere."""
+    size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
+    whole = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
+    if whole > MOST_BYTES:
+        newer = f"SUM({size}) OVER (ORDER BY updated DESC, rowid DESC)"
+        db.execute(
+            "DELETE FROM batch_history WHERE rowid IN (SELECT id FROM"  # noqa: S608
+            f" (SELECT rowid AS id, {newer} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
+            (sheet, MOST_BYTES),
+        )
 
 
 def _unspent(db: Connection, sheet: str, now: float) -> float:

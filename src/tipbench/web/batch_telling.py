@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from tipbench.times import iso
 from tipbench.web.batch import Batch, Kept, State
 from tipbench.web.batch_papers import Paper, RawItem, answer_json, rubric_json, rubric_of
 
@@ -76,11 +76,6 @@ def medians(spent: Iterable[tuple[str, str, float]]) -> dict[str, float]:
     for judge, _sheet, seconds in spent:
         times[judge].append(seconds)
     return {judge: median(found) / 60 for judge, found in sorted(times.items())}
-
-
-def iso(seconds: float | None) -> str | None:
-    """A time as people and scripts read it."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _links(batch: Batch) -> dict[str, str]:

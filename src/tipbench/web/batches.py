@@ -20,23 +20,21 @@ from tipbench.judge.checking import name_fault
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.store import RunStore
 from tipbench.web.auth import Identity
-from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kept, Kind, NothingBefore, Status
+from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kept, Kind, NothingBefore, State, Status
 from tipbench.web.batch_opening import find_work, recorded_status
 from tipbench.web.batch_papers import PAPERS, Paper, canonical, filled_file, item_of, said_of
 from tipbench.web.batch_shapes import ItemWish
-from tipbench.web.batch_store import BatchStore
+from tipbench.web.batch_store import MOST_STEPS, BatchStore
 from tipbench.web.batch_telling import batch_json, item_answer, medians, skips_json, whole_json
-from tipbench.web.desk import keep_seconds
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
 from tipbench.web.judge_queries import accept_drift
 from tipbench.web.judging import ApplyWish, alone, apply_sheet
-from tipbench.web.tokens import Role
+from tipbench.web.paging import LIMIT, MOST, Place, page_of
+from tipbench.web.tokens import EVERYBODY, Role
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-EVERYBODY = "*"
-HISTORY = 200
 _CLOSES = 3  # tries, while another tab goes on saving
 _PAPERS_KEPT = 32
 
@@ -67,7 +65,6 @@ class BatchDesk:
     def __init__(self, panel: Panel, store: BatchStore) -> None:
         self._panel = panel
         self._store = store
-        self._keep_s = keep_seconds(panel.settings)
         self._paper = lru_cache(maxsize=_PAPERS_KEPT)(self._read_paper)
 
     def open(
@@ -87,17 +84,25 @@ class BatchDesk:
         opened = self._continued(judge, experiment, kind) or self._made(judge, experiment, kind, limit)
         if key is not None:
             self._store.remember(judge.name, key, opened.batch.sheet)
-        if self._keep_s is not None:
-            self._store.tidy(self._keep_s)
         return opened
 
     def listed(self, who: Identity, experiment: str, judge: str | None = None) -> list[dict[str, Any]]:
-        """One's own batches; for an admin those of another judge, or of EVERYBODY, with counts and status alone."""
+        """The first page of batches, as long as a page may be."""
+        return self.page(who, experiment, judge, limit=MOST)[0]
+
+    def page(
+        self, who: Identity, experiment: str, judge: str | None = None, *, limit: int = LIMIT, after: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """One's own batches; for an admin those of another judge, or of EVERYBODY, with counts and status alone.
+
+        Those last worked on first; beside them the mark of the next page.
+        """
         _check_name(experiment)
-        if who.is_judge and judge not in (None, who.name):
+        if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token sees the batches of {who.name} alone.", path="query.judge")
-        found = self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name)
-        return [self._told(self._synced(batch), who) for batch in found]
+        found = sorted(self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name), key=_place)
+        shown, following = page_of(found, _place, limit=limit, after=after)
+        return [self._told(self._synced(batch), who) for batch in shown], following
 
     def one(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
         """Everything its judge works with; of another's batch an admin is told what was skipped, and why."""
@@ -137,19 +142,30 @@ class BatchDesk:
         with self._explained(paper, item):
             return self._saved(batch, self._store.undo(sheet, item, version, blank))
 
-    def history(self, who: Identity, sheet: str, item: str, experiment: str | None = None) -> list[dict[str, Any]]:
-        """What the judge has said of an item, newest first."""
+    def history(
+        self,
+        who: Identity,
+        sheet: str,
+        item: str,
+        experiment: str | None = None,
+        *,
+        limit: int = LIMIT,
+        after: str | None = None,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """What the judge has said of an item, newest first; beside it the mark of the next page."""
         self.own(who, sheet, experiment)
         paper = self._paper(sheet)
         raw = item_of(paper, item)
-        return [item_answer(paper, raw, kept) for kept in self._store.history(sheet, item, HISTORY)]
+        steps = self._store.history(sheet, item, MOST_STEPS)
+        shown, following = page_of(steps, lambda kept: Place(-kept.version, kept.item), limit=limit, after=after)
+        return [item_answer(paper, raw, kept) for kept in shown], following
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
         """Count the submitted items, or hold them. Closing again, also after a crash, ends the same."""
         batch = self.own(who, sheet, experiment)
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
-                batch = self._closed(store, batch, who)
+                batch = self._closed(store, batch)
         return {"batch": self._told(batch, who), "outcome": batch.outcome}
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
@@ -187,6 +203,13 @@ class BatchDesk:
             batch = self._store.reopen(sheet, note=why) or batch
         return {"batch": self._told(batch, admin)}
 
+    def recorded_already(self, sheet: str) -> Status | None:
+        """How the sheet of a batch that was never closed here stands in MLflow; None while nothing has come back."""
+        batch = self._store.get(sheet)
+        if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
+            return None
+        return self._recorded(batch)[0]
+
     def minutes_per_item(self, experiment: str) -> dict[str, float]:
         """By judge: the median time of a submitted item."""
         return medians(self._store.seconds(experiment))
@@ -204,48 +227,76 @@ class BatchDesk:
         return known
 
     def _continued(self, judge: Identity, experiment: str, kind: Kind) -> Opened | None:
+        found = self._open_of(judge, experiment, kind)
+        if found is not None and self._synced(found).status is not Status.OPEN:
+            found = self._open_of(judge, experiment, kind)
+        return Opened(found, new=False) if found is not None else None
+
+    def _open_of(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
         with suppress(TipbenchError):  # drafts go on without MLflow
             place = self._panel.tracker.open().identity
-        found = self._store.open_of(experiment, judge.name, kind, place)
-        return Opened(found, new=False) if found is not None else None
+        return self._store.open_of(experiment, judge.name, kind, place)
 
     def _made(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> Opened:
         with self._mlflow() as store:
-            if there := self._continued(judge, experiment, kind):  # by another tab, while we waited
-                return there
+            if there := self._open_of(judge, experiment, kind):  # by another tab, while we waited
+                return Opened(there, new=False)
             work = find_work(store, experiment, judge, self._panel.allowed, kind, limit)
             place, size = self._panel.tracker.open().identity, len(work.raw["items"])
             batch = Batch(work.sheet, place, experiment, judge.name, kind, size)
             return Opened(self._store.add(batch, canonical(work.raw)), new=True)
 
-    def _closed(self, store: RunStore, batch: Batch, who: Identity) -> Batch:
-        wish = ApplyWish.of(_blind(who), judge=None, accept=None, dry_run=False)
+    def _closed(self, store: RunStore, batch: Batch) -> Batch:
         for _ in range(_CLOSES):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
                 return batch
-            filled = filled_file(self._paper(batch.sheet), batch.judge, self._store.items(batch.sheet))
-            told = apply_sheet(store, batch.experiment, filled, wish)
+            given = self._store.items(batch.sheet)
+            told = apply_sheet(
+                store,
+                batch.experiment,
+                filled_file(self._paper(batch.sheet), batch.judge, given),
+                ApplyWish(Identity(batch.judge, Role.JUDGE, ""), batch.judge, settled=_settled(batch, given)),
+            )
             if not told["applied"] + told["held"]:
                 raise NotEnoughData("Nothing of this batch is submitted yet. Submit an item, then close it.")
-            done = self._store.close(batch, Status(told["status"]), told)
+            by_file = {"by_file": True} if _is_by_file(batch, given) else {}
+            done = self._store.close(batch, Status(told["status"]), {**told, **by_file})
             if done is not None:
                 return done
         raise Conflict("The batch is being changed in another tab. Let that one save, then close again.")
 
     def _synced(self, batch: Batch) -> Batch:
-        """A held batch as it is in MLflow, if that can be asked: a drift may be accepted elsewhere too."""
-        if batch.status is not Status.HELD:
-            return batch
-        try:
-            status, accepted = recorded_status(self._panel.tracker.open().store, batch)
-        except (TipbenchError, WebError):
-            return batch
+        """The batch as its sheet is in MLflow, if that can be asked: elsewhere a drift is accepted, a file applied."""
+        if batch.status is Status.HELD:
+            return self._accepted_elsewhere(batch)
+        return self._applied_elsewhere(batch) if batch.status is Status.OPEN else batch
+
+    def _accepted_elsewhere(self, batch: Batch) -> Batch:
+        status, accepted = self._recorded(batch)
         if status is not Status.APPLIED:
             return batch
         outcome = {**(batch.outcome or {}), "status": str(status), "drift_accepted": accepted}
         return self._store.accept(batch.sheet, accepted, outcome) or batch
+
+    def _applied_elsewhere(self, batch: Batch) -> Batch:
+        """A batch in which nothing was said ends as the file did; anything said here waits for its judge."""
+        said = any(kept.said.state is not State.EMPTY for kept in self._store.items(batch.sheet).values())
+        if said or self.recorded_already(batch.sheet) is None:
+            return batch
+        try:
+            with self._mlflow() as store:
+                return self._closed(store, batch)
+        except (TipbenchError, WebError):
+            return batch
+
+    def _recorded(self, batch: Batch) -> tuple[Status | None, str | None]:
+        """The sheet's state in MLflow and why its drift was accepted; nothing when that cannot be asked."""
+        try:
+            return recorded_status(self._panel.tracker.open().store, batch)
+        except (TipbenchError, WebError):
+            return None, None
 
     def _known(self, who: Identity, sheet: str, experiment: str | None) -> Batch:
         batch = self._store.get(sheet)
@@ -311,6 +362,21 @@ def desk_of(app: FastAPI) -> BatchDesk:
     """The application's own."""
     desk: BatchDesk = app.state.batches
     return desk
+
+
+def _settled(batch: Batch, given: Mapping[str, Kept]) -> bool:
+    """Whether every item is submitted or skipped."""
+    return sum(kept.said.state in (State.SUBMITTED, State.SKIPPED) for kept in given.values()) == batch.size
+
+
+def _is_by_file(batch: Batch, given: Mapping[str, Kept]) -> bool:
+    """Whether nothing was ever counted from here: what counts came as a file."""
+    before = batch.outcome is None or bool(batch.outcome.get("by_file"))
+    return before and not any(kept.said.state is State.SUBMITTED for kept in given.values())
+
+
+def _place(batch: Batch) -> Place:
+    return Place(-int(batch.updated * 1000), batch.sheet)
 
 
 def _blind(who: Identity) -> Identity:

@@ -46,6 +46,11 @@ class Cache:
                 self.hits += 1
             return cast("_T", slot.value)
 
+    def make_room(self, size: int) -> None:
+        """Keep at least so many from now on: a list that is longer than its cache would always find it cold."""
+        with self._lock:
+            self._size = max(self._size, size)
+
     def has(self, key: Hashable, version: str | None) -> bool:
         """Whether asking would be answered from memory."""
         with self._lock:

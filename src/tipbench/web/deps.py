@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -21,6 +21,7 @@ from tipbench.web.opening import Tracker
 from tipbench.web.options import PanelOptions
 from tipbench.web.queries import Queries
 from tipbench.web.streaming import Streams
+from tipbench.web.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Panel:
     metrics: Metrics
     jobs: JobDesk
     streams: Streams
+    turns: Turns = field(default_factory=Turns)
 
 
 def panel_of(request: Request) -> Panel:

@@ -92,9 +92,11 @@ class JobDesk:
         self.supervisor.wake()
         return job
 
-    def retry(self, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-        """A new job like the old one. JobConflict unless that failed, was cancelled or is lost."""
-        submitted = queue.retry(self.store, job_id, started_by=started_by, key=key)
+    def retry(
+        self, job_id: str, *, started_by: str, key: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        """A new job like the old one but for `changes`. JobConflict unless that failed, was cancelled or is lost."""
+        submitted = queue.retry(self.store, job_id, started_by=started_by, key=key, changes=changes)
         self.supervisor.wake()
         return submitted
 

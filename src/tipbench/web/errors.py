@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
@@ -51,6 +52,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
 # What a judge may be told in full; anything else may name a run or a model.
 _FOR_JUDGES = (errors.SheetRefused, errors.NotEnoughData, errors.LockHeld)
 _HTTP = {404: "not_found", 405: "method_not_allowed"}
+_M = TypeVar("_M", bound=BaseModel)
 
 
 class WebError(Exception):
@@ -118,6 +120,15 @@ class TooManyAttempts(WebError):
         )
 
 
+class Busy(WebError):
+    """Too much at once: wait."""
+
+    status, code = 429, "busy"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"Retry-After": "5"})
+
+
 def error_json(code: str, message: str, path: str | None = None) -> dict[str, Any]:
     """The one shape."""
     return {"error": {"code": code, "message": message, "path": path}}
@@ -176,6 +187,15 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)  # noqa: S101 - as above
     found = exc.errors()
     return _answer(request, 422, error_json("invalid", validation_message(found), place_of(found[0])))
+
+
+def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
+    """`raw` as the model has it; `place` is the part of the request it came in. Invalid names what is wrong."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as exc:
+        found = [{**error, "loc": (place, *error["loc"])} for error in exc.errors(include_url=False)]
+        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
 
 
 def validation_message(found: Any) -> str:

@@ -20,10 +20,11 @@ import tipbench
 from tipbench.addresses import is_loopback
 from tipbench.errors import TipbenchError
 from tipbench.generate.http import tls_for
+from tipbench.times import iso
 from tipbench.web.database import Database
 from tipbench.web.deps import Panel
 from tipbench.web.hook_options import HookOptions, shown_address
-from tipbench.web.hook_store import Attempt, Delivery, HookStore, Message, moment
+from tipbench.web.hook_store import Attempt, Delivery, HookStore, Message
 from tipbench.web.hook_watch import TEST, Watch, answering, message_of
 from tipbench.web.signing import signed_headers
 
@@ -173,7 +174,7 @@ class Hook:
             "hosts": sorted(options.hosts),
             "watch_s": options.watch_s,
             "watching": self._leads(),
-            "looked": None if self._watch.looked is None else moment(self._watch.looked),
+            "looked": iso(self._watch.looked),
             "problem": self._watch.problem,
             "queued": self._store.queued(),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from tipbench.addresses import is_loopback, is_web_address
 from tipbench.errors import UsageError
@@ -64,13 +64,13 @@ def hook_options(settings: Settings) -> HookOptions | None:
 
 
 def shown_address(url: str) -> str:
-    """The address as it may be shown: no login, no query."""
+    """The address as it may be shown: no login, and of what follows the host nothing, as it may be the secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return "not an address"
-    query = "…" if parts.query else ""
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query, fragment=""))
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}/…" if parts.scheme and host else "not an address"
 
 
 def _url(text: str) -> str:

@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from tipbench.times import iso
 from tipbench.web.database import Database
 
 KEPT = 500  # deliveries that have ended
@@ -61,7 +61,7 @@ class Attempt:
 
     def to_json(self) -> dict[str, Any]:
         """As the API shows it."""
-        return {**vars(self), "time": moment(self.time), "reason": self.reason or None}
+        return {**vars(self), "time": iso(self.time), "reason": self.reason or None}
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Delivery:
             "event": self.message.event,
             "experiment": self.message.experiment,
             "state": str(self.state),
-            "created": moment(self.created),
-            "next_try": None if self.next_try is None else moment(self.next_try),
+            "created": iso(self.created),
+            "next_try": iso(self.next_try),
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "payload": json.loads(self.message.body),
         }
@@ -224,8 +224,3 @@ def _keep_attempt(db: Any, delivery: str, attempt: Attempt) -> None:
 def _delivery(row: tuple[Any, ...], attempts: tuple[Attempt, ...]) -> Delivery:
     id_, event, experiment, body, state, created, next_try = row
     return Delivery(Message(id_, event, experiment, body), DeliveryState(state), created, next_try, attempts)
-
-
-def moment(seconds: float) -> str:
-    """A time as the API writes it."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +23,7 @@ from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
 from tipbench.record.tracking import find_tracking
 from tipbench.settings import Settings
+from tipbench.times import iso
 from tipbench.web.hook_store import HookStore, Message, Watched
 from tipbench.web.opening import Opened, Tracker
 from tipbench.web.snapshots import revision
@@ -43,7 +43,7 @@ def message_of(event: str, now: float, experiment: str | None, **counts: int) ->
     payload: dict[str, Any] = {
         "event": event,
         "id": id_,
-        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "time": iso(now),
         "experiment": experiment,
         **counts,
         "links": {} if experiment is None else _links(experiment),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import ValidationError
 
 from tipbench.addresses import identity_of
 from tipbench.compare.cells import Question, read_board
@@ -18,11 +16,13 @@ from tipbench.compare.leaderboard import Options, make_board
 from tipbench.errors import LockHeld, NotEnoughData
 from tipbench.generate.lock import ResourceLock
 from tipbench.judge.applying import Application
+from tipbench.judge.calibration import MIN_CONTROLS
 from tipbench.judge.checking import name_fault, tidy_name
 from tipbench.judge.duel_sheet import FORMAT as DUELS
 from tipbench.judge.duelling import apply_duels, receive_duels
 from tipbench.judge.exporting import Request, export_sheet
 from tipbench.judge.judging import Judging, SheetStatus, find_judging, judgings
+from tipbench.judge.key import Behind
 from tipbench.judge.problems import Problem, refusal, shown
 from tipbench.judge.receiving import receive
 from tipbench.judge.sheet import sheet_text
@@ -31,11 +31,13 @@ from tipbench.judge.telling import Applied
 from tipbench.record.store import Experiment, RunStore
 from tipbench.web.allowed import Allowed
 from tipbench.web.auth import Identity
-from tipbench.web.errors import Forbidden, Invalid, NotFound, place_of, validation_message
+from tipbench.web.errors import Forbidden, Invalid, NotFound, checked
 from tipbench.web.queries import existing
 from tipbench.web.shapes import SheetWish
 
 WAIT_S = 20.0  # for another apply to end; longer, and the client should ask again
+FEWEST = MIN_CONTROLS  # answers that judges may ask for: as many control tips are hidden among them
+MOST_REVISIONS = 5  # of a sheet, by its judge
 _POLL_S = 0.2
 _JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
@@ -62,13 +64,15 @@ def wish_of(raw: Mapping[str, Any], who: Identity, allowed: Allowed) -> SheetReq
             f"A judge's token may ask for {', '.join(sorted(_JUDGES_MAY_ASK))} (got {beyond[0][:40]!r}).",
             path=f"body.{beyond[0][:40]}",
         )
-    try:
-        wish = SheetWish.model_validate(raw)
-    except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+    wish = checked(SheetWish, raw, "body")
     if wish.suite is not None:
         allowed.check_suite(wish.suite)
+    if who.is_judge and wish.limit is not None and wish.limit < FEWEST:
+        raise Invalid(
+            f"limit is {FEWEST} or more for a judge: on fewer answers too little is hidden to measure by "
+            f"(got {wish.limit}).",
+            path="body.limit",
+        )
     if wish.filled and wish.sheet is None:
         raise Invalid("filled is for a sheet that was exported before: name it in sheet.", path="body.filled")
     request = Request(
@@ -88,9 +92,12 @@ def sheet_for(store: RunStore, name: str, ask: SheetRequest) -> Judging:
     experiment = existing(store, name)
     if ask.sheet is not None:
         return _again(store, experiment, ask.sheet, ask.request.judge if ask.own else None)
-    if ask.own and (there := _open_sheet(store, experiment, ask.request.judge or "")):
-        return there
     request = _focused(store, experiment, ask.request) if ask.focus else ask.request
+    if ask.own:
+        mine = [each for each in judgings(store, experiment.experiment_id, name, request.judge) if not each.provisional]
+        if there := next(filter(_is_open, mine), None):
+            return there
+        request = replace(request, without=_left(mine))
     return export_sheet(store, experiment, request).judging
 
 
@@ -109,10 +116,16 @@ def _again(store: RunStore, experiment: Experiment, sheet: str, owner: str | Non
     return found
 
 
-def _open_sheet(store: RunStore, experiment: Experiment, judge: str) -> Judging | None:
-    """The newest sheet of a judge's of which nothing has come back."""
-    found = judgings(store, experiment.experiment_id, experiment.name, judge)
-    return next((each for each in found if each.status is SheetStatus.EXPORTED and not each.provisional), None)
+def _is_open(judging: Judging) -> bool:
+    """Whether its judge has more than half of it to do, and gets it again instead of another."""
+    return 2 * len(judging.unanswered) > len(judging.entries)
+
+
+def _left(mine: Iterable[Judging]) -> frozenset[str]:
+    """Cells this judge was shown and left. On a second sheet they would tell which items of the first are controls."""
+    return frozenset(
+        entry.run_id for each in mine for entry in each.unanswered if entry.behind is Behind.CELL and entry.run_id
+    )
 
 
 def _focused(store: RunStore, experiment: Experiment, request: Request) -> Request:
@@ -135,6 +148,7 @@ class ApplyWish:
     judge: str | None = None
     accept: str | None = None
     dry_run: bool = False
+    settled: bool = False  # every item was scored or skipped: nothing more is to come
 
     @classmethod
     def of(cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool) -> ApplyWish:
@@ -158,21 +172,59 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], wish: ApplyW
         duels = apply_duels(store, receive_duels(store, raw, judge=wish.judge), dry_run=wish.dry_run)
         return {**duels.to_json(), **_preview(wish, [vars(change) for change in duels.changes])}
     got = receive(store, raw, judge=wish.judge)
-    applied = Application(store, got.experiment, got.judging, got.filled).run(accept=wish.accept, dry_run=wish.dry_run)
-    told = _for_judge(applied) if wish.who.is_judge else applied.to_json()
+    application = Application(store, got.experiment, got.judging, got.filled)
+    if wish.who.is_judge and not wish.dry_run:
+        _check_revisions(got.judging, application)
+    applied = application.run(accept=wish.accept, dry_run=wish.dry_run)
+    if wish.who.is_judge and wish.dry_run:
+        return _preview_for_judge(applied)
+    told = _for_judge(applied, settled=wish.settled) if wish.who.is_judge else applied.to_json()
     return {**told, **_preview(wish, [change.to_json() for change in applied.changes])}
+
+
+def _check_revisions(judging: Judging, application: Application) -> None:
+    """A judge who could change one item after the other and look at the drift would find the controls."""
+    made = len({each.at for each in judging.replaced})
+    if made >= MOST_REVISIONS and application.run(dry_run=True).changes:
+        raise Forbidden(
+            f"Sheet {judging.sheet.id} was revised {made} times; a judge may do so {MOST_REVISIONS} times. "
+            "Ask an admin to accept it, or to apply what you would still change.",
+            code="too_many_revisions",
+            path="body.sheet",
+        )
+
+
+def _preview_for_judge(applied: Applied) -> dict[str, Any]:
+    """What would change, and nothing of the measuring: a preview leaves no trace, so it could be asked for ever."""
+    changes = [{**change.to_json(), "after": change.given} for change in applied.changes]
+    told = {**applied.to_json(), "status": str(SheetStatus.APPLIED), "applied": applied.finished, "held": 0}
+    del told["alpha"]
+    return {**told, "drift": None, "self_agreement": None, "dry_run": True, "changes": changes}
 
 
 def _preview(wish: ApplyWish, changes: list[dict[str, Any]]) -> dict[str, Any]:
     return {"dry_run": True, "changes": changes} if wish.dry_run else {}
 
 
-def _for_judge(applied: Applied) -> dict[str, Any]:
-    """How far off the judge is comes after the sheet, never before; agreement with others would tell their scores."""
+def _for_judge(applied: Applied, *, settled: bool) -> dict[str, Any]:
+    """How far off the judge is comes after the sheet, never before; agreement with others would tell their scores.
+
+    While items are open, whoever is held is told what is beyond the limit, and nothing else.
+    """
     told = {key: value for key, value in applied.to_json().items() if key != "alpha"}
-    if applied.unfinished:
-        told |= {"drift": {"verdict": applied.drift.verdict.value}, "self_agreement": None}
+    if applied.unfinished and not settled:
+        verdict = {"verdict": applied.drift.verdict.value}
+        told |= {"drift": verdict | (_beyond(told["drift"]) if applied.held else {}), "self_agreement": None}
     return told
+
+
+def _beyond(drift: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds a sheet, as it is told: the scales, with direction and size, and the pooled numbers."""
+    found: dict[str, Any] = {"scales": [scale for scale in drift.get("scales", ()) if scale["beyond"]]}
+    for name in ("error", "contrast"):
+        if drift.get(f"{name}_beyond"):
+            found |= {key: drift[key] for key in (name, f"{name}_limit", f"{name}_beyond")}
+    return found
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from tipbench.times import iso
 from tipbench.web.auth import (
     CSRF_FIELD,
     CSRF_HEADER,
@@ -29,7 +30,6 @@ from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 from tipbench.web.rendering import Json
 from tipbench.web.sessions import Session
 from tipbench.web.shapes import COMMON, LoggedIn, refusals
-from tipbench.web.tokens import iso_time
 
 LoginPage = Callable[[Request, str, str | None], str]  # request, where to go next, what went wrong → HTML
 
@@ -189,7 +189,7 @@ def _logged_in(panel: Panel, identity: Identity, session: Session) -> dict[str, 
     return {
         "name": identity.name,
         "role": str(identity.role),
-        "expires": iso_time(session.expires),
+        "expires": iso(session.expires),
         CSRF_FIELD: panel.guard.sessions.csrf(session),
     }
 

@@ -6,6 +6,7 @@ once, and a page that nothing has changed costs one small question to MLflow.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,11 +29,13 @@ from tipbench.web.errors import Invalid, NotFound
 from tipbench.web.paging import Place, page_of
 from tipbench.web.snapshots import KEPT, SnapshotStore, revision
 
-SMALL = 256  # counts, boards, judging states
+SMALL = 256  # boards, judging states
+COUNTS = 256  # and as many as there are experiments
 _COPIES = 10  # of one record; more than one is rare
 LARGE = 8  # reports and answers, up to some MB each
 PAIRS = 32  # two rows side by side, up to some hundred kB each
 CHARTS = 96  # about 25 kB each
+TABLES = 16  # prepared and rendered, half a MB for 300 rows
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,24 @@ class BoardAsk:
 
 
 @dataclass(frozen=True)
+class ExperimentsAsk:
+    """Which experiments are asked for, and which page of them."""
+
+    q: str = ""  # what the name contains, in whatever case
+    limit: int = sys.maxsize
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class ExperimentsPage:
+    """Experiments with their cells by state, by name."""
+
+    items: tuple[dict[str, Any], ...] = ()
+    next: str | None = None
+    total: int = 0  # of all names
+
+
+@dataclass(frozen=True)
 class RunsAsk:
     """Which runs are asked for, and which page of them."""
 
@@ -68,16 +89,24 @@ class Queries:
 
     def __init__(self) -> None:
         self.snapshots = Cache(KEPT)
+        self.counts = Cache(COUNTS)
         self.small = Cache(SMALL)
         self.large = Cache(LARGE)
         self.pairs = Cache(PAIRS)
         self.charts = Cache(CHARTS)
+        self.tables = Cache(TABLES)
 
-    def experiments(self, store: RunStore) -> list[dict[str, Any]]:
-        """Every experiment of ours with its cells by state, by name."""
-        found = [each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)]
-        few = len(found) <= KEPT
-        return [self._experiment_row(store, each, few=few) for each in sorted(found, key=lambda each: each.name)]
+    def experiments(self, store: RunStore, ask: ExperimentsAsk) -> ExperimentsPage:
+        """One page of our experiments; cells are counted of those alone that are on it."""
+        ours = sorted((each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)), key=_by_name)
+        self.counts.make_room(len(ours))
+        wanted = ask.q.strip().casefold()
+        found = [each for each in ours if wanted in each.name.casefold()]
+        page, following = page_of(found, _by_name, limit=ask.limit, after=ask.after)
+        few = len(ours) <= KEPT
+        return ExperimentsPage(
+            tuple(self._experiment_row(store, each, few=few) for each in page), following, total=len(ours)
+        )
 
     def runs(self, store: RunStore, name: str, ask: RunsAsk) -> dict[str, Any]:
         """One page of an experiment's runs, newest first, without texts."""
@@ -174,8 +203,8 @@ class Queries:
         return alike[0] if len(alike) == 1 else None
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, few: bool) -> dict[str, Any]:
-        counts = self.small.get(
-            ("counts", experiment.experiment_id), revision(experiment), lambda: self._count(store, experiment, few=few)
+        counts = self.counts.get(
+            experiment.experiment_id, revision(experiment), lambda: self._count(store, experiment, few=few)
         )
         return {"experiment": experiment.name, **vars(counts), "url": experiment.url}
 
@@ -222,6 +251,10 @@ def run_link(experiment: Experiment, run_id: str) -> str | None:
 def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
     times: Mapping[str, int | None] = {"start_ms": run.start_ms, "end_ms": run.end_ms}
     return {**run_json(run), **times, "url": run_link(experiment, run.run_id)}
+
+
+def _by_name(experiment: Experiment) -> Place:
+    return Place(0, experiment.name)
 
 
 def _place(run: StoredRun) -> Place:

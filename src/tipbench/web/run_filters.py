@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tipbench.record.reading import FILTERS
 from tipbench.record.run import RunKind, RunState
 from tipbench.web.asking import where_of
-from tipbench.web.errors import Invalid, place_of, validation_message
+from tipbench.web.errors import checked
 from tipbench.web.paging import LIMIT, MOST
 from tipbench.web.queries import RunsAsk
 
@@ -79,11 +79,7 @@ def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """The filters of a page's address, in which an empty field of its form says nothing."""
     said = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    try:
-        return RunFilters.model_validate({**said, "where": where})
-    except ValidationError as exc:
-        found = [{**error, "loc": ("query", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+    return checked(RunFilters, {**said, "where": where}, "query")
 
 
 def _said(value: object) -> str | None:

@@ -11,9 +11,9 @@ from tipbench.record.current import stale_runs
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.run import RunKind, StoredRun
 from tipbench.record.store import RunStore
+from tipbench.times import iso
 from tipbench.web.queries import Queries, RunsAsk, existing
 from tipbench.web.snapshots import revision
-from tipbench.web.tokens import iso_time
 
 CHOICES = ("model", "prompt_version", "scenario", "persona")  # params by which runs are chosen
 MOST_CHOICES = 300
@@ -118,7 +118,7 @@ def _row(run: Mapping[str, Any]) -> list[object]:
         "prompt": params.get("prompt_version"),
         "state": run["state"],
         "tips": metrics.get("n_candidates"),
-        "started": iso_time(run["start_ms"] // 1000),
+        "started": iso(run["start_ms"] / 1000),
     }
     return [values[column] for column in _COLUMNS]
 

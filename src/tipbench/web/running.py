@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header
-from pydantic import ValidationError
 
 from tipbench.errors import UsageError
-from tipbench.jobs.command import collect_order, judge_order
+from tipbench.jobs.command import PROGRAM_VARIABLE, collect_order, judge_order
+from tipbench.jobs.job import Job
 from tipbench.jobs.queue import Submitted
 from tipbench.jobs.sqlite import MOST_KEY
 from tipbench.judge.checking import name_fault, tidy_name
+from tipbench.judge.command import default_name
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.grid import choose_prompts, choose_scenarios
 from tipbench.plan.suite import load_suite
-from tipbench.web.errors import Forbidden, Invalid, place_of, validation_message
+from tipbench.web.errors import Forbidden, Invalid, checked
 from tipbench.web.queries import existing
 from tipbench.web.shapes import JudgeWish
 
@@ -56,12 +57,14 @@ def start_judge(
     panel: Panel, experiment: str, raw: Mapping[str, Any], *, started_by: str, key: str | None = None
 ) -> Submitted:
     """Queue a `judge run` of an experiment that is there. Invalid or Forbidden names the wrong option."""
-    wish = _wish(raw)
+    wish = checked(JudgeWish, raw, "body")
     asked = wish.model_dump(by_alias=True, exclude_defaults=True)
     rule = panel.allowed.config({name: asked[name] for name in _RULES if name in asked})
     if wish.judge is not None and (fault := name_fault(wish.judge)):
         raise Invalid(f"judge takes {fault} (got {wish.judge[:80]!r}).", path="body.judge")
-    options = {**asked, "with": _with(panel, wish.with_), "experiment": experiment, "mlflow_url": rule.mlflow_url}
+    _check_named(wish.with_)
+    program = _program(panel) if wish.with_ == COMMAND else None
+    options = {**asked, "with": wish.with_, "experiment": experiment, "mlflow_url": rule.mlflow_url}
     if wish.judge is not None:
         options["judge"] = tidy_name(wish.judge)
     if wish.with_.startswith("ollama:"):
@@ -69,43 +72,58 @@ def start_judge(
     with panel.tracker.named(rule.mlflow_url) as opened:
         existing(opened.store, experiment)
     try:
-        order = judge_order(options, ollama_url=rule.ollama_url, started_by=started_by)
+        order = judge_order(options, ollama_url=rule.ollama_url, program=program, started_by=started_by)
     except UsageError as exc:
         raise Invalid(str(exc), path="body") from exc
     return panel.jobs.submit(order, key=key)
 
 
 def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
-    """A new job like an old one, as long as the operator still allows what that one named."""
+    """A new job like an old one, as long as the operator still allows what that one named.
+
+    The operator's judging program is the one of today: Forbidden when there is none any more.
+    """
     old = panel.jobs.store.get(job_id)
     panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
-    return panel.jobs.retry(job_id, started_by=started_by, key=key)
+    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=_with_todays_program(panel, old))
 
 
-def _wish(raw: Mapping[str, Any]) -> JudgeWish:
-    try:
-        return JudgeWish.model_validate(raw)
-    except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+def _with_todays_program(panel: Panel, old: Job) -> Mapping[str, Any]:
+    """What changes about a job that runs the operator's program, also one whose options still held its words."""
+    if str(old.arguments.get("with", "")).partition(":")[0] != COMMAND:
+        return {}
+    return {
+        "arguments": {**old.arguments, "with": COMMAND},
+        "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
+    }
 
 
-def _with(panel: Panel, wanted: str) -> str:
+def _check_named(wanted: str) -> None:
     """A program runs on this machine with all our rights, so only the operator says which."""
-    if wanted == COMMAND:
-        program = panel.settings.get("judge_command")
-        if not program:
-            raise Forbidden(
-                "No judging program is configured. The operator names one in TIPBENCH_JUDGE_COMMAND; rules and "
-                "ollama:MODEL need none.",
-                code="not_allowed",
-                path="body.with",
-            )
-        return f"command:{program}"
-    if wanted.startswith("command:"):
+    if wanted.startswith(f"{COMMAND}:"):
         raise Forbidden(
             'A program cannot be named over HTTP. Send "command" for the one that TIPBENCH_JUDGE_COMMAND names.',
             code="not_allowed",
             path="body.with",
         )
-    return wanted
+
+
+def _program(panel: Panel) -> str:
+    """The operator's command line, which may hold secrets. Forbidden when there is none that could be run."""
+    program = panel.settings.get("judge_command")
+    if not program:
+        raise Forbidden(
+            "No judging program is configured. The operator names one in TIPBENCH_JUDGE_COMMAND; rules and "
+            "ollama:MODEL need none.",
+            code="not_allowed",
+            path="body.with",
+        )
+    try:
+        default_name(program)
+    except UsageError:  # its message would show the command line
+        raise Forbidden(
+            "TIPBENCH_JUDGE_COMMAND is no command line that can be read. The operator looks at its quotes.",
+            code="not_allowed",
+            path="body.with",
+        ) from None
+    return program

@@ -74,7 +74,7 @@ class Shield:
             if refusal is not None:
                 await refusal(scope, receive, outgoing)
             else:
-                await self._app(scope, _bounded(receive, _limit(scope["path"])), outgoing)
+                await self._app(scope, _bounded(scope, receive), outgoing)
             _log_failure(scope, request_id)
         except ClientDisconnect:
             log.info("request %s: the client left", request_id)
@@ -125,15 +125,19 @@ class _Outgoing:
         await self._send(message)
 
 
-def _bounded(receive: Receive, limit: int) -> Receive:
-    """The body may come without its length, or be longer than it said."""
-    seen = 0
+def _bounded(scope: Scope, receive: Receive) -> Receive:
+    """The body may come without its length, or be longer than it said.
+
+    Its limit may be lowered (`state.most_bytes`) until it is read, when it is known who sends it.
+    """
+    announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
     async def counted() -> Message:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > limit:
+        limit = min(_limit(scope["path"]), scope["state"].get("most_bytes", SHEET_BYTES))
+        if max(seen, announced) > limit:
             raise TooLarge(_too_large(limit), path="body", headers={"Connection": "close"})
         return message
 

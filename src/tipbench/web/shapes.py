@@ -34,7 +34,7 @@ class ExperimentRow(_Shape):
 
 class ExperimentList(_Shape):
     items: list[ExperimentRow]
-    next: str | None = Field(description="Always null: the list is whole.")
+    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
 
 
 class RunRow(_Shape):
@@ -278,7 +278,7 @@ class JudgeWish(BaseModel):
 class LoggedIn(_Shape):
     name: str = Field(examples=["reviewer-1"])
     role: Literal["admin", "judge"]
-    expires: str = Field(examples=["2026-05-04T20:00:00+00:00"])
+    expires: str = Field(examples=["2026-05-04T20:00:00.000Z"])
     csrf: str
 
 
@@ -304,7 +304,11 @@ _MEANINGS = {
     ),
     413: ("too_large", "body", "The body is too large."),
     422: ("invalid", "body.n_tips", "A value is not what was asked for; `path` names it."),
-    429: ("too_many_attempts", "header.authorization", "Too many wrong tokens; Retry-After says how long to wait."),
+    429: (
+        "too_many_attempts",
+        "header.authorization",
+        "Too many wrong tokens, or too much at once; Retry-After says how long to wait.",
+    ),
     500: ("internal", "", "A bug; the log has the reason under the request's id."),
     502: ("mlflow_refused", "", "MLflow or Ollama answered something that cannot be worked with."),
     503: ("mlflow_away", "", "MLflow or Ollama does not answer; Retry-After says when to try again."),

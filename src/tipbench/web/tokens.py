@@ -13,14 +13,15 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from tipbench.errors import UsageError
 from tipbench.judge.checking import name_fault, tidy_name
+from tipbench.times import iso
 from tipbench.web.database import Database
 
+EVERYBODY = "*"  # where a name is asked for
 LONGEST_TOKEN = 256
 LONGEST_LIFE_S = 10 * 366 * 86400
 _ID_BYTES = 6
@@ -65,7 +66,7 @@ class Token:
             "role": str(self.role),
             "name": self.name,
             "state": self.state(now),
-            **{name: iso_time(getattr(self, name)) for name in times},
+            **{name: iso(getattr(self, name)) for name in times},
         }
 
 
@@ -136,6 +137,8 @@ def checked_name(name: str, role: Role) -> str:
     """A token's name as it is kept; a judge's is the name the scores are kept under. UsageError when it is none."""
     if fault := name_fault(name, allow_reserved=role is Role.ADMIN):
         raise UsageError(f"A token's name is {fault} (got {name[:80]!r}).")
+    if tidy_name(name) == EVERYBODY:
+        raise UsageError(f"A token's name is not {EVERYBODY}, which stands for everybody. Choose another.")
     return tidy_name(name)
 
 
@@ -151,11 +154,6 @@ def read_life(text: str) -> int | None:
             f"A token expires after a time like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r})."
         )
     return seconds
-
-
-def iso_time(seconds: int | None) -> str | None:
-    """A time as people and scripts read it."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _token(row: tuple[Any, ...]) -> Token:

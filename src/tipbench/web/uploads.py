@@ -10,15 +10,29 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
 
+from tipbench.web.auth import Identity
+
 LIFE_S = 3600.0
 KEPT = 32  # uploads, of everybody together
 MOST_BYTES = 128_000_000  # of them; the oldest give way first
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one token may have kept; its own oldest give way first, before anybody else's."""
+
+    files: int
+    bytes: int
+
+
+JUDGES = Share(4, 16_000_000)
+ADMINS = Share(16, 96_000_000)
 
 _making = threading.Lock()
 
@@ -46,12 +60,22 @@ class Uploads:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Upload] = OrderedDict()
 
-    def keep(self, owner: str, experiment: str, name: str, content: bytes, judge: str | None = None) -> Upload:
-        """Keep a file; older ones give way to it."""
+    def keep(
+        self,
+        owner: str,
+        experiment: str,
+        name: str,
+        content: bytes,
+        judge: str | None = None,
+        *,
+        share: Share = JUDGES,
+    ) -> Upload:
+        """Keep a file; older ones give way to it, its owner's first."""
         digest = hashlib.sha256(content).hexdigest()
         upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
         with self._lock:
             self._kept[upload.id] = upload
+            self._shrink(share, owner)
             self._tidy()
         return upload
 
@@ -76,11 +100,22 @@ class Uploads:
         old = self._clock() - LIFE_S
         for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
             del self._kept[id_]
-        while len(self._kept) > KEPT or (len(self._kept) > 1 and self._bytes() > MOST_BYTES):
-            self._kept.popitem(last=False)
+        self._shrink(Share(KEPT, MOST_BYTES))
 
-    def _bytes(self) -> int:
-        return sum(len(upload.content) for upload in self._kept.values())
+    def _shrink(self, share: Share, owner: str | None = None) -> None:
+        """Forget the oldest, of one owner or of all, until they fit; the newest stays."""
+        mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
+        while len(mine) > share.files or (len(mine) > 1 and _size(mine) > share.bytes):
+            del self._kept[mine.pop(0).id]
+
+
+def _size(uploads: Iterable[Upload]) -> int:
+    return sum(len(upload.content) for upload in uploads)
+
+
+def share_of(who: Identity) -> Share:
+    """What somebody's token may have kept."""
+    return JUDGES if who.is_judge else ADMINS
 
 
 def uploads_of(app: FastAPI) -> Uploads:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from tipbench.web.api.runs import ExperimentPath
@@ -26,17 +26,18 @@ from tipbench.web.batch_shapes import (
 )
 from tipbench.web.batches import BatchDesk, Conflict, desk_of
 from tipbench.web.deps import Admin, Judge
-from tipbench.web.errors import Invalid, error_json, place_of, validation_message
+from tipbench.web.errors import checked, error_json
 from tipbench.web.forms import JSON, read_json
+from tipbench.web.paging import LIMIT, Limit, Next
 from tipbench.web.rendering import Json
 from tipbench.web.running import Key
 from tipbench.web.shapes import COMMON, DATA
+from tipbench.web.turns import IN_TURN
 
 _ALL = {**COMMON, **DATA}
 router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
 deciding = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
-_W = TypeVar("_W", bound=BaseModel)
 _ID = "^[0-9a-f]{1,64}$"
 SheetPath = Annotated[str, Path(pattern=_ID, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
 ItemPath = Annotated[str, Path(pattern=_ID, description="The item's id.", examples=["9c1d5d6e8f0a"])]
@@ -75,37 +76,29 @@ def batch_desk(request: Request) -> BatchDesk:
     return desk_of(request.app)
 
 
-def _checked(model: type[_W], raw: dict[str, Any]) -> _W:
-    try:
-        return model.model_validate(raw)
-    except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
-
-
 async def read_batch(request: Request, _judge: Judge) -> BatchWish:
     """What is to be judged."""
-    return _checked(BatchWish, await read_json(request))
+    return checked(BatchWish, await read_json(request), "body")
 
 
 async def read_item(request: Request, _judge: Judge) -> ItemWish:
     """What is said of an item."""
-    return _checked(ItemWish, await read_json(request))
+    return checked(ItemWish, await read_json(request), "body")
 
 
 async def read_undo(request: Request, _judge: Judge) -> UndoWish:
     """The version that was seen."""
-    return _checked(UndoWish, await read_json(request))
+    return checked(UndoWish, await read_json(request), "body")
 
 
 async def read_accept(request: Request, _admin: Admin) -> AcceptWish:
     """Why the scores count."""
-    return _checked(AcceptWish, await read_json(request))
+    return checked(AcceptWish, await read_json(request), "body")
 
 
 async def read_return(request: Request, _admin: Admin) -> ReturnWish:
     """What to look at again."""
-    return _checked(ReturnWish, await read_json(request))
+    return checked(ReturnWish, await read_json(request), "body")
 
 
 Desk = Annotated[BatchDesk, Depends(batch_desk)]
@@ -122,6 +115,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     response_model=BatchOpened,
     openapi_extra=_OPEN,
     responses=_CREATED,
+    dependencies=[IN_TURN],
 )
 def open_batch(
     experiment: ExperimentPath, wish: Annotated[BatchWish, Depends(read_batch)], who: Judge, desk: Desk, key: Key = None
@@ -136,9 +130,17 @@ def open_batch(
 
 
 @router.get("/{experiment:path}/batches", summary="List batches", response_model=BatchList)
-def batches(experiment: ExperimentPath, who: Judge, desk: Desk, judge: JudgeName = None) -> Response:
+def batches(
+    experiment: ExperimentPath,
+    who: Judge,
+    desk: Desk,
+    judge: JudgeName = None,
+    limit: Limit = LIMIT,
+    next: Next = None,  # noqa: A002 - its name in the URL
+) -> Response:
     """One's own, those last worked on first; for an admin also another's, with counts and status alone."""
-    return Json({"items": desk.listed(who, experiment, judge), "next": None})
+    items, following = desk.page(who, experiment, judge, limit=limit, after=next)
+    return Json({"items": items, "next": following})
 
 
 @router.get(
@@ -146,9 +148,18 @@ def batches(experiment: ExperimentPath, who: Judge, desk: Desk, judge: JudgeName
     summary="The steps of an item",
     response_model=HistoryShape,
 )
-def history(experiment: ExperimentPath, sheet: SheetPath, item: ItemPath, who: Judge, desk: Desk) -> Response:
+def history(
+    experiment: ExperimentPath,
+    sheet: SheetPath,
+    item: ItemPath,
+    who: Judge,
+    desk: Desk,
+    limit: Limit = LIMIT,
+    next: Next = None,  # noqa: A002 - its name in the URL
+) -> Response:
     """What its judge has said of it, newest first."""
-    return Json({"items": desk.history(who, sheet, item, experiment), "next": None})
+    items, following = desk.history(who, sheet, item, experiment, limit=limit, after=next)
+    return Json({"items": items, "next": following})
 
 
 @router.get("/{experiment:path}/batches/{sheet}", summary="One batch", response_model=BatchDetail)
@@ -199,7 +210,12 @@ def undo(
         return _conflict(exc)
 
 
-@router.post("/{experiment:path}/batches/{sheet}/close", summary="Close a batch", response_model=BatchClosedShape)
+@router.post(
+    "/{experiment:path}/batches/{sheet}/close",
+    summary="Close a batch",
+    response_model=BatchClosedShape,
+    dependencies=[IN_TURN],
+)
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
     """Counts the submitted items, or holds them when they are beyond the drift limit; the others stay pending.
 
@@ -219,6 +235,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk)
     summary="Accept a held batch",
     response_model=BatchClosedShape,
     openapi_extra=_ACCEPT,
+    dependencies=[IN_TURN],
 )
 def accept(
     experiment: ExperimentPath,

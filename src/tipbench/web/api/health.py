@@ -27,7 +27,7 @@ class NotReady(WebError):
 
 
 @router.get("/healthz", summary="Whether the process lives", response_model=Health, responses=refusals(400, 500))
-def healthz() -> Response:
+async def healthz() -> Response:  # on the event loop: it does not wait for a thread
     """Answers as long as it can answer at all."""
     return Json({"status": "ok", "version": tipbench.__version__})
 
@@ -41,12 +41,19 @@ def healthz() -> Response:
 def readyz(panel: PanelState) -> Response:
     """MLflow answers, or none was ever used; the tokens can be read."""
     checks: Cache = panel.queries.small
-    try:
-        # Anybody may ask, so what is asked of MLflow is asked every few seconds at most.
-        state = checks.get("readiness", None, lambda: _mlflow(panel))
-    except TipbenchError as exc:
-        raise NotReady("Not ready: MLflow or the panel's database does not answer; the log has more.") from exc
+    # Anybody may ask, so MLflow is asked every few seconds at most, whether it answers or not.
+    state = checks.get("readiness", None, lambda: _outcome(panel))
+    if isinstance(state, TipbenchError):
+        raise NotReady("Not ready: MLflow or the panel's database does not answer; the log has more.") from state
     return Json({"status": "ready", "mlflow": state})
+
+
+def _outcome(panel: Panel) -> str | TipbenchError:
+    """How it stands with MLflow, or why not: a failure is an answer that can be kept."""
+    try:
+        return _mlflow(panel)
+    except TipbenchError as exc:
+        return exc
 
 
 def _mlflow(panel: Panel) -> str:

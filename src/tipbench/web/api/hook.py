@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tipbench.plan.config import check_experiment_name
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin
-from tipbench.web.errors import Invalid, WebError, place_of, validation_message
+from tipbench.web.errors import Invalid, WebError, checked
 from tipbench.web.forms import JSON, read_json
 from tipbench.web.hook import Hook
 from tipbench.web.hook_store import Delivery
@@ -78,7 +78,7 @@ class HookShape(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     configured: bool
-    url: str | None = Field(description="Without its query.", examples=["https://judge.example.org/tipbench"])
+    url: str | None = Field(description="Its host; the rest may be a secret.", examples=["https://judge.example.org/…"])
     hosts: list[str] = Field(description="Hosts it may lead to, beside this machine.")
     watch_s: float | None
     watching: bool = Field(description="Whether this panel looks and sends; of several on one home one does.")
@@ -116,11 +116,7 @@ HookState = Annotated[Hook | None, Depends(hook_of)]
 
 async def read_wish(request: Request, _admin: Admin) -> TestWish:
     """What the test shall name."""
-    try:
-        wish = TestWish.model_validate(await read_json(request))
-    except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+    wish = checked(TestWish, await read_json(request), "body")
     if wish.experiment is not None:
         try:
             check_experiment_name(wish.experiment)

@@ -6,6 +6,7 @@ one: controls come back from sheet to sheet, so whoever could pile up sheets cou
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Annotated, Any
 
@@ -23,9 +24,10 @@ from tipbench.web.forms import JSON, content_type, read_json
 from tipbench.web.judging import ApplyWish, SheetRequest, alone, apply_sheet, sheet_file, sheet_for, wish_of
 from tipbench.web.rendering import Json
 from tipbench.web.shapes import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
+from tipbench.web.turns import IN_TURN, turns_of
 
 _ALL = {**COMMON, **DATA}
-router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
+router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[IN_TURN, JUDGES_TOO], responses=_ALL)
 watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
 CSV = "text/csv"
@@ -50,11 +52,13 @@ async def read_wish(request: Request, judge: Judge, panel: PanelState) -> SheetR
     return wish_of(await read_json(request), judge, panel.allowed)
 
 
-async def read_filled(request: Request, _judge: Judge) -> dict[str, Any]:
-    """The filled sheet, JSON or CSV."""
+async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
+    """The filled sheet, JSON or CSV; it has its room in memory until the request has ended."""
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
-    return await run_in_threadpool(parse_sheet, await request.body())
+    content = await request.body()
+    async with turns_of(request).sheet():
+        yield await run_in_threadpool(parse_sheet, content)
 
 
 @router.post(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tipbench.errors import UsageError
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Invalid, NotFound, place_of, validation_message
+from tipbench.web.errors import Invalid, NotFound, checked
 from tipbench.web.forms import JSON, read_json
 from tipbench.web.rendering import Json
 from tipbench.web.shapes import COMMON, refusals
@@ -28,7 +28,7 @@ class TokenWish(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["admin", "judge"] = Field(description="admin: everything; judge: sheets of its own only.")
+    role: Literal["admin", "judge"] = Field(description="admin: everything; judge: sheets and batches of its own only.")
     name: str = Field(max_length=200, description="Whose it is; a judge's scores are kept under this name.")
     expires: str = Field(DEFAULT_LIFE, max_length=40, description="How long it is valid: 12h, 30d, 8w or never.")
 
@@ -42,7 +42,7 @@ class TokenShape(BaseModel):
     role: Literal["admin", "judge"]
     name: str = Field(examples=["reviewer-1"])
     state: Literal["active", "expired", "revoked"]
-    created: str = Field(examples=["2026-01-31T12:00:00+00:00"])
+    created: str = Field(examples=["2026-01-31T12:00:00.000Z"])
     expires: str | None
     revoked: str | None
     last_used: str | None
@@ -108,11 +108,7 @@ def token_rows(panel: Panel) -> list[dict[str, Any]]:
 
 def wish_of(raw: Mapping[str, Any]) -> TokenWish:
     """A checked wish. Invalid names the wrong field."""
-    try:
-        wish = TokenWish.model_validate(raw)
-    except ValidationError as exc:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+    wish = checked(TokenWish, raw, "body")
     try:
         checked_name(wish.name, Role(wish.role))
     except UsageError as exc:

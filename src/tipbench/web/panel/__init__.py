@@ -32,6 +32,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     settings.router,
     judge_place.router,
+    judge_place.working,
     judge_batch.router,
     sheet_import.router,
     judges.router,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import one_line, shortened
 from tipbench.record.reading import FILTERS
 from tipbench.web.asking import board_ask
-from tipbench.web.errors import Invalid, place_of, validation_message
+from tipbench.web.errors import checked
 from tipbench.web.panel.showing import experiment_path, quote_path
 from tipbench.web.queries import BoardAsk
 
@@ -147,12 +147,7 @@ def page_ask(request: Request) -> BoardAsk:
             given["where"].append(value)
         else:
             given[name] = value
-    try:
-        query = _Query.model_validate(given)
-    except ValidationError as exc:
-        found = [{**error, "loc": ("query", *error["loc"])} for error in exc.errors(include_url=False)]
-        raise Invalid(validation_message(found), path=place_of(found[0])) from exc
-    return board_ask(**query.model_dump())
+    return board_ask(**checked(_Query, given, "query").model_dump())
 
 
 PageAsk = Annotated[BoardAsk, Depends(page_ask)]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from tipbench.errors import TipbenchError
-from tipbench.web.api.experiments import experiment_rows
+from tipbench.web.api.experiments import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import KINDS
 from tipbench.web.panel.pages import page
 from tipbench.web.panel.showing import counted, experiment_path, quote_path
+from tipbench.web.queries import ExperimentsAsk, ExperimentsPage
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -49,28 +51,25 @@ class Row:
 
 
 @router.get("/")
-def experiments_page(
-    request: Request, panel: PanelState, q: Annotated[str, Query(max_length=200)] = ""
-) -> HTMLResponse:
+def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
     """The list; MLflow being away is told on it."""
-    away, found = None, []
+    away, found = None, ExperimentsPage()
     try:
-        found = experiment_rows(panel)
+        found = experiments_page(panel, ExperimentsAsk(q))
     except TipbenchError as exc:
         if next(status for kind, status, _ in KINDS if isinstance(exc, kind)) not in (502, 503):
             raise
         away = str(exc)
-    rows = [row_of(each) for each in found]
-    shown = [row for row in rows if q.strip().casefold() in row.name.casefold()]
+    query = f"?{urlencode({'q': q}, errors='backslashreplace')}" if q else ""
     return page(
         request,
         "experiments.html",
-        rows=shown,
-        total=len(rows),
-        many=len(rows) >= MANY,
+        rows=[row_of(each) for each in found.items],
+        total=found.total,
+        many=found.total >= MANY,
         q=q,
         away=away,
-        json_url="/api/bench/experiments",
+        json_url=f"/api/bench/experiments{query}",
     )
 
 

@@ -27,7 +27,8 @@ _TEMPLATES = {Kind.SHEET: "judge_batch.html", Kind.DUEL: "judge_duel.html"}
 @router.get("/judge/batches/{sheet}")
 def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse:
     """Where an open batch is judged; of a closed one, how it ended; of another's, for admins, how far it is."""
-    told = desk_of(request.app).one(judge, sheet)
+    desk = desk_of(request.app)
+    told = desk.one(judge, sheet)
     batch = told["batch"]
     if "skips" in told:
         return page(request, "judge_other.html", batch=batch, skips=told["skips"], json_url=batch["links"]["self"])
@@ -39,7 +40,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch["status"] != Status.OPEN:
         return page(request, "judge_outcome.html", view=outcome_view(batch), **shown)
-    return page(request, _TEMPLATES[Kind(batch["kind"])], **shown)
+    return page(request, _TEMPLATES[Kind(batch["kind"])], recorded=desk.recorded_already(sheet), **shown)
 
 
 @router.post("/judge/batches/{sheet}/reopen")

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tipbench.web.panel.showing import counted, number, percent
+from tipbench.web.panel.showing import bias_words, counted, number, percent
+
+_DECIMALS = 1  # of a bias that a judge is told
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,14 @@ class OutcomeView:
     scales: tuple[ScaleWords, ...]
     sentences: tuple[str, ...]
     itself: str | None  # agreement with the judge's earlier self
-    left: int  # items that are open
+    left: int  # items without scores
+    kept: int  # items that were taken back here and keep their earlier scores
+    by_file: bool  # its scores came as a file, none from here
+
+    @property
+    def beyond(self) -> bool:
+        """Whether there is a scale to read again."""
+        return any(scale.beyond for scale in self.scales)
 
 
 _SUMMARIES = {
@@ -47,23 +56,20 @@ def outcome_view(batch: Mapping[str, Any]) -> OutcomeView:
         verdict=verdict,
         summary=_SUMMARIES.get(verdict, _SUMMARIES["unknown"]),
         scales=tuple(_scale(scale) for scale in drift.get("scales", ()) if scale["bias"] is not None),
-        sentences=tuple(_duel_sentences(told) if batch["kind"] == "duel" else _sentences(drift)),
+        sentences=tuple(_duel_sentences(told) if batch["kind"] == "duel" else drift_sentences(drift)),
         itself=_itself(told.get("self_agreement")),
-        left=batch["items"] - batch["done"],
+        left=told.get("unfinished", batch["items"] - batch["done"]),
+        kept=told.get("blank", 0),
+        by_file=bool(told.get("by_file")),
     )
 
 
-def bias_words(bias: float) -> str:
-    """A bias as people say it; the judge is told one decimal."""
-    size = f"{abs(bias):.1f}"
-    return "even" if size == "0.0" else f"{size} too {'high' if bias > 0 else 'low'}"
-
-
 def _scale(scale: Mapping[str, Any]) -> ScaleWords:
-    return ScaleWords(scale["scale"], bias_words(scale["bias"]), scale["error"], bool(scale["beyond"]))
+    return ScaleWords(scale["scale"], bias_words(scale["bias"], _DECIMALS), scale["error"], bool(scale["beyond"]))
 
 
-def _sentences(drift: Mapping[str, Any]) -> Iterator[str]:
+def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
+    """What is beyond the limit over all scales together."""
     if drift.get("error_beyond"):
         yield (
             f"Taken one by one, your scores are {number(drift['error'], 1)} points away from the agreed ones; "

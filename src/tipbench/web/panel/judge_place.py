@@ -19,22 +19,25 @@ from tipbench.judge.sheet_files import parse_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.auth import JUDGES_TOO, Identity
 from tipbench.web.batch import Kind
+from tipbench.web.batch_opening import ANSWERS
 from tipbench.web.batches import desk_of
 from tipbench.web.deps import Judge, Panel, PanelState, Store
 from tipbench.web.downloads import attachment
 from tipbench.web.errors import Invalid, NotFound, refused_sheet
 from tipbench.web.forms import read_form, read_parts
 from tipbench.web.judging import ApplyWish, alone, apply_sheet, sheet_file, sheet_for, wish_of
+from tipbench.web.panel.judge_outcome import drift_sentences
 from tipbench.web.panel.pages import page
 from tipbench.web.queries import existing
 from tipbench.web.tokens import Role
-from tipbench.web.uploads import Upload, uploads_of
+from tipbench.web.turns import IN_TURN, SHEET_ROOM, turns_of
+from tipbench.web.uploads import Upload, share_of, uploads_of
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)
+working = APIRouter(dependencies=[IN_TURN, JUDGES_TOO], include_in_schema=False)  # what takes long
 
-BATCH = 40  # answers on a sheet unless asked otherwise
 _BATCHES = 20  # that are listed, the newest
-_LISTED = 200  # changes and mistakes that a page shows
+_LISTED = 200  # mistakes that a page shows
 _KINDS = {"json": "application/json", "csv": "text/csv"}
 UploadId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Query(max_length=200)]
@@ -54,30 +57,32 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     return _desk(request, judge, name, fault=fault)
 
 
-@router.post("/judge/batches")
+@working.post("/judge/batches")
 async def open_batch(request: Request, judge: Judge, panel: PanelState) -> Response:
     """The judge's open batch, or a new one."""
     form = await read_form(request)
     return await run_in_threadpool(_opened, request, panel, judge, form)
 
 
-@router.post("/judge/sheet")
+@working.post("/judge/sheet")
 async def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
     """The judge's sheet as a file; the open one again as long as nothing of it has come back."""
     form = await read_form(request)
     return await run_in_threadpool(_sheet, request, panel, store, judge, form)
 
 
-@router.post("/judge/preview")
+@working.post("/judge/preview")
 async def preview(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
     """What applying the file would do. Nothing is written; the bytes are kept until they are applied."""
     parts = await read_parts(request)
     name, file = parts.fields.get("experiment", "").strip(), parts.files.get("sheet")
     content = file.content if file is not None else b""
-    return await run_in_threadpool(_previewed, request, panel, store, judge, (name, file.name if file else "", content))
+    sent = (name, file.name if file else "", content)
+    async with turns_of(request).sheet():
+        return await run_in_threadpool(_previewed, request, panel, store, judge, sent)
 
 
-@router.post("/judge/uploads/{upload_id}/apply")
+@working.post("/judge/uploads/{upload_id}/apply", dependencies=[SHEET_ROOM])
 def apply(
     request: Request, upload_id: UploadId, judge: Judge, panel: PanelState, store: Store, experiment: Name
 ) -> Response:
@@ -125,7 +130,7 @@ def _desk(
         fault=fault,
         faults=faults or {},
         away=away,
-        batch=BATCH,
+        batch=ANSWERS,
         batches=batches[:_BATCHES],
         open=next((each for each in batches if (each["status"], each["kind"]) == ("open", "sheet")), None),
         held=[each for each in batches if each["status"] == "held"],
@@ -186,12 +191,13 @@ def _previewed(
             told = apply_sheet(store, name, parse_sheet(content), wish)
     except SheetRefused as exc:
         return _refused(request, judge, name, file_name, exc)
-    upload = uploads_of(request.app).keep(judge.token_id, name, file_name, content)
+    upload = uploads_of(request.app).keep(judge.token_id, name, file_name, content, share=share_of(judge))
     return _told(request, judge, upload, told, dry=True)
 
 
 def _told(request: Request, judge: Identity, upload: Upload, told: Mapping[str, Any], *, dry: bool) -> HTMLResponse:
-    changes = list(told.get("changes", ()))
+    changes, drift = list(told.get("changes", ())), told.get("drift") or {}
+    duels = "judged_in_both_orders" in told
     return page(
         request,
         "judge_sheet.html",
@@ -199,11 +205,12 @@ def _told(request: Request, judge: Identity, upload: Upload, told: Mapping[str, 
         upload=upload,
         told=told,
         dry=dry,
-        verdict=(told.get("drift") or {}).get("verdict"),
-        scales=[scale for scale in (told.get("drift") or {}).get("scales", ()) if scale.get("bias") is not None],
-        changes=changes[:_LISTED],
+        verdict=drift.get("verdict"),
+        scales=[scale for scale in drift.get("scales", ()) if scale.get("bias") is not None],
+        sentences=list(drift_sentences(drift)),
+        changes=changes,
         columns=list(dict.fromkeys(name for change in changes for name in change.get("given") or ())),
-        more=max(0, len(changes) - _LISTED),
+        duels=duels,
         judge_url=_url("/judge", upload.experiment),
         apply_url=_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
     )

@@ -17,7 +17,7 @@ from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.batch_shapes import LONGEST_ACCEPTANCE, LONGEST_RETURN
-from tipbench.web.batches import EVERYBODY, BatchDesk, Conflict, desk_of
+from tipbench.web.batches import BatchDesk, Conflict, desk_of
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.downloads import attachment
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
@@ -32,6 +32,8 @@ from tipbench.web.panel.showing import experiment_path, quote_path
 from tipbench.web.queries import existing
 from tipbench.web.running import start_judge
 from tipbench.web.snapshots import revision
+from tipbench.web.tokens import EVERYBODY
+from tipbench.web.turns import IN_TURN
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -152,7 +154,7 @@ def sheet_download(
     )
 
 
-@router.post(_PLACE + "/export")
+@router.post(_PLACE + "/export", dependencies=[IN_TURN])
 def export(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
@@ -166,7 +168,7 @@ def export(
     return RedirectResponse(f"{there}?made={judging.sheet.id}&as={ask.format}#made", 303)
 
 
-@router.post(_PLACE + "/accept")
+@router.post(_PLACE + "/accept", dependencies=[IN_TURN])
 def accept(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tipbench.judge.drift_drawing import DriftPoint, drift_points, drift_sentence
 from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
-from tipbench.web.panel.showing import number
+from tipbench.web.panel.showing import bias_words, number
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # Krippendorff's own advice
 MOST_CLOSED = 10  # batches of one judge that are listed; what is held or open always is
@@ -116,14 +116,6 @@ def _scale(history: Sequence[SheetHistory], status: JudgeStatus, scale: Mapping[
         beyond=bool(scale["beyond"]),
         points=tuple(points),
     )
-
-
-def bias_words(bias: float | None) -> str:
-    """A bias as people say it."""
-    if bias is None:
-        return "unknown"
-    size = f"{abs(bias):.2f}"
-    return "even" if size == "0.00" else f"{size} too {'high' if bias > 0 else 'low'}"
 
 
 def drift_words(drift: Mapping[str, Any] | None) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from tipbench.compare.leaderboard import Leaderboard
@@ -23,9 +24,9 @@ from tipbench.web.panel import board_parts
 from tipbench.web.panel.board_charts import charts_there, figures
 from tipbench.web.panel.board_links import BoardUrl, PageAsk, tidy_url
 from tipbench.web.panel.board_options import options_of
-from tipbench.web.panel.pages import page
+from tipbench.web.panel.pages import environment, page
 from tipbench.web.panel.showing import experiment_path
-from tipbench.web.panel.standings_view import standings
+from tipbench.web.panel.standings_view import Table, standings
 from tipbench.web.queries import BoardAsk, Queries, existing
 from tipbench.web.snapshots import revision
 
@@ -72,7 +73,7 @@ def leaderboard_page(
         "revision_url": BoardUrl(experiment).api("revision"),
         "json_url": url.api(),
         "mlflow_url": found.url,
-        **(_board_context(reading.board, url, revision(found)) if reading.board else {}),
+        **_prepared(panel.queries, found, reading, url),
     }
     return page(request, "leaderboard.html", **context)
 
@@ -90,13 +91,24 @@ def read_board_for(queries: Queries, store: RunStore, experiment: Experiment, as
         return Reading(ask, None, str(exc))
 
 
-def _board_context(board: Leaderboard, url: BoardUrl, version: str | None) -> dict[str, Any]:
+def _prepared(queries: Queries, experiment: Experiment, reading: Reading, url: BoardUrl) -> dict[str, Any]:
+    """What a board's page shows to whoever asks, made once for a revision: nothing of the reader is in it."""
+    board, version = reading.board, revision(experiment)
+    if board is None:
+        return {}
+    drawn = charts_there()
+    key = (experiment.experiment_id, experiment.name, reading.ask, url.extra.get("sort"), drawn)
+    return queries.tables.get(key, version, lambda: _board_context(board, url, version, drawn=drawn))
+
+
+def _board_context(board: Leaderboard, url: BoardUrl, version: str | None, *, drawn: bool) -> dict[str, Any]:
     scored = any(standing.row.estimate for standing in board.standings)
     table = standings(board, url.extra.get("sort"))
-    drawn = charts_there()
     return {
         "scored": scored,
-        "table": table,
+        "standings": _rendered(table, url),
+        "sort": table.sort,
+        "sort_fault": table.fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "figures": figures(board, url, version) if drawn else {},
         "install": None if drawn or not scored else INSTALL,
@@ -108,6 +120,12 @@ def _board_context(board: Leaderboard, url: BoardUrl, version: str | None) -> di
         "duels": board_parts.duels(board),
         "downloads": _downloads(url, drawn=drawn),
     }
+
+
+def _rendered(table: Table, url: BoardUrl) -> Markup:
+    """Of a long board the most of the page's work. The macro knows no request."""
+    parts: Any = environment().get_template("board/parts.html").module
+    return Markup(parts.standings(table, url))  # noqa: S704 - a template's own output, escaped there
 
 
 def _facts(board: Leaderboard) -> list[tuple[str, str | None]]:

@@ -23,7 +23,12 @@ from tipbench.web.panel.static_files import assets
 
 _SECTIONS = ("run", "jobs", "settings", "judge", "experiments")
 _FILTERS = ("visible", "number", "signed", "percent", "duration", "when", "quote_path", "counted", "lines")
-_MACROS = {"ui": "macros/ui.html", "form": "macros/form.html", "chart": "macros/chart.html"}
+_MACROS = {
+    "ui": "macros/ui.html",
+    "form": "macros/form.html",
+    "chart": "macros/chart.html",
+    "preview": "macros/preview.html",
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ def environment() -> Environment:
         "version": tipbench.__version__,
         "NOTHING": showing.NOTHING,
     }
-    made.globals |= {name: made.get_template(path).module for name, path in _MACROS.items()}
+    for name, path in _MACROS.items():  # one may use those before it
+        made.globals[name] = made.get_template(path).module
     return made
 
 

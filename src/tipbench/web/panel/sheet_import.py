@@ -27,9 +27,10 @@ from tipbench.web.panel.judges_view import drift_words
 from tipbench.web.panel.pages import page
 from tipbench.web.panel.showing import experiment_path, quote_path
 from tipbench.web.queries import existing
-from tipbench.web.uploads import Upload, uploads_of
+from tipbench.web.turns import IN_TURN, SHEET_ROOM
+from tipbench.web.uploads import Upload, share_of, uploads_of
 
-router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+router = APIRouter(dependencies=[IN_TURN, ADMINS_ONLY], include_in_schema=False)
 
 _PLACE = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
@@ -54,11 +55,11 @@ def take_in(
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
-    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge)
+    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge, share=share_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-@router.get(_PLACE + "/{upload_id}")
+@router.get(_PLACE + "/{upload_id}", dependencies=[SHEET_ROOM])
 def preview(
     request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
 ) -> HTMLResponse:
@@ -72,7 +73,7 @@ def preview(
     return _previewed(request, upload, who, store)
 
 
-@router.post(_PLACE + "/{upload_id}")
+@router.post(_PLACE + "/{upload_id}", dependencies=[SHEET_ROOM])
 def confirm(
     request: Request,
     experiment: ExperimentPath,

@@ -51,6 +51,14 @@ def percent(value: float | None, digits: int = 0) -> str:
     return f"{value * 100:.{digits}f}{_GAP}%".replace("-", MINUS)
 
 
+def bias_words(bias: float | None, digits: int = 2) -> str:
+    """A judge's bias as people say it: 0.40 too high."""
+    if bias is None:
+        return "unknown"
+    size = f"{abs(bias):.{digits}f}"
+    return f"{size} too {'high' if bias > 0 else 'low'}" if float(size) else "even"
+
+
 def duration(seconds: float | None) -> str:
     """340 ms, 2.4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
@@ -70,7 +78,10 @@ def duration(seconds: float | None) -> str:
 
 
 def when(value: str | float | datetime | None) -> Markup | str:
-    """A `<time>` in UTC, of ISO text, a datetime, or seconds or milliseconds since 1970."""
+    """A `<time>` in UTC, of ISO text, a datetime, or seconds or milliseconds since 1970.
+
+    `site.js` puts the reader's own in its place.
+    """
     moment = _moment(value)
     if moment is None:
         return NOTHING

@@ -1,6 +1,8 @@
 // One job, live. The stream tells that something has happened; what it looks like now the server renders, and only the
 // parts that differ are put in: one renderer, no jump, and the page is right without any of this.
 
+import { localTimes } from "./site.js";
+
 const PAUSE_MS = 700; // between two looks, however many events come
 const NEWS = ["snapshot", "progress", "job", "end"];
 
@@ -63,7 +65,10 @@ async function look() {
     if (response.redirected) return loggedOut();
     if (!response.ok) throw new Error(String(response.status));
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("live");
-    if (fresh) putIn(fresh);
+    if (fresh) {
+      localTimes(fresh); // as those that stand there, or every part with a time would differ
+      putIn(fresh);
+    }
     await readLog();
   } catch {
     if (source) tell("lost", "Connection lost, trying again");

@@ -41,12 +41,15 @@ function sendOnce() {
   });
 }
 
-/** Times stand in UTC; the reader's own shows on hover. */
-function localTimes() {
-  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
-  for (const time of document.querySelectorAll("time[datetime]")) {
+/** Times come in UTC; the reader's own takes their place, with its zone, and UTC shows on hover. */
+export function localTimes(within = document) {
+  const parts = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" };
+  const format = new Intl.DateTimeFormat(undefined, { ...parts, timeZoneName: "short" });
+  for (const time of within.querySelectorAll("time[datetime]:not([title])")) {
     const moment = new Date(time.dateTime);
-    if (!Number.isNaN(moment.getTime()) && !time.title) time.title = format.format(moment);
+    if (Number.isNaN(moment.getTime())) continue;
+    time.title = time.textContent;
+    time.textContent = format.format(moment);
   }
 }
 

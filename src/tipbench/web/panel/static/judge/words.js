@@ -37,13 +37,14 @@ export function counted(n, noun, many = `${noun}s`) {
   return `${n} ${n === 1 ? noun : many}`;
 }
 
-/** The reader's own time of day. */
+/** The reader's own time of day, with its zone. */
 export function clockTime(moment) {
   const time = new Date(moment);
   if (Number.isNaN(time.getTime())) return "";
   const today = time.toDateString() === new Date().toDateString();
-  return new Intl.DateTimeFormat(undefined, today ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" })
-    .format(time);
+  const day = today ? {} : { day: "numeric", month: "short", year: "numeric" };
+  const parts = { ...day, hour: "2-digit", minute: "2-digit", timeZoneName: "short" };
+  return new Intl.DateTimeFormat(undefined, parts).format(time);
 }
 
 /** How long it may take, roughly: nobody wants seconds here. */

@@ -18,6 +18,7 @@ from tipbench.judge.sheet_files import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
 from tipbench.web.admin import create_app
 from tipbench.web.auth import CSRF_FIELD, identify, require_admin
+from tipbench.web.turns import ADMINS_AT_ONCE, JUDGES_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
 SECTIONS = {  # tag → heading, in the order of reading
@@ -52,18 +53,20 @@ curl -sS -H "Authorization: Bearer $TOKEN" "$PANEL/api/bench/experiments"
 
 The same as an OpenAPI document, for generators and test tools: `GET /api/bench/openapi.json`.
 
-**Who may.** Programs send `Authorization: Bearer TOKEN`. An *admin* may do everything. A *judge* may fetch and send
-back sheets of its own, under the token's name, and sees nothing that unblinds. A browser's session (the cookie of
-`/login`) is worth as much as its token, but every change then needs the session's CSRF token too, in the header
+**Who may.** Programs send `Authorization: Bearer TOKEN`. An *admin* may do everything. A *judge* may judge on
+sheets and batches of its own, under the token's name, and sees nothing that unblinds. A browser's session (the cookie
+of `/login`) is worth as much as its token, but every change then needs the session's CSRF token too, in the header
 `X-CSRF-Token` or the form's field `{csrf}`.
 
 **Names in paths.** An experiment's name may hold slashes and other characters: quote it whole (`a/b` is `a%2Fb`).
 
 **Lists** are `{{"items", "next"}}`: hand `next` back as `?next=` for the page after this one; it is null at the end.
 
-**Unknown** is null, never 0. Numbers are not rounded. Times are UTC.
+**Unknown** is null, never 0. Numbers are not rounded. Times are UTC: `2026-05-04T10:15:00.000Z`.
 
-**Limits.** A body has at most 1 MB, a filled sheet at most {sheet_mb} MB.
+**Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. What takes long
+(exporting, applying, opening and closing a batch) a judge's token does one at a time, an admin's {admins}: the next
+request waits a moment and is then refused (429, `busy`) with nothing changed.
 
 ## Errors
 
@@ -189,6 +192,8 @@ class _Writer:
         return HEAD.format(
             csrf=CSRF_FIELD,
             sheet_mb=SHEET_BYTES // 1_000_000,
+            judges_mb=JUDGES_BYTES // 1_000_000,
+            admins=ADMINS_AT_ONCE,
             error=pretty(error),
             statuses=table(("status", "meaning", "where"), rows),
             routes=table(("route", "who may", "what it does"), routes),

@@ -95,7 +95,7 @@ SETTINGS: tuple[Setting, ...] = (
         "judge_command",
         ("TIPBENCH_JUDGE_COMMAND",),
         "",
-        "The program that judges when a job started over HTTP asks for `command`; no other can be named there.",
+        "The program that `judge run --with command` runs, also for jobs started over HTTP, which can name no other.",
     ),
     Setting(
         "hook_url",
@@ -121,7 +121,7 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs_keep_days",
         ("TIPBENCH_JOBS_KEEP_DAYS",),
         "90",
-        "Days after its end until a job is forgotten, with its log and events; 0 keeps them all.",
+        "Days after its end (a lost one: its start) until a job is forgotten, with log and events; 0 keeps them all.",
     ),
     Setting(
         "events",

@@ -54,7 +54,8 @@ WithOption = Annotated[
     typer.Option(
         "--with",
         metavar="rules|command:…|ollama:MODEL",
-        help='The judge: transparent rules, any program (command:"agent --judge"), or a local model.',
+        help='The judge: transparent rules, any program (command:"agent --judge"; command alone: the one that '
+        "TIPBENCH_JUDGE_COMMAND names), or a local model.",
     ),
 ]
 TimeoutOption = Annotated[
@@ -211,6 +212,8 @@ def _filler(
 ) -> Iterator[Filler]:
     """The judge that `--with` names, open while it judges."""
     kind, _, rest = text.partition(":")
+    if text == "command":
+        rest = settings.get("judge_command") or ""
     if kind == "command" and rest.strip():
         from tipbench.judge.command import CommandJudge, default_name
 
@@ -233,7 +236,7 @@ def _filler(
     else:
         raise UsageError(
             f"--with takes rules, command:PROGRAM or ollama:MODEL (got {text[:80]!r}); "
-            'for example --with command:"python my_judge.py".'
+            'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.'
         )
 
 

@@ -55,8 +55,8 @@ def standing_sentence(ranking: Ranking, telling: Telling = PLAIN) -> str:
 
 
 def _shared(ranking: Ranking, first: list[Pair], over: str) -> str:
-    names = listed(first, _NAMED)
-    others = [pair for pair in ranking.tied if pair not in first]
+    names, leading = listed(first, _NAMED), set(first)
+    others = [pair for pair in ranking.tied if pair not in leading]
     if others:
         return f"{names} share the lead {over}, and cannot be told apart from {listed(others, _NAMED)} either."
     return f"{names} share the lead {over}: by these scores they cannot be told apart."

@@ -22,6 +22,7 @@ JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # and to which judges each mea
     **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
 }
 _MOST_TEXT = 4000
+PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # `--with command` reads it: a command line may hold secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
 _EMBEDDED = "the embedded model on this machine"
 
@@ -40,12 +41,23 @@ def collect_order(config: CollectConfig, *, started_by: str = "", runner: str = 
     )
 
 
-def judge_order(options: Mapping[str, Any], *, ollama_url: str, started_by: str = "", runner: str = "local") -> Order:
-    """The order for `tipbench judge run`; `options` are its own by key, `ollama_url` the server without that option."""
+def judge_order(
+    options: Mapping[str, Any],
+    *,
+    ollama_url: str,
+    program: str | None = None,
+    started_by: str = "",
+    runner: str = "local",
+) -> Order:
+    """The order for `tipbench judge run`; `options` are its own by key, `ollama_url` the server without that option.
+
+    `program` is what `with: command` runs; nobody is shown it.
+    """
     if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
         raise UsageError(f"{unknown[0][:80]!r} is no option of `tipbench judge run`; see its --help.")
     with_ = options.get("with")
-    if not isinstance(with_, str) or not (with_ == "rules" or with_.startswith(("command:", "ollama:"))):
+    named = ("rules", "command") if program else ("rules",)
+    if not isinstance(with_, str) or not (with_ in named or with_.startswith(("command:", "ollama:"))):
         raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
@@ -64,6 +76,8 @@ def judge_order(options: Mapping[str, Any], *, ollama_url: str, started_by: str 
     needed = [f"judge {options.get('judge') or with_} in {experiment}"]  # two runs of one judge would refuse each other
     needed += [f"Ollama at {identity_of(server)}"] if with_.startswith("ollama:") else []
     arguments, private = _apart(options)
+    if program and with_ == "command":
+        private[PROGRAM_VARIABLE] = program
     return Order(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
 
 

@@ -10,16 +10,17 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from tipbench.times import iso
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 MOST_TEXT = 2000
 MOST_LINE = 65_536
-_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,7 @@ def event_json(event: Event) -> dict[str, Any]:
 
 def event_line(event: Event, at: float) -> bytes:
     """An event as a line of a file."""
-    stamp = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return json.dumps({"at": stamp, **event_json(event)}).encode("ascii") + b"\n"
+    return json.dumps({"at": iso(at), **event_json(event)}).encode("ascii") + b"\n"
 
 
 def parse_line(line: bytes) -> tuple[str, Event] | None:

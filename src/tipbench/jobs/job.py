@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
 from tipbench.errors import JobConflict
 from tipbench.jobs.event_log import Recorded
+from tipbench.times import iso
 
 
 class JobKind(StrEnum):
@@ -116,13 +116,6 @@ class Job(Order):
             "started_by": self.started_by or None,
             "runner": self.runner,
         }
-
-
-def iso(seconds: float | None) -> str | None:
-    """A time as people's scripts read it."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)

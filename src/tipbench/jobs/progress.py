@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -102,14 +101,6 @@ class Progress:
             "judged": _plain(self.judged),
             "exit_code": self.exit_code,
         }
-
-
-def progress_of(events: Iterable[wire.Event], begin: Progress | None = None) -> Progress:
-    """All events folded into one, from nothing or from what was known."""
-    progress = begin or Progress()
-    for event in events:
-        progress = progress.after(event)
-    return progress
 
 
 def _moved(model: ModelProgress, event: wire.BlockStarted | wire.CellFinished | wire.BlockFinished) -> ModelProgress:

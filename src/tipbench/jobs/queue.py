@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tipbench.errors import JobConflict, NotStarted, ServerAway, TipbenchError
 from tipbench.generate.home import in_home
@@ -57,8 +57,18 @@ def cancel(store: JobStore, job_id: str) -> Job:
     return store.request_cancel(job_id)
 
 
-def retry(store: JobStore, job_id: str, *, started_by: str = "", key: str | None = None) -> Submitted:
-    """A new job like the old one, which names it. JobConflict unless the old one failed, was cancelled or is lost."""
+def retry(
+    store: JobStore,
+    job_id: str,
+    *,
+    started_by: str = "",
+    key: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Submitted:
+    """A new job like the old one, which names it. JobConflict unless the old one failed, was cancelled or is lost.
+
+    `changes` are fields of the order that are no longer as they were.
+    """
     check_key(key)
     known = None if key is None else store.by_key(key)
     if known is not None and known.retry_of == job_id:  # whatever has become of the old one since
@@ -68,7 +78,8 @@ def retry(store: JobStore, job_id: str, *, started_by: str = "", key: str | None
         still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
     order = Order(**{field.name: getattr(old, field.name) for field in fields(Order)})
-    return submit(store, replace(order, retry_of=old.id, started_by=started_by), key=key)
+    again = replace(order, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
+    return submit(store, again, key=key)
 
 
 def places(queued: Sequence[Job]) -> dict[str, int]:

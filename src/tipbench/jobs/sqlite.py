@@ -52,7 +52,9 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_by_state ON jobs (state, seq);
 CREATE INDEX jobs_by_experiment ON jobs (experiment, seq);
 """
-_REMOVABLE = "ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.id)"
+_REMOVABLE = (
+    "(ended IS NOT NULL OR state = 'lost') AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.id)"
+)
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,11 @@ class JobStore:
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
-        """Jobs that ended longer ago, oldest first; not one that another on the list is a retry of."""
-        query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND ended < ? ORDER BY seq LIMIT ?"  # noqa: S608
+        """Jobs that ended longer ago, oldest first; not one that another on the list is a retry of.
+
+        A lost job never ends: it goes by its start.
+        """
+        query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND coalesce(ended, started, created) < ? ORDER BY seq LIMIT ?"  # noqa: S608
         return [_job(row) for row in self._rows(query, [self._clock() - keep_s, limit])]
 
     def counts(self) -> dict[JobState, int]:
@@ -246,7 +251,7 @@ class JobStore:
             return self._one(db, job_id)
 
     def remove(self, job_id: str) -> bool:
-        """Take a job off the list; False when it has not ended, or another has become a retry of it."""
+        """Take a job off the list; False when it is under way, or another has become a retry of it."""
         with self._change() as db:
             return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
 

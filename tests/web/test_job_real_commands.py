@@ -199,7 +199,7 @@ def test_old_jobs_are_forgotten_with_their_folders(home: Path, mlflow_url: str) 
         job_id = run(served, fresh("old"))
         ended(served, job_id)
         assert (home / "jobs" / job_id / "log.txt").exists()
-    with working(home, mlflow_url, TIPBENCH_JOBS_KEEP_DAYS="0.000001") as served:
+    with working(home, mlflow_url, TIPBENCH_JOBS_KEEP_DAYS="0.0000000001") as served:
         deadline = time.monotonic() + 90
         while served.get(f"{JOBS}/{job_id}").status_code != 404:
             assert time.monotonic() < deadline

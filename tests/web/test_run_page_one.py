@@ -141,7 +141,7 @@ def test_held_scores_are_shown_as_such(served: Served) -> None:
     run_id = next(iter(items_of(raw, judging)))
     text = words_of(page_of(served, run_id))
     assert "Some scores are held" in text
-    assert "anna ⏸ held" in text
+    assert "anna ‖ held" in text
     assert "Composite –" in text
 
 

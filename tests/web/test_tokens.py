@@ -176,5 +176,5 @@ def test_a_database_of_a_newer_version_is_left_alone(home: Path) -> None:
 def test_a_damaged_database_is_told_in_words(home: Path) -> None:
     (home / FOLDER).mkdir(parents=True)
     (home / FOLDER / FILE).write_bytes(b"no database at all, " * 100)
-    with pytest.raises(TipbenchError, match=r"keeps its tokens in .*restore it"):
+    with pytest.raises(TipbenchError, match=r"keeps its tokens and drafts in .*restore it"):
         Database(home)

@@ -66,7 +66,7 @@ async def open_batch(request: Request, judge: Judge, panel: PanelState) -> Respo
 
 @working.post("/judge/sheet")
 async def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
-    """The judge's sheet as a file; the open one again as long as nothing of it has come back."""
+    """The judge's sheet as a file; the open one again as long as more than half of it is to do."""
     form = await read_form(request)
     return await run_in_threadpool(_sheet, request, panel, store, judge, form)
 

@@ -1,0 +1,67 @@
+"""Writes dags/bench_params.json: what the Airflow DAG may be triggered with, made from CollectConfig.
+
+python docs/dag_params.py            write it (`make docs`)
+python docs/dag_params.py --check    exit 1 if it is not up to date
+
+The DAG reads that file, so that its form is complete and it imports nothing of tipbench when it is parsed.
+"""  # noqa: INP001 - a script, not a package
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tipbench.cli.scheduled import WAIT
+from tipbench.plan.config import CollectConfig
+
+FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
+ADDRESSES = ("ollama_url", "mlflow_url")
+LISTS = ("models", "prompts")
+_ELSEWHERE = {
+    "ollama_url": " Empty: that of the worker, or all listed hosts.",
+    "mlflow_url": " Empty: that of the worker.",
+    "skip_refused": " In a scheduled run the usual way.",
+}
+
+
+def params() -> dict[str, dict[str, Any]]:
+    """Default, description and JSON schema by key, in the order of the form."""
+    properties = CollectConfig.model_json_schema()["properties"]
+    made = {key: _param(key, dict(schema)) for key, schema in properties.items()}
+    made["skip_refused"]["default"] = True
+    made[WAIT] = {
+        "default": False,
+        "description": "Wait until a judge has scored what was collected, then compare; else compare at once.",
+        "type": "boolean",
+    }
+    return made
+
+
+def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    default = schema.pop("default")
+    description = f"{schema.pop('description')}{_ELSEWHERE.get(key, '')}"
+    schema.pop("title", None)
+    if key in ADDRESSES:
+        default, schema = None, {"type": ["null", "string"], "maxLength": 2000}
+    elif key in LISTS:
+        schema = {"type": ["string", "array"], "items": {"type": "string"}, "minLength": 1, "minItems": 1}
+    return {"default": default, "description": description, **schema}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file, or with --check only compare."""
+    wanted = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
+    fresh = FILE.exists() and FILE.read_text("utf-8") == wanted
+    if "--check" in arguments:
+        print(f"{FILE.name} is {'up to date' if fresh else 'out of date; run `make docs`'}", file=sys.stderr)
+        return 0 if fresh else 1
+    if not fresh:
+        FILE.write_text(wanted, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

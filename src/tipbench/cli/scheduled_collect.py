@@ -1,0 +1,169 @@
+"""A scheduled collect of one model: `tipbench collect` as a child, whose words and events go into the task's log.
+
+The child has a session of its own: a scheduler that kills a task kills its group within seconds, and a model needs
+longer to be seen leaving memory. It hears SIGTERM once we are told to end, or are gone without a word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from tipbench.cli.events import VARIABLE
+from tipbench.cli.scheduled import Conf, read_conf
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.jobs.command import collect_order, command_words
+from tipbench.jobs.events import Failure, event_line, parse_line
+from tipbench.settings import load_settings
+
+_MISUSED = 2
+_INTERRUPTED = 130
+_PR_SET_PDEATHSIG = 1
+_MOST_JSON = 16_000_000
+_TOLD = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
+
+
+def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
+    """Collect what is missing of one model. UsageError when trying again would not help, TipbenchError otherwise."""
+    settings = load_settings()
+    config = read_conf(conf, settings)
+    changed = {"models": model, "skip_refused": False} | ({"ollama_url": ollama_url} if ollama_url else {})
+    order = collect_order(config.model_copy(update=changed))
+    child = Child([*command_words(order), "--json"], order.private)
+    code = child.run()
+    summary = _summary(child.printed)
+    if code == 0 and summary is not None:
+        return {"model": model} | {
+            key: summary.get(key)
+            for key in ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
+        }
+    reason = _reason(child, code, summary)
+    if not child.failure:
+        print(failure_line(reason), flush=True)
+    raise (UsageError if code == _MISUSED else TipbenchError)(reason)
+
+
+def failure_line(reason: str) -> str:
+    """Why a task gives up, as the panel reads it from its log."""
+    return event_line(Failure(reason), time.time()).decode().rstrip()
+
+
+def _summary(printed: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        found = json.loads(printed)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _reason(child: Child, code: int, summary: dict[str, Any] | None) -> str:
+    if child.failure:
+        return child.failure
+    if summary and summary.get("failed"):
+        first = next(iter(summary.get("failures") or ()), "")
+        return f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first}"
+    if code in (_INTERRUPTED, -signal.SIGTERM):
+        return "The collect was told to end; what was finished is kept, and the next try continues."
+    if code < 0:
+        return f"The collect was ended by signal {-code}; what was finished is kept, and the next try continues."
+    return f"The collect ended with {code}: {child.last_word or 'without a word'}"
+
+
+class Child:
+    """One run of the command. Its stderr and events are printed line by line, its stdout is kept."""
+
+    def __init__(self, words: list[str], private: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-P", "-m", "tipbench", *words]
+        self._private = dict(private)
+        self.printed = b""
+        self.failure = ""
+        self.last_word = ""
+
+    def run(self) -> int:
+        """Its exit code; negative for a signal."""
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as events:
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    env=os.environ | self._private | {VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                    preexec_fn=_follow(os.getpid()),  # noqa: PLW1509 - a few system calls, and no thread of ours yet
+                )
+            finally:
+                os.close(writing)
+            with process, _passed_on(process):
+                return self._listen(process, events)
+
+    def _listen(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
+        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stderr is not None  # noqa: S101
+        readers = [
+            threading.Thread(target=_each_line, args=(stream, take), daemon=True)
+            for stream, take in ((process.stderr, self._word), (events, self._event))
+        ]
+        for reader in readers:
+            reader.start()
+        self.printed = process.stdout.read(_MOST_JSON)
+        code = process.wait()
+        for reader in readers:
+            reader.join(timeout=5.0)  # a grandchild that keeps the pipe open is not waited for
+        return code
+
+    def _word(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip()
+        self.last_word = text or self.last_word
+        print(text, flush=True)
+
+    def _event(self, line: bytes) -> None:
+        print(line.decode("ascii", "replace").rstrip(), flush=True)
+        known = parse_line(line)
+        if known is not None and isinstance(known[1], Failure):
+            self.failure = known[1].text
+
+
+def _each_line(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
+    with suppress(ValueError, OSError):  # closed by the one who stopped waiting
+        for line in stream:
+            take(line)
+
+
+def _follow(parent: int) -> Callable[[], None]:
+    """What a child does first: ask the kernel for a SIGTERM when its parent is gone, where there is such a call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        if hasattr(libc, "prctl"):
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(_INTERRUPTED)
+
+    return ask
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While the child runs, a SIGTERM of ours is its SIGTERM; so is whatever else breaks us off."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
+    try:
+        yield
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

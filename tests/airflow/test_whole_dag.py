@@ -1,0 +1,85 @@
+"""The whole DAG in one process, on the template and the embedded engine, with a real MLflow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from support.command import tipbench
+from support.real_airflow import DagProgram, airflow_environment
+from tipbench.record.mlflow import MlflowStore
+
+CONF = {"prompts": "v1", "n_tips": 2, "n_scenarios": 2, "num_predict": 48}
+
+
+def keys(mlflow_url: str, experiment: str) -> list[str]:
+    with MlflowStore(mlflow_url) as store:
+        found = store.experiment(experiment)
+        assert found is not None
+        return sorted(run.tags["cell_key"] for run in store.search(found.experiment_id, where={"kind": "cell"}))
+
+
+def kinds(mlflow_url: str, experiment: str) -> list[str]:
+    with MlflowStore(mlflow_url) as store:
+        found = store.experiment(experiment)
+        assert found is not None
+        return [run.tags["kind"] for run in store.search(found.experiment_id, where={})]
+
+
+def states(told: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in told["tasks"]:
+        found.setdefault(each["task"], []).append(each["state"])
+    return found
+
+
+def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program: DagProgram, mlflow_url: str) -> None:
+    models = ["baseline:template", "embedded:smollm2:135m", "embedded:none"]
+    conf = {**CONF, "models": models, "experiment": "tip-bench-dag-test"}
+    told = dag_program("run", json.dumps(conf))
+    assert told["state"] == "success"
+    assert states(told) == {
+        "plan": ["success"],
+        "share": ["success"],
+        "collect": ["success", "success"],
+        "unload": ["success"],
+        "export_for_judge": ["success"],
+        "wait_for_judge": ["skipped"],
+        "compare": ["success"],
+        "outcome": ["success"],
+    }
+    assert len(keys(mlflow_url, "tip-bench-dag-test")) == 4
+    assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, "tip-bench-dag-test"))
+
+
+def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
+    dag_program: DagProgram, mlflow_url: str, home: Path
+) -> None:
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in CONF.items()]
+    words += ["--models=baseline:template", f"--mlflow-url={mlflow_url}"]
+    tipbench("collect", *words, "--experiment=tip-bench-by-command", home=home)
+    conf = {**CONF, "models": "baseline:template"}
+    for experiment in ("tip-bench-by-dag", "tip-bench-by-command"):
+        assert dag_program("run", json.dumps({**conf, "experiment": experiment}))["state"] == "success"
+    by_command, by_dag = keys(mlflow_url, "tip-bench-by-command"), keys(mlflow_url, "tip-bench-by-dag")
+    assert by_command == by_dag
+    assert len(by_dag) == 2
+    done = tipbench("collect", *words, "--experiment=tip-bench-by-dag", "--json", home=home)
+    assert json.loads(done.stdout)["generated"] == 0
+
+
+def test_a_key_that_no_run_knows_fails_the_plan_at_once_and_nothing_is_collected(dag_program: DagProgram) -> None:
+    told = dag_program("run", json.dumps({**CONF, "models": "baseline:template", "n_tipps": 3}))
+    assert told["state"] == "failed"
+    (plan,) = [each for each in told["tasks"] if each["task"] == "plan"]
+    assert (plan["state"], plan["tries"]) == ("failed", 1)
+    assert states(told)["collect"] == ["upstream_failed"]
+
+
+def test_core_without_extras_stands_beside_airflow() -> None:
+    done = subprocess.run(
+        [airflow_environment() / "bin" / "python", "-m", "pip", "check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

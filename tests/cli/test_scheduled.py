@@ -1,0 +1,324 @@
+"""What a scheduler's tasks call: conf in, plain values out; on a scripted Ollama and a real MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.addresses import identity_of
+from tipbench.cli.scheduled import compare, export_for_judge, read_conf, unload_left_behind
+from tipbench.cli.scheduled_collect import collect_model
+from tipbench.cli.scheduled_plan import choose_hosts, plan_models, spread
+from tipbench.errors import ModelRefused, NotEnoughData, OllamaAway, TipbenchError, UsageError
+from tipbench.generate.lock import ResourceLock
+from tipbench.plan.config import make_config
+from tipbench.record.mlflow import MlflowStore
+from tipbench.settings import load_settings
+
+ALPHA, BETA = "alpha:135m", "beta:135m"
+ONE_HOST = {"collect": None}
+HOSTS = {"collect_on_a": "http://gpu-a:11434", "collect_on_b": "http://gpu-b:11434"}
+
+
+@pytest.fixture
+def ollama_two() -> Iterator[ScriptedOllama]:
+    models: list[ModelSpec | str] = [ALPHA, BETA, ModelSpec("huge:70b", params=70_000_000_000)]
+    with ScriptedOllama(models=models) as server:
+        yield server
+
+
+@pytest.fixture
+def conf(mlflow_url: str, ollama_two: ScriptedOllama, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "models": [ALPHA, BETA],
+        "prompts": "v1",
+        "n_tips": 2,
+        "n_scenarios": 2,
+        "num_predict": 64,
+        "server_wait_s": 0,
+        "experiment": f"tip-bench-scheduled-{abs(hash(str(tmp_path))) % 10**9}",
+        "ollama_url": ollama_two.url,
+        "mlflow_url": mlflow_url,
+        "skip_refused": True,
+        "wait_for_judge": False,
+    }
+
+
+def runs(conf: dict[str, Any], kind: str) -> list[Any]:
+    with MlflowStore(conf["mlflow_url"]) as store:
+        found = store.experiment(conf["experiment"])
+        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
+
+
+def collected(conf: dict[str, Any]) -> dict[str, Any]:
+    for model in conf["models"]:
+        collect_model(conf, model, None)
+    return conf
+
+
+def test_models_may_be_a_list_or_a_text(conf: dict[str, Any]) -> None:
+    as_list = read_conf(conf, load_settings())
+    as_text = read_conf({**conf, "models": f"{ALPHA}, {BETA}"}, load_settings())
+    assert as_list == as_text
+
+
+def test_a_key_that_no_run_knows_is_refused_by_name(conf: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="temprature"):
+        read_conf({**conf, "temprature": 0.1}, load_settings())
+
+
+def test_a_value_that_does_not_fit_is_refused_by_its_key(conf: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="conf n_tips"):
+        read_conf({**conf, "n_tips": 0}, load_settings())
+
+
+def test_wait_for_judge_is_true_or_false(conf: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="wait_for_judge"):
+        read_conf({**conf, "wait_for_judge": "yes"}, load_settings())
+
+
+def test_a_login_in_an_address_is_refused_and_not_repeated(conf: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="login") as caught:
+        read_conf({**conf, "mlflow_url": "http://me:secret@mlflow:5000"}, load_settings())
+    assert "secret" not in str(caught.value)
+
+
+def test_without_an_address_the_workers_own_counts_and_nothing_else_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
+    monkeypatch.setenv("TIPBENCH_N_TIPS", "9")
+    config = read_conf({"ollama_url": None, "mlflow_url": None}, load_settings())
+    assert config.ollama_url == "http://gpu-box:11500"
+    assert config.n_tips == 5
+
+
+def test_the_plan_hands_each_task_its_models(conf: dict[str, Any]) -> None:
+    planned = plan_models(conf, ONE_HOST)
+    assert planned["collect"] == [ALPHA, BETA]
+    assert (planned["cells"], planned["to_generate"], planned["refused"]) == (4, 4, [])
+    assert runs(conf, "cell") == []
+
+
+def test_refused_and_missing_models_become_runs_with_their_reasons(conf: dict[str, Any]) -> None:
+    planned = plan_models({**conf, "models": f"huge:70b,gone:1b,{ALPHA}"}, ONE_HOST)
+    assert planned["collect"] == [ALPHA]
+    reasons = {run.params["model"]: run.tags["reason"] for run in runs(conf, "refused")}
+    assert "70.00B" in reasons["huge:70b"]
+    assert "ollama pull gone:1b" in reasons["gone:1b"]
+
+
+def test_a_plan_made_again_keeps_a_refusal_once(conf: dict[str, Any]) -> None:
+    for _ in range(2):
+        plan_models({**conf, "models": f"gone:1b,{ALPHA}"}, ONE_HOST)
+    assert len(runs(conf, "refused")) == 1
+
+
+def test_with_no_model_left_the_plan_fails_and_still_keeps_the_reasons(conf: dict[str, Any]) -> None:
+    with pytest.raises(ModelRefused, match="gone:1b"):
+        plan_models({**conf, "models": "gone:1b"}, ONE_HOST)
+    assert len(runs(conf, "refused")) == 1
+
+
+def test_without_skip_refused_one_refused_model_stops_the_run(conf: dict[str, Any]) -> None:
+    with pytest.raises(ModelRefused, match="skip_refused"):
+        plan_models({**conf, "models": f"gone:1b,{ALPHA}", "skip_refused": False}, ONE_HOST)
+
+
+def test_two_names_of_one_model_are_collected_once(conf: dict[str, Any]) -> None:
+    alpha = ModelSpec(ALPHA)
+    with ScriptedOllama(models=[alpha, ModelSpec("alias:135m", digest=alpha.manifest, blob=alpha.full)]) as server:
+        planned = plan_models({**conf, "models": f"{ALPHA},alias:135m", "ollama_url": server.url}, ONE_HOST)
+    assert planned["collect"] == [ALPHA]
+
+
+def test_a_server_that_is_away_is_worth_another_try(conf: dict[str, Any]) -> None:
+    with pytest.raises(OllamaAway):
+        plan_models({**conf, "ollama_url": "http://127.0.0.1:9"}, ONE_HOST)
+
+
+def test_each_host_gets_the_models_it_has(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA]) as first, ScriptedOllama(models=[BETA]) as second:
+        hosts = {"collect_on_a": first.url, "collect_on_b": second.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"], planned["refused"]) == ([ALPHA], [BETA], [])
+
+
+def test_models_that_all_hosts_have_are_shared_out(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA, BETA]) as first, ScriptedOllama(models=[ALPHA, BETA]) as second:
+        planned = plan_models({**conf, "ollama_url": None}, {"collect_on_a": first.url, "collect_on_b": second.url})
+    assert {len(planned["collect_on_a"]), len(planned["collect_on_b"])} == {1}
+
+
+def test_a_host_that_is_away_is_done_without_when_the_others_have_everything(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA, BETA]) as only:
+        hosts = {"collect_on_a": "http://127.0.0.1:9", "collect_on_b": only.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA, BETA])
+
+
+def test_a_listed_host_may_be_named_alone() -> None:
+    config = make_config({"ollama_url": "http://gpu-b:11434/"})
+    assert choose_hosts(config, HOSTS, named=True) == {"collect_on_b": "http://gpu-b:11434"}
+
+
+def test_a_host_that_is_not_listed_is_refused() -> None:
+    with pytest.raises(UsageError, match="ollama_hosts"):
+        choose_hosts(make_config({"ollama_url": "http://elsewhere:11434"}), HOSTS, named=True)
+
+
+def test_the_loopback_of_whoever_triggers_counts_as_no_host() -> None:
+    config = make_config({"ollama_url": "http://localhost:11434"})
+    assert choose_hosts(config, HOSTS, named=True) == HOSTS
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.floats(0.1, 9.0), min_size=1, max_size=12))
+def test_spreading_gives_each_model_one_place_and_no_host_much_more_than_another(sizes: dict[str, float]) -> None:
+    shares = spread(sizes, dict.fromkeys(sizes, ("x", "y")))
+    assert sorted(model for models in shares.values() for model in models) == sorted(sizes)
+    loads = [sum(sizes[model] for model in shares.get(task, [])) for task in ("x", "y")]
+    assert abs(loads[0] - loads[1]) <= max(sizes.values()) + 1e-9
+    assert spread(dict(reversed(sizes.items())), dict.fromkeys(sizes, ("x", "y"))).keys() == shares.keys()
+
+
+def test_a_collect_prints_its_words_and_events_and_returns_its_counts(
+    conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = collect_model(conf, ALPHA, None)
+    assert (told["model"], told["cells"], told["generated"], told["failed"]) == (ALPHA, 2, 2, 0)
+    lines = capsys.readouterr().out.splitlines()
+    events = [json.loads(line)["event"] for line in lines if line.startswith('{"at"')]
+    assert events[0] == "started"
+    assert events[-1] == "exit"
+    assert events.count("cell_finished") == 2
+    assert any(line.startswith("MLflow: ") for line in lines)
+
+
+def test_another_try_generates_nothing_twice(conf: dict[str, Any]) -> None:
+    collect_model(conf, ALPHA, None)
+    again = collect_model(conf, ALPHA, None)
+    assert (again["generated"], again["recorded_before"]) == (0, 2)
+
+
+def test_a_model_that_is_gone_by_then_is_not_worth_another_try(
+    conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="gone:1b is not on the Ollama server"):
+        collect_model(conf, "gone:1b", None)
+    assert capsys.readouterr().out.count('"event": "failure"') == 1
+
+
+def test_cells_that_fail_fail_the_task_so_that_it_is_tried_again(
+    conf: dict[str, Any], ollama_two: ScriptedOllama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ollama_two.add_faults(Fault("status", value=400, times=1))
+    with pytest.raises(TipbenchError, match="1 of 2 cells failed") as caught:
+        collect_model(conf, ALPHA, None)
+    assert not isinstance(caught.value, UsageError)
+    assert capsys.readouterr().out.count('"event": "failure"') == 1
+    assert collect_model(conf, ALPHA, None)["generated"] == 1
+
+
+PROGRAM = """
+import json, sys
+from tipbench.cli.scheduled_collect import collect_model
+collect_model(json.loads(sys.argv[1]), sys.argv[2], None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_task_that_is_killed_takes_its_command_along_and_nothing_stays_in_memory(
+    conf: dict[str, Any], home: Path, number: signal.Signals
+) -> None:
+    with ScriptedOllama(models=[ALPHA], call_s=1.0) as slow:
+        words = [sys.executable, "-c", PROGRAM, json.dumps({**conf, "ollama_url": slow.url, "n_scenarios": 8}), ALPHA]
+        task = subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, "TIPBENCH_HOME": str(home)})
+        _wait(lambda: bool(slow.resident))
+        task.send_signal(number)
+        task.wait(timeout=60)
+        _wait(lambda: not slow.resident)
+        lock = ResourceLock(home, f"Ollama at {identity_of(slow.url)}", "a test")
+        lock.acquire(wait=True, report=lambda _text: None)
+        lock.release()
+
+
+def _wait(true: Any, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_a_dead_collect_left_in_memory_is_unloaded(
+    conf: dict[str, Any], home: Path, ollama_two: ScriptedOllama
+) -> None:
+    ollama_two.load_foreign(ALPHA)
+    _leave_behind(home, ollama_two.url, ModelSpec(ALPHA).manifest)
+    assert unload_left_behind(conf, None)["unloaded"] == ALPHA
+    assert ollama_two.resident == ()
+    assert unload_left_behind(conf, None)["unloaded"] is None
+
+
+def test_what_somebody_else_has_in_memory_stays(conf: dict[str, Any], ollama_two: ScriptedOllama) -> None:
+    ollama_two.load_foreign(BETA)
+    assert unload_left_behind(conf, None) == {"unloaded": None, "in_use": False}
+    assert len(ollama_two.resident) == 1
+
+
+def _leave_behind(home: Path, url: str, digest: str) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from tipbench.addresses import identity_of; "
+        "from tipbench.generate.lock import ResourceLock\n"
+        "lock = ResourceLock(Path(sys.argv[1]), f'Ollama at {identity_of(sys.argv[2])}', 'a collect')\n"
+        f"lock.acquire(wait=False, report=print); lock.note_loaded({ALPHA!r}, sys.argv[3]); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(home), url, digest], check=False)
+
+
+def test_the_export_names_a_sheet_of_this_runs_pending_cells_only(conf: dict[str, Any]) -> None:
+    collected(conf)
+    collect_model({**conf, "prompts": "v2-mentor"}, ALPHA, None)
+    told = export_for_judge(conf)
+    assert (told["pending"], told["judged"], told["experiment"]) == (4, 0, conf["experiment"])
+    (sheet,) = runs(conf, "judging")
+    assert sheet.tags["sheet"] == told["sheet"]
+    assert sheet.metrics["n_cells"] == 4
+    assert len(told["sha256"]) == 64
+
+
+def test_another_try_of_the_export_finds_its_sheet_again(conf: dict[str, Any]) -> None:
+    collected(conf)
+    assert export_for_judge(conf) == export_for_judge(conf)
+    assert len(runs(conf, "judging")) == 1
+
+
+def test_no_local_path_is_handed_on(conf: dict[str, Any], home: Path) -> None:
+    planned = plan_models(conf, ONE_HOST)
+    told = [planned, collect_model(conf, ALPHA, None), export_for_judge(conf), compare(conf)]
+    assert str(home.parent) not in json.dumps(told)
+
+
+def test_an_export_of_nothing_says_where_to_look(conf: dict[str, Any]) -> None:
+    plan_models(conf, ONE_HOST)
+    with pytest.raises(NotEnoughData, match="logs of the collect tasks"):
+        export_for_judge(conf)
+
+
+def test_compare_keeps_a_board_and_says_how_much_is_pending(conf: dict[str, Any]) -> None:
+    collected(conf)
+    told = compare(conf)
+    assert (told["pending"], told["judged"], told["leader"]) == (4, 0, None)
+    (board,) = runs(conf, "leaderboard")
+    assert board.run_id == told["board_run"]

@@ -1,19 +1,31 @@
-# make demo · make panel · make test · make check · make bench · make docs · make clean
+# make demo · make panel · make airflow · make test · make check · make bench · make docs · make clean
 # Every target makes its own environment in .venv first; all it needs is Python 3.11 or newer.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AIRFLOW_HOME ?= .airflow
+AIRFLOW_VENV ?= $(AIRFLOW_HOME)/venv
+AIRFLOW_PORT ?= 8080
+AIRFLOW_VERSION := $(shell sed -n 's/^apache-airflow==//p' airflow/constraints.txt)
 export TIPBENCH_HOME ?= $(CURDIR)/.tipbench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo panel test check bench bench-quick docs clean
+.PHONY: demo panel airflow airflow-environment test check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tipbench demo
 
 panel: $(VENV)/.demo
 	$(BIN)/tipbench panel
+
+# A local Airflow with the DAG, beside the local MLflow; ends with Ctrl-C. Its passwords are in .airflow/passwords.json.
+airflow: $(VENV)/.demo airflow-environment
+	MLFLOW_TRACKING_URI="$${MLFLOW_TRACKING_URI:-$$($(BIN)/tipbench mlflow up)}" $(BIN)/python airflow/local.py \
+		--environment $(AIRFLOW_VENV) --home $(AIRFLOW_HOME) --port $(AIRFLOW_PORT)
+
+# In an environment of its own: Airflow's dependencies do not go with the panel's.
+airflow-environment: $(AIRFLOW_VENV)/.ready
 
 test: check
 	$(BIN)/python -m pytest
@@ -32,10 +44,11 @@ bench-quick: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/dag_params.py
 
 clean:
 	-[ ! -x $(BIN)/tipbench ] || $(BIN)/tipbench mlflow down
-	rm -rf $(VENV) .tipbench .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .airflow .tipbench .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
@@ -49,3 +62,8 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $@ $(VENV)/.demo
+
+$(AIRFLOW_VENV)/.ready: pyproject.toml airflow/constraints.txt
+	$(PYTHON) -m venv $(AIRFLOW_VENV)
+	$(AIRFLOW_VENV)/bin/python -m pip install --quiet -c airflow/constraints.txt apache-airflow==$(AIRFLOW_VERSION) -e '.[embedded]'
+	touch $@

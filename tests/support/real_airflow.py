@@ -1,0 +1,203 @@
+"""The real Airflow for tests, in an environment of its own: our dependencies and its would not go together.
+
+It is found in TIPBENCH_AIRFLOW (a virtual environment), else in `airflow` in the tests' cache, where `.ci/run` makes
+it. What runs is airflow/local.py, the same as with `make airflow`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from support.weights import cache_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+DAG = "bench_collect"
+START_S = 420.0
+STOP_S = 60.0
+_NAMED = os.environ.get("TIPBENCH_AIRFLOW")  # read now: tests see no variable of ours
+
+
+def airflow_environment() -> Path:
+    """The virtual environment with Airflow. Without one the test is skipped, on CI it fails."""
+    folder = Path(_NAMED) if _NAMED else cache_folder() / "airflow"
+    if not (folder / "bin" / "airflow").exists():
+        reason = f"there is no Airflow in {folder}: make airflow-environment AIRFLOW_VENV={folder}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder
+
+
+class RealAirflow:
+    """Airflow with our DAG, started by airflow/local.py; the same folder may be started again."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], *, dags: Path | None = None) -> None:
+        self.folder = folder
+        self.url = ""
+        self.passwords: dict[str, str] = {}
+        self._environment = dict(environment)
+        self._port = 0
+        self._token = ""
+        self._dags = dags or ROOT / "dags"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def password(self) -> str:
+        """Of the user `bench`, who may trigger runs and answer."""
+        return self.passwords["bench"]
+
+    def start(self) -> Self:
+        """Returns when it is healthy."""
+        script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [*script, "--home", str(self.folder / "airflow"), "--dags", str(self._dags), "--port", str(self._port)],
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            told = json.loads(self._first_line(self._process))
+        except BaseException:
+            self.stop()
+            raise
+        self.url, self.passwords = told["url"], told["users"]
+        self._port = int(self.url.rpartition(":")[2])
+        return self
+
+    def _first_line(self, process: subprocess.Popen[str]) -> str:
+        lines: queue.Queue[str] = queue.Queue()
+        stdout = process.stdout
+        assert stdout is not None
+        threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
+        try:
+            line = lines.get(timeout=START_S)
+        except queue.Empty:
+            line = ""
+        if not line:
+            pytest.fail(f"Airflow did not start:\n{(self.folder / 'setup.log').read_text('utf-8', 'replace')[-4000:]}")
+        return line
+
+    def stop(self) -> None:
+        """Ends every process of it; local.py ends its group, and is ended itself if it does not."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self if self._process else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def client(self) -> httpx.Client:
+        """A client of the user `bench`, who is logged in once."""
+        if not self._token:
+            body = {"username": "bench", "password": self.password}
+            answer = httpx.post(f"{self.url}/auth/token", json=body, timeout=30.0, trust_env=False)
+            assert answer.status_code == 201, answer.text
+            self._token = answer.json()["access_token"]
+        headers = {"Authorization": f"Bearer {self._token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False)
+
+    def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
+        """Start a DAG run."""
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf)}
+        with self.client() as client:
+            answer = client.post(f"/api/v2/dags/{DAG}/dagRuns", json=body)
+        assert answer.status_code == 200, answer.text
+
+    def run_state(self, run_id: str) -> str:
+        """How the DAG run is: queued, running, success or failed."""
+        with self.client() as client:
+            return str(client.get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json()["state"])
+
+    def tasks(self, run_id: str) -> list[dict[str, Any]]:
+        """The run's task instances, as Airflow tells them."""
+        with self.client() as client:
+            answer = client.get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances", params={"limit": 100})
+        return list(answer.json()["task_instances"])
+
+    def states(self, run_id: str) -> dict[str, str]:
+        """State by task, a mapped one with its model: `collect baseline:template`."""
+        return {
+            " ".join(part for part in (each["task_id"], each.get("rendered_map_index")) if part): str(each["state"])
+            for each in self.tasks(run_id)
+        }
+
+    def returned(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
+        """What a task returned."""
+        path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        with self.client() as client:
+            answer = client.get(path, params={"map_index": map_index, "deserialize": True})
+        return answer.json().get("value") if answer.status_code == 200 else None
+
+    def wait_for(self, run_id: str, states: frozenset[str], within_s: float = 300.0) -> str:
+        """The state of the run once it is one of these; fails with the tasks' states when it is not in time."""
+        deadline = time.monotonic() + within_s
+        while (state := self.run_state(run_id)) not in states:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{run_id} is {state} after {within_s:g} s: {self.states(run_id)}")
+            time.sleep(1.0)
+        return state
+
+    def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
+        """The same for a task, named as in `states`."""
+        deadline = time.monotonic() + within_s
+        while (state := self.states(run_id).get(task, "")) not in states:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{task} of {run_id} is {state!r} after {within_s:g} s: {self.states(run_id)}")
+            time.sleep(0.5)
+        return state
+
+    def logs(self, run_id: str, task_id: str, attempt: int = 1, map_index: int = -1) -> str:
+        """What a try of a task wrote."""
+        path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
+        with self.client() as client:
+            return client.get(path, params={"map_index": map_index, "full_content": True}).text
+
+
+@dataclass(frozen=True)
+class DagProgram:
+    """Runs dag_program.py with Airflow's Python."""
+
+    environment: Mapping[str, str]
+    folder: Path
+
+    def __call__(self, *words: str, **extra: str) -> Any:
+        told = self.folder / "told.json"
+        done = subprocess.run(
+            [airflow_environment() / "bin" / "python", ROOT / "tests" / "airflow" / "dag_program.py", *words],
+            env={**self.environment, "TIPBENCH_TOLD": str(told), **extra},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return json.loads(told.read_text("utf-8"))

@@ -27,7 +27,7 @@ ENTRY = {"__main__": "cli"}
 
 OUTSIDE = {
     "httpx": {"generate/http.py", "generate/ollama_rest.py", "generate/download.py", "generate/weights.py",
-              "record/mlflow.py", "record/mlflow_http.py", "jobs/airflow.py", "cli/", "web/"},
+              "record/mlflow.py", "record/mlflow_http.py", "jobs/airflow_rest.py", "cli/", "web/"},
     "sqlite3": {"serve/sqlite.py", "jobs/sqlite.py", "cli/", "web/"},
     "subprocess": {"generate/machine.py", "generate/weights.py", "record/local_mlflow.py",
                    "judge/command.py", "jobs/local.py", "cli/", "web/"},

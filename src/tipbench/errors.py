@@ -8,9 +8,11 @@
     ├── NotEnoughData             exit 3: nothing can be said yet
     ├── ServerAway                no answer in time from a server we need
     │   ├── OllamaAway
-    │   └── MlflowAway
+    │   ├── MlflowAway
+    │   └── AirflowAway           also when it does not let us in, or its DAG is paused: it may be put right there
     ├── MlflowRefused             MLflow answered, and said no
     ├── OllamaRefused             Ollama answered something we cannot work with
+    ├── AirflowRefused            Airflow answered, and said no
     ├── ResidencyError            weights are in memory that should not be
     ├── LockHeld                  another collect uses the server or the experiment
     ├── JournalError              a result could not be written down; the run stops at once
@@ -78,6 +80,10 @@ class MlflowAway(ServerAway):
     pass
 
 
+class AirflowAway(ServerAway):
+    pass
+
+
 class MlflowRefused(TipbenchError):
     """MLflow answered with an error that trying again will not cure."""
 
@@ -89,6 +95,14 @@ class MlflowRefused(TipbenchError):
 
 class OllamaRefused(TipbenchError):
     pass
+
+
+class AirflowRefused(TipbenchError):
+    """Airflow answered with an error that trying again will not cure."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ResidencyError(TipbenchError):

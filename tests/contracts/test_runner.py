@@ -8,16 +8,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.little_airflow import PASSWORD as PASSWORD_THERE
+from support.little_airflow import USER, LittleAirflow
+from support.real_airflow import RealAirflow
 from support.scripted_ollama import ScriptedOllama
-from tipbench.errors import TipbenchError
+from tipbench.errors import NotStarted, ServerAway, TipbenchError
 from tipbench.jobs import events as wire
+from tipbench.jobs.airflow import AirflowRunner, run_id_of
+from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
 from tipbench.jobs.command import collect_order, judge_order
 from tipbench.jobs.event_log import Recorded
 from tipbench.jobs.folder import JobFolder
@@ -29,16 +34,19 @@ from tipbench.record.mlflow import MlflowStore
 
 SMALL = {"prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64, "server_wait_s": 5}
 PASSWORD = "hunter2-0b5c"
+POLL_S = 0.1
 
 
 @dataclass
 class Bench:
-    """A runner, the list of its jobs, and how its jobs can be put out of sight."""
+    """A runner on this machine, the list of its jobs, and how its jobs can be put out of sight."""
 
     make_runner: Callable[[], Runner]
     store: JobStore
     mlflow_url: str
     home: Path
+    name: str = "local"
+    judges: bool = True  # whether it runs judges too
 
     @property
     def runner(self) -> Runner:
@@ -49,12 +57,19 @@ class Bench:
         """An accepted job, not yet started."""
         values = {**SMALL, "models": "baseline:template", "mlflow_url": self.mlflow_url, **changes}
         values.setdefault("experiment", f"tip-bench-{uuid.uuid4().hex[:12]}")
-        return self.store.add(collect_order(make_config(values)))[0]
+        return self.store.add(collect_order(make_config(values), runner=self.name))[0]
 
-    def until(self, job: Job, wanted: Callable[[Sighting], bool], wait_s: float = 60) -> Sighting:
+    def see(self, job: Job) -> Sighting:
+        """As the supervisor sees it: what cannot be reached is lost."""
+        try:
+            return self.runner.observe(job)
+        except ServerAway as exc:
+            return Sighting(JobState.LOST, reason=str(exc))
+
+    def until(self, job: Job, wanted: Callable[[Sighting], bool], wait_s: float = 90) -> Sighting:
         """Look until what is seen is as wanted."""
         deadline = time.monotonic() + wait_s
-        while not wanted(seen := self.runner.observe(job)):
+        while not wanted(seen := self.see(job)):
             assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
             time.sleep(0.05)
         return seen
@@ -84,17 +99,105 @@ class Bench:
         assert process is not None
         os.killpg(process.pid, signal.SIGKILL)
 
-
-@pytest.fixture(params=["local"])
-def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
-    with JobStore(home / "jobs" / "jobs.db") as store:
-        made = Bench(lambda: LocalRunner(home, grace_s=30), store, mlflow_url, home)
-        yield made
-        for job in store.page(limit=200).items:
-            process = JobFolder(home / "jobs", job.id).process
+    def close(self) -> None:
+        """End what is left."""
+        for job in self.store.page(limit=200).items:
+            process = JobFolder(self.home / "jobs", job.id).process
             if process is not None and is_alive(process):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+@dataclass
+class LittleBench(Bench):
+    """The Airflow runner on the little Airflow."""
+
+    airflow: LittleAirflow = field(kw_only=True)
+
+    def hide(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
+        """Airflow is away."""
+        self.airflow.fault = "away"
+        time.sleep(2 * POLL_S)
+        return lambda: setattr(self.airflow, "fault", "")
+
+    def kill(self, job: Job) -> None:
+        """Somebody deletes the run in Airflow."""
+        self.airflow.runs.pop(run_id_of(job)).cancel()
+
+    def close(self) -> None:
+        """The little Airflow ends its runs itself."""
+
+
+@dataclass
+class AirflowBench(Bench):
+    """The Airflow runner on a real Airflow with tipbench's DAG."""
+
+    rest: AirflowRest = field(kw_only=True)
+    airflow: RealAirflow = field(kw_only=True)
+
+    def hide(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
+        """Airflow seems to be elsewhere."""
+        url, self.rest.url = self.rest.url, "http://127.0.0.1:9"
+        time.sleep(2 * POLL_S)
+        return lambda: setattr(self.rest, "url", url)
+
+    def kill(self, job: Job) -> None:
+        """Somebody deletes the run in Airflow."""
+        self.rest.patch(f"dags/bench_collect/dagRuns/{run_id_of(job)}", {"state": "failed"})
+        with self.airflow.client() as client:
+            client.delete(f"/api/v2/dags/bench_collect/dagRuns/{run_id_of(job)}").raise_for_status()
+
+    def close(self) -> None:
+        """Nothing of this test goes on in the Airflow that others use."""
+        for job in self.store.page(limit=200).items:
+            with suppress(TipbenchError):
+                self.rest.patch(f"dags/bench_collect/dagRuns/{run_id_of(job)}", {"state": "failed"})
+
+
+@dataclass(frozen=True)
+class NamedServer:
+    """MLflow is where the job says; nobody asks for judges here."""
+
+    def address(self, job: Job) -> str:
+        return str(job.arguments["mlflow_url"])
+
+    def pending(self, job: Job) -> int:  # noqa: ARG002
+        return 1
+
+
+@pytest.fixture(scope="session")
+def real_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAirflow]:
+    """One for all tests here: it takes a minute to start."""
+    folder = tmp_path_factory.mktemp("airflow")
+    with RealAirflow(folder, {"TIPBENCH_HOME": str(folder / "worker")}) as airflow:
+        yield airflow
+
+
+@pytest.fixture(params=["local", "little airflow", "airflow"])
+def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
+    with JobStore(home / "jobs" / "jobs.db") as store, ExitStack() as stack:
+        made = _bench(str(request.param), request, store, stack, home, mlflow_url)
+        yield made
+        made.close()
+
+
+def _bench(
+    kind: str, request: pytest.FixtureRequest, store: JobStore, stack: ExitStack, home: Path, mlflow_url: str
+) -> Bench:
+    if kind == "local":
+        return Bench(lambda: LocalRunner(home, grace_s=30), store, mlflow_url, home)
+    if kind == "little airflow":
+        little = stack.enter_context(LittleAirflow(home))
+        access = AirflowAccess(little.url, USER, PASSWORD_THERE)
+    else:
+        real: RealAirflow = request.getfixturevalue("real_airflow")
+        access = AirflowAccess(real.url, "bench", real.password)
+    rest = stack.enter_context(closing(AirflowRest(access, rest_s=0)))
+    options: dict[str, Any] = {"name": "airflow", "judges": False}
+    runner = lambda: AirflowRunner(home, rest, NamedServer(), poll_s=POLL_S, check_s=1, settle_s=5)  # noqa: E731
+    if kind == "little airflow":
+        return LittleBench(runner, store, mlflow_url, home, **options, airflow=little)
+    return AirflowBench(runner, store, mlflow_url, home, **options, rest=rest, airflow=real)
 
 
 @pytest.fixture
@@ -109,7 +212,7 @@ def slow_job(bench: Bench, server: ScriptedOllama, **changes: Any) -> Job:
 
 def until_cells(bench: Bench, job: Job, least: int) -> Sequence[Recorded]:
     """Wait for so many cells; all events until then."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while True:
         seen = bench.runner.events(job)
         if sum(isinstance(each.event, wire.CellFinished) for each in seen) >= least:
@@ -156,7 +259,11 @@ def test_a_judge_is_a_job_too(bench: Bench) -> None:
     collected = bench.collect()
     bench.run(collected)
     options = {"with": "rules", "experiment": collected.experiment, "mlflow_url": bench.mlflow_url}
-    job = bench.store.add(judge_order(options, ollama_url="http://localhost:11434"))[0]
+    job = bench.store.add(judge_order(options, ollama_url="http://localhost:11434", runner=bench.name))[0]
+    if not bench.judges:
+        with pytest.raises(NotStarted, match="runs on the panel's own machine"):
+            bench.runner.start(job)
+        return
     assert bench.run(job).state is JobState.SUCCEEDED
     told = bench.events(job)
     progress = [event for event in told if isinstance(event, wire.Judging)]
@@ -168,7 +275,8 @@ def test_a_judge_is_a_job_too(bench: Bench) -> None:
 def test_a_job_that_cannot_do_its_work_has_failed_and_says_why(bench: Bench, slow: ScriptedOllama) -> None:
     job = bench.collect(models="nosuch:1b", ollama_url=slow.url)
     seen = bench.run(job)
-    assert (seen.state, seen.exit_code) == (JobState.FAILED, 2)
+    assert seen.state is JobState.FAILED
+    assert seen.exit_code in (1, 2)
     assert "nosuch:1b is not on the Ollama server" in seen.reason
     assert "nosuch:1b is not on the Ollama server" in bench.runner.log(job).text
 
@@ -235,10 +343,11 @@ def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: Scripted
 def test_a_job_out_of_sight_is_lost_until_it_is_found_again(bench: Bench, slow: ScriptedOllama) -> None:
     job = slow_job(bench, slow)
     bench.runner.start(job)
+    until_cells(bench, job, 1)
     bring_back = bench.hide(job)
-    assert bench.runner.observe(job).state is JobState.LOST
+    assert bench.see(job).state is JobState.LOST
     bring_back()
-    assert bench.runner.observe(job).state is JobState.RUNNING
+    assert bench.see(job).state is JobState.RUNNING
     assert bench.until(job, lambda seen: seen.state in ENDED).state is JobState.SUCCEEDED
 
 

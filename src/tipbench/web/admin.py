@@ -30,6 +30,7 @@ from tipbench.web.opening import Tracker
 from tipbench.web.options import PanelOptions, panel_options
 from tipbench.web.queries import Queries
 from tipbench.web.rendering import Json
+from tipbench.web.runners import make_runners
 from tipbench.web.security import Shield
 from tipbench.web.sessions import Sessions, load_key
 from tipbench.web.streaming import Streams
@@ -71,8 +72,8 @@ def create_app(
 ) -> FastAPI:
     """The application. `store` replaces the MLflow of the settings; `routers` come after the API's own.
 
-    `runners` by name carry jobs out; without them they run on this machine. While it is served it looks after its
-    jobs, and they outlive it.
+    `runners` by name carry jobs out; without them those of the settings do: this machine, and Airflow. While it is
+    served it looks after its jobs, and they outlive it.
     """
     hook_wish = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
@@ -126,7 +127,8 @@ def make_panel(
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     guard = Guard(TokenStore(database), sessions, Attempts(), options.admin_token)
     queries, metrics = Queries(), Metrics()
-    desk, streams = JobDesk.of(settings, runners), Streams()
+    tracker, streams = Tracker(settings, store), Streams()
+    desk = JobDesk.of(settings, make_runners(settings, tracker) if runners is None else runners)
     metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
     metrics.show("tipbench_cache_requests_total", "counter", "Questions to the cache.", lambda: dict(_cache(queries)))
     metrics.show("tipbench_jobs", "gauge", "Jobs by state.", lambda: dict(_jobs(desk)))
@@ -136,7 +138,7 @@ def make_panel(
         settings=settings,
         options=options,
         guard=guard,
-        tracker=Tracker(settings, store),
+        tracker=tracker,
         queries=queries,
         allowed=Allowed.of(settings, options),
         metrics=metrics,

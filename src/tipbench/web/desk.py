@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from tipbench.errors import ServerAway, UsageError
 from tipbench.jobs import queue
+from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.book import Book, Told
 from tipbench.jobs.events import without_logins
 from tipbench.jobs.job import Job, JobState, LogTail, Order, Runner
@@ -17,6 +18,7 @@ from tipbench.jobs.queue import Submitted, Supervisor, places
 from tipbench.jobs.sqlite import JobStore, Which
 from tipbench.settings import Settings
 from tipbench.web.errors import Invalid
+from tipbench.web.runners import usual_runner
 
 KEEP_DAYS = 90.0
 _MOST_DAYS = 36_500.0
@@ -64,21 +66,24 @@ class JobDesk:
     runners: Mapping[str, Runner]
     supervisor: Supervisor
     book: Book
+    usual: str = LocalRunner.name  # who runs what names nobody
 
     @classmethod
-    def of(cls, settings: Settings, runners: Mapping[str, Runner] | None = None) -> Self:
-        """The desk of a home folder; `runners` by name replace the one that runs jobs on this machine."""
+    def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
+        """The desk of a home folder; `runners` by name carry jobs out."""
         jobs = settings.home / "jobs"
-        chosen = {LocalRunner.name: LocalRunner(settings.home)} if runners is None else runners
-        keep_s = keep_seconds(settings)
+        keep_s, usual = keep_seconds(settings), usual_runner(settings, runners)
         store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, chosen, jobs / "supervisor.lock", keep_s=keep_s)
-        return cls(store, chosen, supervisor, Book(supervisor.runner_of))
+        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
+        return cls(store, runners, supervisor, Book(supervisor.runner_of), usual)
 
     def close(self) -> None:
         """Stop looking after jobs; they run on."""
         self.supervisor.close()
         self.store.close()
+        for runner in self.runners.values():
+            if isinstance(runner, AirflowRunner):
+                runner.close()
 
     def submit(self, order: Order, *, key: str | None = None) -> Submitted:
         """Put an order into the queue; with a key, at most once."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header
 
 from tipbench.errors import UsageError
+from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.command import PROGRAM_VARIABLE, collect_order, judge_order
 from tipbench.jobs.job import Job
 from tipbench.jobs.queue import Submitted
@@ -42,15 +44,48 @@ Key = Annotated[
 ]
 
 
-def start_run(panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None) -> Submitted:
+@dataclass(frozen=True)
+class Where:
+    """Who carries a run out, None for the usual one; in Airflow it may wait for the judge before it compares."""
+
+    runner: str | None = None
+    wait_for_judge: bool = False
+
+
+def start_run(
+    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, where: Where | None = None
+) -> Submitted:
     """Queue a collect. `config` comes from `panel.allowed.config`; SuiteError or UsageError when the suite lacks it."""
+    where = where or Where()
+    runner = _runner(panel, where)
     for name, value in config.model_dump().items():
         if isinstance(value, str) and len(value) > _LONGEST:
             raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
     suite = load_suite(config.suite)
     choose_prompts(suite, config.prompt_versions)
     choose_scenarios(suite, config.n_scenarios)
-    return panel.jobs.submit(collect_order(config, started_by=started_by), key=key)
+    order = collect_order(config, started_by=started_by, runner=runner)
+    if where.wait_for_judge:
+        order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
+    return panel.jobs.submit(order, key=key)
+
+
+def _runner(panel: Panel, where: Where) -> str:
+    runner = where.runner or panel.jobs.usual
+    if runner not in panel.jobs.runners:
+        there = ", ".join(panel.jobs.runners)
+        raise Invalid(
+            f"runner is one of those configured here: {there} (got {runner[:40]!r}). TIPBENCH_AIRFLOW_URL adds "
+            "Airflow.",
+            path="query.runner",
+        )
+    if where.wait_for_judge and runner != AirflowRunner.name:
+        raise Invalid(
+            "wait_for_judge belongs to Airflow, whose run compares at its end; here a run ends when it is recorded. "
+            "Leave it out, or choose runner=airflow.",
+            path="query.wait_for_judge",
+        )
+    return runner
 
 
 def start_judge(

@@ -197,6 +197,7 @@ class JobLinks(_Shape):
     page: str = Field(description="Its page in the panel.", examples=["/jobs/20260504-101500-1a2b3c4d"])
     experiment: str = Field(description="The experiment's page in the panel.")
     mlflow: str | None = Field(None, description="The experiment's page in MLflow, once it is known.")
+    airflow: str | None = Field(None, description="The DAG run's page in Airflow, where it runs there.")
 
 
 class JobShape(_Shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import PlainTextResponse, Response
@@ -19,7 +19,7 @@ from tipbench.web.desk import job_json
 from tipbench.web.forms import JSON, read_json
 from tipbench.web.paging import LIMIT, Limit, Next
 from tipbench.web.rendering import Json
-from tipbench.web.running import Key, retry_job, start_judge, start_run
+from tipbench.web.running import Key, Where, retry_job, start_judge, start_run
 from tipbench.web.shapes import (
     COMMON,
     DATA,
@@ -53,6 +53,13 @@ _WISH: dict[str, Any] = {
     }
 }
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
+RunnerName = Annotated[
+    Literal["local", "airflow"] | None,
+    Query(description="Who runs it: this machine, or Airflow where it is configured. Without it, as `runner` says."),
+]
+WaitForJudge = Annotated[
+    bool, Query(description="In Airflow: compare when every cell of the run is judged; until then the job is waiting.")
+]
 JobPath = Annotated[
     str,
     Path(
@@ -81,9 +88,17 @@ async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
     openapi_extra=CONFIG_BODY,
     responses={**_STARTED, **refusals(409)},
 )
-def run(config: RunConfig, who: Admin, panel: PanelState, key: Key = None) -> Response:
+def run(
+    config: RunConfig,
+    who: Admin,
+    panel: PanelState,
+    key: Key = None,
+    runner: RunnerName = None,
+    wait_for_judge: WaitForJudge = False,
+) -> Response:
     """Queues `tipbench collect` with this configuration. The same key with other options is refused (409)."""
-    return _started(panel, start_run(panel, config, started_by=who.name, key=key))
+    where = Where(runner, wait_for_judge)
+    return _started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
 
 
 @judging.post(

@@ -132,7 +132,8 @@ class JobWords:
         if tell is not None:
             return tell()
         if self.job.state is JobState.WAITING:
-            return "Parked until a judge has answered; it holds nothing meanwhile."
+            why = f" {self.reason}" if self.reason else ""
+            return f"Parked until a judge has answered; it holds nothing meanwhile.{why}"
         if self.job.state is JobState.CANCELLED and self.job.started is None:
             return self.reason or "Cancelled before it was started."
         return self.reason or self.progress.failure or "The log tells why."
@@ -190,6 +191,8 @@ class JobWords:
             return f"{seen.judge} has looked at {seen.scored + seen.unscored} of {counted(seen.total, 'item')}."
         if progress.recording_left:
             return f"All is answered; {counted(progress.recording_left, 'result')} on the way to MLflow."
+        if self.reason:
+            return self.reason
         now = progress.models[-1] if progress.models else None
         if now is None:
             return "Starting."

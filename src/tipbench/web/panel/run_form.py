@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -27,13 +27,14 @@ from tipbench.web.panel.run_models import GLANCE_S, PATIENCE_S, Suggestion, expe
 from tipbench.web.panel.run_plan import Outcome, planned
 from tipbench.web.panel.run_values import WHOLE, Schema, Values, asked_values, check_values, form_values
 from tipbench.web.rendering import Json
-from tipbench.web.running import start_run
+from tipbench.web.running import Where, start_run
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 _KEY = "key"
 _MOST_FIELDS = 200
 _MOST_KEY = 100
 _MOST_SUITES = 50
+_RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Sent:
     values: Values
     key: str
     start: bool
+    where: Where = field(default_factory=Where)
 
 
 @router.get("/run")
@@ -53,7 +55,8 @@ async def run_page(
     schema = form_schema(panel)
     earlier = await run_in_threadpool(_of_job, panel, of) if of is not None else []
     values = asked_values(schema, request.query_params.multi_items(), asked_values(schema, earlier))
-    return await _form_page(request, panel, values, fresh_key(), Outcome())
+    where = await run_in_threadpool(_where_of, panel, of)
+    return await _form_page(request, panel, Sent(values, fresh_key(), start=False, where=where), Outcome())
 
 
 @router.post("/run")
@@ -63,10 +66,10 @@ async def run_asked(request: Request, panel: PanelState, admin: Admin) -> Respon
     sent = _read(schema, await _pairs(request))
     checked = await run_in_threadpool(check_values, panel.allowed, schema, sent.values)
     if checked.config is None:
-        return await _form_page(request, panel, sent.values, sent.key, Outcome(checked.errors, status=422))
+        return await _form_page(request, panel, sent, Outcome(checked.errors, status=422))
     if not sent.start:
         outcome = await run_in_threadpool(planned, panel, checked.config)
-        return await _form_page(request, panel, sent.values, sent.key, outcome)
+        return await _form_page(request, panel, sent, outcome)
     return await _start(request, panel, checked.config, sent, admin.name)
 
 
@@ -80,15 +83,19 @@ async def run_models(panel: PanelState, ollama_url: Annotated[str, Query(max_len
 
 async def _start(request: Request, panel: Panel, config: CollectConfig, sent: Sent, started_by: str) -> Response:
     try:
-        submitted = await run_in_threadpool(start_run, panel, config, started_by=started_by, key=sent.key)
+        submitted = await run_in_threadpool(
+            start_run, panel, config, started_by=started_by, key=sent.key, where=sent.where
+        )
+    except Invalid as exc:  # where it shall run does not go together
+        return await _form_page(request, panel, sent, Outcome({WHOLE: str(exc)}, status=422))
     except JobConflict:
         # Gone back, changed and sent again: perhaps meant. The form comes with a new key, so pressing again starts it.
-        return await _form_page(request, panel, sent.values, fresh_key(), Outcome(again=True, status=409))
+        return await _form_page(request, panel, replace(sent, key=fresh_key()), Outcome(again=True, status=409))
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-async def _form_page(request: Request, panel: Panel, values: Values, key: str, outcome: Outcome) -> Response:
-    form, waiting = await _form(panel, values, outcome.errors)
+async def _form_page(request: Request, panel: Panel, sent: Sent, outcome: Outcome) -> Response:
+    form, waiting = await _form(panel, sent.values, outcome.errors)
     return await run_in_threadpool(
         page,
         request,
@@ -97,7 +104,11 @@ async def _form_page(request: Request, panel: Panel, values: Values, key: str, o
         form_fields=form,
         outcome=outcome,
         whole=outcome.errors.get(WHOLE),
-        key=key,
+        key=sent.key,
+        runners=list(panel.jobs.runners),
+        where_options=[(name, _RUNNERS.get(name, name)) for name in panel.jobs.runners],
+        runner=sent.where.runner or panel.jobs.usual,
+        wait_for_judge=sent.where.wait_for_judge,
         models_url="/run/models" if waiting else None,
         json_url="/api/bench/config",
     )
@@ -162,6 +173,17 @@ def _of_job(panel: Panel, job_id: str) -> list[tuple[str, Any]]:
         return []
 
 
+def _where_of(panel: Panel, job_id: str | None) -> Where:
+    """Where an earlier job ran, as long as that is still configured."""
+    if job_id is None:
+        return Where()
+    try:
+        job = panel.jobs.store.get(job_id)
+    except JobMissing:
+        return Where()
+    return Where(job.runner if job.runner in panel.jobs.runners else None, bool(job.arguments.get("wait_for_judge")))
+
+
 def _allowed_url(allowed: Allowed, url: str) -> str | None:
     """The server as the operator wrote it; None when it is not one of theirs."""
     try:
@@ -185,7 +207,8 @@ def _read(schema: Schema, pairs: list[tuple[str, str]]) -> Sent:
     named = dict(pairs)
     key = named.get(_KEY, "")
     fit = 0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable() and key.strip() == key
-    return Sent(form_values(schema, pairs), key if fit else fresh_key(), named.get("do") == "start")
+    where = Where(named.get("runner", "")[:40] or None, named.get("wait_for_judge", "").lower() in ("true", "on", "1"))
+    return Sent(form_values(schema, pairs), key if fit else fresh_key(), named.get("do") == "start", where)
 
 
 def fresh_key() -> str:

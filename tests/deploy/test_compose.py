@@ -1,0 +1,120 @@
+"""The compose file keeps to the specification's rules and to ours: health checks, no default password, no open port."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.compose_rules import problems
+
+yaml: Any = importlib.import_module("yaml")  # it comes with MLflow, without types
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FILE = DEPLOY / "compose.yaml"
+SECRETS = ("TIPBENCH_ADMIN_TOKEN", *(f"AIRFLOW_{name}" for name in ("DB_PASSWORD", "JWT_SECRET")),
+           "AIRFLOW_ADMIN_PASSWORD", "AIRFLOW_BENCH_PASSWORD")  # fmt: skip
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    read = yaml.safe_load(FILE.read_text("utf-8"))
+    assert isinstance(read, dict)
+    return copy.deepcopy(read)
+
+
+def test_nothing_is_wrong_with_the_compose_file(compose: dict[str, Any]) -> None:
+    assert problems(compose) == []
+
+
+@pytest.mark.parametrize(
+    ("service", "key", "value", "told"),
+    [
+        ("panel", "restrat", "always", "restrat is no attribute"),
+        ("panel", "restart", "sometimes", "restart is 'sometimes'"),
+        ("panel", "restart", False, "restart is False"),
+        ("panel", "ports", ["5180:5180"], "publishes 5180:5180"),
+        ("panel", "healthcheck", None, "has no health check"),
+        ("panel", "depends_on", {"redis": {"condition": "service_started"}}, "redis, which is not there"),
+        ("panel", "depends_on", {"airflow-api": {"condition": "service_healthy"}}, "only there with a profile"),
+        ("panel", "depends_on", {"mlflow": {"condition": "healthy"}}, "to be 'healthy'"),
+        ("panel", "volumes", ["elsewhere:/data"], "elsewhere is not declared"),
+        ("panel", "secrets", ["unknown"], "unknown is not declared"),
+        ("panel", "environment", {"TIPBENCH_ADMIN_TOKEN": "changeme"}, "is written down"),
+        ("panel", "environment", {"X_PASSWORD": "${X_PASSWORD:-admin}"}, "has a default"),
+        ("panel", "environment", {"FLAG": True}, "not a text"),
+        ("ollama", "image", "ollama/ollama:latest", "has no version"),
+    ],
+)
+def test_a_planted_fault_is_found(compose: dict[str, Any], service: str, key: str, value: object, told: str) -> None:
+    compose["services"][service][key] = value
+    assert [fault for fault in problems(compose) if told in fault]
+
+
+def test_ollama_keeps_one_model_in_memory(compose: dict[str, Any]) -> None:
+    assert compose["services"]["ollama"]["environment"]["OLLAMA_MAX_LOADED_MODELS"] == "1"
+
+
+def test_airflow_comes_with_its_profile_only(compose: dict[str, Any]) -> None:
+    always = {name for name, service in compose["services"].items() if not service.get("profiles")}
+    assert always == {"mlflow", "ollama", "panel"}
+
+
+def test_the_example_names_every_variable_without_a_value_for_any() -> None:
+    example = dict(
+        line.split("=", 1) for line in (DEPLOY / ".env.example").read_text("utf-8").splitlines() if "=" in line[:60]
+        and not line.startswith("#")
+    )  # fmt: skip
+    assert set(SECRETS) <= set(example)
+    assert set(example.values()) == {""}
+    asked = set(re.findall(r"\$\{([A-Z_]+)[:?-]", FILE.read_text("utf-8")))
+    assert {name for name in asked if name.startswith("TIPBENCH_")} <= set(example)
+
+
+def test_the_file_with_the_secrets_is_never_committed() -> None:
+    assert ".env" in (DEPLOY / ".gitignore").read_text("utf-8").split()
+
+
+def test_the_image_has_the_airflow_that_is_tested() -> None:
+    (tested,) = re.findall(
+        r"^apache-airflow==(.+)$", (DEPLOY.parent / "airflow" / "constraints.txt").read_text(), re.MULTILINE
+    )
+    assert f"apache-airflow[postgres]=={tested}'" in (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
+def test_what_the_images_copy_is_there() -> None:
+    text = (DEPLOY / "Dockerfile").read_text("utf-8")
+    for words in re.findall(r"^COPY (?:--\S+ )*(.+)$", text, re.MULTILINE):
+        for source in words.split()[:-1]:
+            assert (DEPLOY.parent / source).exists(), source
+
+
+def test_the_entry_refuses_to_start_without_its_secrets() -> None:
+    command = ["sh", str(DEPLOY / "airflow-entry.sh"), "version"]
+    path = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
+    assert done.returncode == 2
+    assert "airflow_db_password" in done.stderr
+
+
+def has_compose() -> bool:
+    """Whether there is a docker with the compose command."""
+    asked = ["docker", "compose", "version"]
+    return (
+        shutil.which("docker") is not None and subprocess.run(asked, capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not has_compose(), reason="docker compose is not here; the rules above are checked all the same")
+@pytest.mark.parametrize("profile", [(), ("--profile", "airflow")])
+def test_docker_compose_takes_the_file(profile: tuple[str, ...]) -> None:
+    secrets = dict.fromkeys(SECRETS, "a-secret-only-for-this-test")
+    command = ["docker", "compose", "--file", str(FILE), *profile, "config", "--quiet"]
+    done = subprocess.run(command, env={**os.environ, **secrets}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

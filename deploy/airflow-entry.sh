@@ -1,0 +1,37 @@
+#!/bin/sh
+# Turns the secrets of compose.yaml into what Airflow reads, then becomes the command that was asked for.
+# Secrets stay out of the compose file, the image and the list of variables that `docker inspect` shows.
+set -eu
+
+secret() {
+    value="$(cat "/run/secrets/$1" 2>/dev/null || true)"
+    if [ "${#value}" -lt 20 ]; then
+        echo "The secret $1 has ${#value} characters, and needs 20 or more. Set it in deploy/.env; see .env.example." >&2
+        exit 2
+    fi
+    printf '%s' "$value"
+}
+
+database_password="$(secret airflow_db_password)"
+AIRFLOW__API_AUTH__JWT_SECRET="$(secret airflow_jwt_secret)"
+admin_password="$(secret airflow_admin_password)"
+bench_password="$(secret airflow_bench_password)"
+case "$database_password$admin_password$bench_password" in
+*[!A-Za-z0-9_-]*)
+    echo "Airflow's passwords may hold letters, digits, - and _ only; make them with: openssl rand -hex 32" >&2
+    exit 2
+    ;;
+esac
+AIRFLOW__DATABASE__SQL_ALCHEMY_CONN="postgresql+psycopg2://airflow:$database_password@airflow-db:5432/airflow"
+export AIRFLOW__API_AUTH__JWT_SECRET AIRFLOW__DATABASE__SQL_ALCHEMY_CONN
+
+umask 077
+mkdir -p "$AIRFLOW_HOME" "$TIPBENCH_HOME"
+printf '{"admin": "%s", "bench": "%s"}' "$admin_password" "$bench_password" > "$AIRFLOW_HOME/passwords.json"
+
+if [ "${1:-}" = set-up ]; then
+    airflow db migrate
+    airflow pools set ollama 1 "One model at a time on this Ollama host"
+    exec airflow dags reserialize
+fi
+exec airflow "$@"

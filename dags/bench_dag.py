@@ -38,25 +38,41 @@ CONTINUED = {
 
 def listed_hosts() -> dict[str, str]:
     """The Ollama hosts by name, as NAME=URL with commas between; none for the one server of each run's conf."""
-    text = Variable.get(HOSTS_VARIABLE, default="") or os.environ.get("TIPBENCH_OLLAMA_HOSTS") or _hosts_of_file()
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    hosts = {}
-    for entry in entries:
+    place, text = _hosts_text()
+    hosts: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, url = entry.partition("=")
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or not url.startswith(("http://", "https://")):
-            raise ValueError(f"{HOSTS_VARIABLE} takes NAME=URL, as gpu-a=http://gpu-a:11434 (got {entry[:80]!r})")
+        seen = re.sub("//.*@", "//…@", entry)[:80]
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name) or not re.fullmatch(r"https?://[^@\s]+", url):
+            raise ValueError(f"{place} takes NAME=URL without a login, as gpu-a=http://gpu-a:11434 (got {seen!r})")
+        if name in hosts:
+            raise ValueError(f"{place} has {name!r} twice; give each host a name of its own (got {seen!r})")
         hosts[name] = url
-    if len(hosts) != len(entries):
-        raise ValueError(f"{HOSTS_VARIABLE} has a name twice; give each host one of its own (got {text[:200]!r})")
     return hosts
 
 
-def _hosts_of_file() -> str:
-    for folder in (Path.cwd(), Path(os.environ.get("TIPBENCH_HOME", "."))):
+def _hosts_text() -> tuple[str, str]:
+    """Where the hosts stand, and what stands there. A variable that Airflow cannot read counts as none."""
+    if text := Variable.get(HOSTS_VARIABLE, default=""):
+        return f"The Airflow variable {HOSTS_VARIABLE}", text
+    if text := os.environ.get("TIPBENCH_OLLAMA_HOSTS"):
+        return "TIPBENCH_OLLAMA_HOSTS", text
+    for folder in (Path.cwd(), Path(os.environ.get("TIPBENCH_HOME", ".")).expanduser()):
         file = folder / "tipbench.toml"
-        if file.is_file() and (value := tomllib.loads(file.read_text("utf-8")).get(HOSTS_SETTING)):
-            return ",".join(value) if isinstance(value, list) else str(value)
-    return ""
+        try:
+            given = tomllib.loads(file.read_text("utf-8")).get(HOSTS_SETTING)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as exc:
+            raise ValueError(f"{file} cannot be read: {exc}. Correct it, or remove it.") from exc
+        if given:
+            return f"{HOSTS_SETTING} in {file}", ",".join(map(str, given)) if isinstance(given, list) else str(given)
+    return "", ""
+
+
+def name_of(kind: str, host: str) -> str:
+    """The id of a host's task of this kind; where no hosts are listed there is one of each."""
+    return f"{kind}_on_{host}" if host else kind
 
 
 def conf(context: Any) -> dict[str, Any]:
@@ -67,15 +83,15 @@ def conf(context: Any) -> dict[str, Any]:
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function of the package; what trying again cannot mend fails at once."""
     from tipbench.cli.scheduled_collect import failure_line
-    from tipbench.errors import NotEnoughData, TipbenchError, UsageError
+    from tipbench.errors import MixedRubrics, MlflowRefused, NotEnoughData, TipbenchError, UsageError
 
     try:
         return function(conf(get_current_context()), *arguments)
     except TipbenchError as exc:
         if function.__name__ != "collect_model":  # whose command has told it already
             print(failure_line(str(exc)), flush=True)
-        kind = AirflowFailException if isinstance(exc, UsageError | NotEnoughData) else AirflowException
-        raise kind(str(exc)) from exc
+        final = isinstance(exc, UsageError | NotEnoughData | MlflowRefused | MixedRubrics)
+        raise (AirflowFailException if final else AirflowException)(str(exc)) from exc
 
 
 def pulled(task_id: str, map_index: int = -1) -> Any:
@@ -148,7 +164,7 @@ def outcome(collecting: list[str]) -> str:
     ]
     if missing:
         raise AirflowFailException(
-            f"Not collected: {', '.join(missing)}; the logs of these tasks say why. Cleared, they continue."
+            f"Not collected in full: {', '.join(missing)}; the logs of these tasks say why. Cleared, they continue."
         )
     if pulled("compare") is None:
         raise AirflowFailException("Everything is collected, but nothing was compared; the logs say why.")
@@ -193,20 +209,21 @@ def judge_gate() -> HITLOperator:
 def bench_collect() -> None:
     """Put the tasks together: a collect with its unload for each host, each in its host's pool and queue."""
     hosts: dict[str, str | None] = dict(listed_hosts()) or {"": None}
-    ids = {name: f"collect_on_{name}" if name else "collect" for name in hosts}
-    planned = plan({ids[name]: url for name, url in hosts.items()})
+    addresses = {name_of("collect", host): url for host, url in hosts.items()}
+    planned = plan(addresses)
     collected = []
-    for name, url in hosts.items():
-        place = {"pool": f"ollama_{name}", "queue": name} if name else {"pool": "ollama"}
-        models = share.override(task_id=ids[name].replace("collect", "share"))(planned, ids[name])
-        collecting = collect.override(task_id=ids[name], **place).partial(ollama_url=url).expand(model=models)
-        collecting >> unload.override(task_id=ids[name].replace("collect", "unload"), **place)(url).as_teardown()
+    for host, url in hosts.items():
+        place = {"pool": f"ollama_{host}", "queue": host} if host else {"pool": "ollama"}
+        task_id = name_of("collect", host)
+        models = share.override(task_id=name_of("share", host))(planned, task_id)
+        collecting = collect.override(task_id=task_id, **place).partial(ollama_url=url).expand(model=models)
+        collecting >> unload.override(task_id=name_of("unload", host), **place)(url).as_teardown()
         collected.append(collecting)
     exported = export_for_judge()
     compared = compare()
     collected >> exported >> judge_gate() >> compared
     exported >> compared
-    [*collected, compared] >> outcome(list(ids.values())).as_teardown(on_failure_fail_dagrun=True)
+    [*collected, compared] >> outcome(list(addresses)).as_teardown(on_failure_fail_dagrun=True)
 
 
 bench_collect()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import SETTINGS, find_home, load_settings, ollama_url
+from tipbench.settings import SETTINGS, find_home, load_settings, mlflow_pages, ollama_url
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -132,3 +132,25 @@ def test_ollama_host_is_read_as_ollama_reads_it(host: str, url: str) -> None:
 def test_any_ollama_host_is_understood_or_refused(host: str) -> None:
     with contextlib.suppress(UsageError):
         assert "://" in ollama_url(host)
+
+
+INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
+
+
+def pages_of(tmp_path: Path, url: str, public: str) -> str | None:
+    """Where links lead for a server, with another address for browsers than for the panel."""
+    variables = {"MLFLOW_TRACKING_URI": INSIDE, "TIPBENCH_MLFLOW_PUBLIC_URL": public}
+    return mlflow_pages(load_settings(variables, tmp_path), url)
+
+
+def test_links_to_mlflow_lead_where_browsers_find_it_and_only_of_the_server_that_is_configured(tmp_path: Path) -> None:
+    assert pages_of(tmp_path, f"{INSIDE}/", OUTSIDE) == OUTSIDE
+    assert pages_of(tmp_path, "http://another:5000", OUTSIDE) is None
+    assert pages_of(tmp_path, INSIDE, "") is None
+
+
+@pytest.mark.parametrize("public", ["javascript:alert(1)", "mlflow.example", "https://anna:secret@mlflow.example"])
+def test_an_address_for_browsers_that_is_none_is_refused_without_its_login(tmp_path: Path, public: str) -> None:
+    with pytest.raises(UsageError, match="mlflow_public_url takes a web address without a login") as caught:
+        pages_of(tmp_path, INSIDE, public)
+    assert "secret" not in str(caught.value)

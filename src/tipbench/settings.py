@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tipbench.addresses import identity_of, is_web_address
 from tipbench.errors import UsageError
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, make_config
 
@@ -57,6 +58,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("mlflow_username", ("MLFLOW_TRACKING_USERNAME",), "", "User name for MLflow.", in_file=False),
     Setting("mlflow_password", ("MLFLOW_TRACKING_PASSWORD",), "", "Password for MLflow.", in_file=False),
     Setting("mlflow_token", ("MLFLOW_TRACKING_TOKEN",), "", "Bearer token for MLflow.", in_file=False),
+    Setting(
+        "mlflow_public_url",
+        ("TIPBENCH_MLFLOW_PUBLIC_URL",),
+        "mlflow_url",
+        "Where people's browsers find the MLflow of mlflow_url, for links to its pages.",
+    ),
     Setting(
         "admin_token",
         ("TIPBENCH_ADMIN_TOKEN",),
@@ -128,6 +135,12 @@ SETTINGS: tuple[Setting, ...] = (
         ("TIPBENCH_AIRFLOW_URL",),
         "",
         "The Airflow that runs collects for the panel, such as http://airflow.example:8080.",
+    ),
+    Setting(
+        "airflow_public_url",
+        ("TIPBENCH_AIRFLOW_PUBLIC_URL",),
+        "airflow_url",
+        "Where people's browsers find that Airflow, for links to its pages.",
     ),
     Setting("airflow_dag", ("TIPBENCH_AIRFLOW_DAG",), "bench_collect", "The id of tipbench's DAG in Airflow."),
     Setting(
@@ -210,6 +223,19 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     if sources.get("ollama_url") == "OLLAMA_HOST":
         values["ollama_url"] = ollama_url(values["ollama_url"])
     return Settings(home, values, sources)
+
+
+def mlflow_pages(settings: Settings, url: str) -> str | None:
+    """Where browsers find the pages of the MLflow at `url`; None when that is their address too."""
+    public, configured = settings.get("mlflow_public_url"), settings.get("mlflow_url") or ""
+    if not public or not is_web_address(configured) or identity_of(configured) != identity_of(url):
+        return None
+    if "@" in public or not is_web_address(public):
+        raise UsageError(
+            "mlflow_public_url takes a web address without a login, such as https://mlflow.example "
+            f"(got {public.rpartition('@')[2][:80]!r})."
+        )
+    return public
 
 
 def find_home(env: Mapping[str, str], here: Path) -> Path:

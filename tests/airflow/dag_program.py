@@ -1,6 +1,6 @@
 """Run by Airflow's own Python: tells what the DAG is, or runs the whole of it in one process; JSON into TIPBENCH_TOLD.
 
-python dag_program.py describe
+python dag_program.py describe '{"usual": {}, "two hosts": {"TIPBENCH_OLLAMA_HOSTS": "a=http://a:1,b=http://b:1"}}'
 python dag_program.py run '{"models": "baseline:template"}'
 """
 
@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,21 @@ def _bag() -> Any:
     return kind(dag_folder=os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
 
 
-def describe() -> dict[str, Any]:
-    """Import errors, and of each task what matters."""
+def describe(environments: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """What the DAG is with each of these variables."""
     importlib.import_module("airflow.sdk")
     importlib.import_module("airflow.providers.standard.operators.hitl")
+    usual = dict(os.environ)
+    told = {}
+    for name, extra in environments.items():
+        os.environ.clear()
+        os.environ.update(usual, **extra)
+        told[name] = _described()
+    return told
+
+
+def _described() -> dict[str, Any]:
+    """Import errors, and of each task what matters."""
     seconds = min(_parsing() for _ in range(3))
     bag = _bag()
     dag = bag.dags.get(DAG)
@@ -37,7 +49,7 @@ def describe() -> dict[str, Any]:
         "tipbench": sorted(name for name in sys.modules if name.partition(".")[0] == "tipbench"),
         "dags": sorted(bag.dags),
         "params": sorted(dag.params) if dag else [],
-        "defaults": dag.params.dump() if dag else {},
+        "defaults": dag.params.validate() if dag else {},
         "schedule": type(dag.timetable).__name__ if dag else "",
         "paused": dag.is_paused_upon_creation if dag else None,
         "tasks": {task.task_id: _task(task) for task in dag.tasks} if dag else {},
@@ -73,9 +85,19 @@ def run(conf: dict[str, Any]) -> dict[str, Any]:
         {"task": ti.task_id, "map_index": ti.map_index, "state": str(ti.state), "tries": ti.try_number}
         for ti in done.get_task_instances()
     ]
-    return {"state": str(done.state), "tasks": states}
+    return {"state": str(done.state), "tasks": states, "handed_on": _handed_on(done.run_id)}
+
+
+def _handed_on(run_id: str) -> list[dict[str, Any]]:
+    """Every XCom of the run."""
+    model = importlib.import_module("airflow.models.xcom").XComModel
+    create_session = importlib.import_module("airflow.utils.session").create_session
+    with create_session() as session:
+        found = session.query(model).filter(model.dag_id == DAG, model.run_id == run_id)
+        return [{"task": each.task_id, "key": each.key, "value": each.value} for each in found]
 
 
 if __name__ == "__main__":
-    told = describe() if sys.argv[1] == "describe" else run(json.loads(sys.argv[2]))
+    task, given = sys.argv[1], json.loads(sys.argv[2])
+    told = describe(given) if task == "describe" else run(given)
     Path(os.environ["TIPBENCH_TOLD"]).write_text(json.dumps(told), "utf-8")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.command import tipbench
+import pytest
+
+from support.command import tipbench, tipbench_json
 from support.real_airflow import DagProgram, airflow_environment
+from support.scripted_ollama import ScriptedOllama
 from tipbench.record.mlflow import MlflowStore
 
+PATH = re.compile(r"""(^|[\s"'=(])(~?/|\.\.?/|file:|[A-Za-z]:\\)""")  # of a file or folder, not of a web page
 CONF = {"prompts": "v1", "n_tips": 2, "n_scenarios": 2, "num_predict": 48}
 
 
@@ -52,22 +57,28 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
     }
     assert len(keys(mlflow_url, "tip-bench-dag-test")) == 4
     assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, "tip-bench-dag-test"))
+    handed_on = {each["task"]: json.dumps(each["value"]) for each in told["handed_on"]}
+    assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(handed_on)
+    assert not [task for task, value in handed_on.items() if PATH.search(value)]
 
 
+@pytest.mark.parametrize("model", ["baseline:template", "alpha:135m"])
 def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
-    dag_program: DagProgram, mlflow_url: str, home: Path
+    dag_program: DagProgram, mlflow_url: str, scripted: ScriptedOllama, home: Path, model: str
 ) -> None:
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in CONF.items()]
-    words += ["--models=baseline:template", f"--mlflow-url={mlflow_url}"]
-    tipbench("collect", *words, "--experiment=tip-bench-by-command", home=home)
-    conf = {**CONF, "models": "baseline:template"}
-    for experiment in ("tip-bench-by-dag", "tip-bench-by-command"):
-        assert dag_program("run", json.dumps({**conf, "experiment": experiment}))["state"] == "success"
-    by_command, by_dag = keys(mlflow_url, "tip-bench-by-command"), keys(mlflow_url, "tip-bench-by-dag")
-    assert by_command == by_dag
-    assert len(by_dag) == 2
-    done = tipbench("collect", *words, "--experiment=tip-bench-by-dag", "--json", home=home)
-    assert json.loads(done.stdout)["generated"] == 0
+    kind = model.partition(":")[0]
+    by_command, by_dag = f"tip-bench-{kind}-by-command", f"tip-bench-{kind}-by-dag"
+    conf = {**CONF, "models": model, "mlflow_url": mlflow_url, "ollama_url": scripted.url}
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in conf.items()]
+    before = len(scripted.log.calls())
+    tipbench("collect", *words, f"--experiment={by_command}", home=home)
+    assert dag_program("run", json.dumps({**conf, "experiment": by_dag}))["state"] == "success"
+    asked = len(scripted.log.calls()) - before
+    assert dag_program("run", json.dumps({**conf, "experiment": by_command}))["state"] == "success"
+    assert tipbench_json("collect", *words, f"--experiment={by_dag}", home=home)["generated"] == 0
+    assert keys(mlflow_url, by_command) == keys(mlflow_url, by_dag)
+    assert len(keys(mlflow_url, by_dag)) == 2
+    assert asked == len(scripted.log.calls()) - before == (4 if model == "alpha:135m" else 0)
 
 
 def test_a_key_that_no_run_knows_fails_the_plan_at_once_and_nothing_is_collected(dag_program: DagProgram) -> None:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.judging import Desk
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
-from tipbench.addresses import identity_of
 from tipbench.cli.scheduled import compare, export_for_judge, read_conf, unload_left_behind
-from tipbench.cli.scheduled_collect import collect_model
+from tipbench.cli.scheduled_collect import Child, collect_model, failure_line
 from tipbench.cli.scheduled_plan import choose_hosts, plan_models, spread
+from tipbench.compare.keeping import BOARD
 from tipbench.errors import ModelRefused, NotEnoughData, OllamaAway, TipbenchError, UsageError
-from tipbench.generate.lock import ResourceLock
 from tipbench.plan.config import make_config
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
 
 ALPHA, BETA = "alpha:135m", "beta:135m"
 ONE_HOST = {"collect": None}
+DEAD = "http://127.0.0.1:1"
 HOSTS = {"collect_on_a": "http://gpu-a:11434", "collect_on_b": "http://gpu-b:11434"}
 
 
@@ -60,6 +59,21 @@ def runs(conf: dict[str, Any], kind: str) -> list[Any]:
     with MlflowStore(conf["mlflow_url"]) as store:
         found = store.experiment(conf["experiment"])
         return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
+
+
+def judge(conf: dict[str, Any]) -> None:
+    with MlflowStore(conf["mlflow_url"]) as store:
+        experiment = store.experiment(conf["experiment"])
+        assert experiment is not None
+        Desk(store, experiment).judged_by("anna")
+
+
+def rows(conf: dict[str, Any]) -> dict[str, int]:
+    """The models of the newest board, and of how many scored cells each row is made."""
+    newest = max(runs(conf, "leaderboard"), key=lambda run: run.start_ms)
+    with MlflowStore(conf["mlflow_url"]) as store:
+        board = json.loads(store.get(newest.run_id)[1][BOARD])
+    return {row["model"]: row["n_scenarios"] for row in board["standings"]}
 
 
 def collected(conf: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +119,14 @@ def test_without_an_address_the_workers_own_counts_and_nothing_else_of_its_setti
     assert config.n_tips == 5
 
 
+def test_an_address_left_empty_in_a_form_is_none(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
+    assert read_conf({**conf, "ollama_url": ""}, load_settings()).ollama_url == "http://gpu-box:11500"
+    with ScriptedOllama(models=[ALPHA]) as first, ScriptedOllama(models=[BETA]) as second:
+        hosts = {"collect_on_a": first.url, "collect_on_b": second.url}
+        assert plan_models({**conf, "ollama_url": ""}, hosts)["collect_on_b"] == [BETA]
+
+
 def test_the_plan_hands_each_task_its_models(conf: dict[str, Any]) -> None:
     planned = plan_models(conf, ONE_HOST)
     assert planned["collect"] == [ALPHA, BETA]
@@ -146,7 +168,7 @@ def test_two_names_of_one_model_are_collected_once(conf: dict[str, Any]) -> None
 
 def test_a_server_that_is_away_is_worth_another_try(conf: dict[str, Any]) -> None:
     with pytest.raises(OllamaAway):
-        plan_models({**conf, "ollama_url": "http://127.0.0.1:9"}, ONE_HOST)
+        plan_models({**conf, "ollama_url": DEAD}, ONE_HOST)
 
 
 def test_each_host_gets_the_models_it_has(conf: dict[str, Any]) -> None:
@@ -164,9 +186,26 @@ def test_models_that_all_hosts_have_are_shared_out(conf: dict[str, Any]) -> None
 
 def test_a_host_that_is_away_is_done_without_when_the_others_have_everything(conf: dict[str, Any]) -> None:
     with ScriptedOllama(models=[ALPHA, BETA]) as only:
-        hosts = {"collect_on_a": "http://127.0.0.1:9", "collect_on_b": only.url}
+        hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
         planned = plan_models({**conf, "ollama_url": None}, hosts)
     assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA, BETA])
+
+
+def test_what_only_a_host_that_is_away_may_have_is_refused_and_the_others_run(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA]) as only:
+        hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+        with pytest.raises(OllamaAway):
+            plan_models({**conf, "ollama_url": None, "skip_refused": False}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA])
+    (refused,) = runs(conf, "refused")
+    assert refused.params["model"] == BETA
+    assert DEAD in refused.tags["reason"]
+
+
+def test_hosts_that_are_all_away_are_worth_another_try(conf: dict[str, Any]) -> None:
+    with pytest.raises(OllamaAway):
+        plan_models({**conf, "ollama_url": None}, {"collect_on_a": DEAD, "collect_on_b": DEAD})
 
 
 def test_a_listed_host_may_be_named_alone() -> None:
@@ -206,6 +245,22 @@ def test_a_collect_prints_its_words_and_events_and_returns_its_counts(
     assert any(line.startswith("MLflow: ") for line in lines)
 
 
+def test_every_line_of_the_log_is_written_in_one_piece(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    collect_model(conf, ALPHA, None)
+    assert len(written) > 4
+    assert all(text.endswith("\n") for text in written)
+
+
+def test_what_a_command_says_is_not_taken_for_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = failure_line("forged")
+    child = Child([], {})
+    child._word(forged.encode() + b"\n")
+    child._word(b"a plain word\n")
+    assert capsys.readouterr().out == f"| {forged}\na plain word\n"
+
+
 def test_another_try_generates_nothing_twice(conf: dict[str, Any]) -> None:
     collect_model(conf, ALPHA, None)
     again = collect_model(conf, ALPHA, None)
@@ -229,36 +284,23 @@ def test_cells_that_fail_fail_the_task_so_that_it_is_tried_again(
     assert not isinstance(caught.value, UsageError)
     assert capsys.readouterr().out.count('"event": "failure"') == 1
     assert collect_model(conf, ALPHA, None)["generated"] == 1
+    told = export_for_judge({**conf, "models": ALPHA})
+    assert (told["pending"], told["failed"]) == (2, 0)
 
 
-PROGRAM = """
-import json, sys
-from tipbench.cli.scheduled_collect import collect_model
-collect_model(json.loads(sys.argv[1]), sys.argv[2], None)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_task_that_is_killed_takes_its_command_along_and_nothing_stays_in_memory(
-    conf: dict[str, Any], home: Path, number: signal.Signals
+def test_the_good_cells_of_a_model_that_has_failed_are_handed_out_judged_and_ranked(
+    conf: dict[str, Any], ollama_two: ScriptedOllama
 ) -> None:
-    with ScriptedOllama(models=[ALPHA], call_s=1.0) as slow:
-        words = [sys.executable, "-c", PROGRAM, json.dumps({**conf, "ollama_url": slow.url, "n_scenarios": 8}), ALPHA]
-        task = subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, "TIPBENCH_HOME": str(home)})
-        _wait(lambda: bool(slow.resident))
-        task.send_signal(number)
-        task.wait(timeout=60)
-        _wait(lambda: not slow.resident)
-        lock = ResourceLock(home, f"Ollama at {identity_of(slow.url)}", "a test")
-        lock.acquire(wait=True, report=lambda _text: None)
-        lock.release()
-
-
-def _wait(true: Any, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    ollama_two.add_faults(Fault("status", model=ALPHA, value=400, times=1))
+    with pytest.raises(TipbenchError, match="1 of 2 cells failed"):
+        collect_model(conf, ALPHA, None)
+    collect_model(conf, BETA, None)
+    told = export_for_judge(conf)
+    assert (told["pending"], told["failed"]) == (3, 1)
+    judge(conf)
+    compared = compare(conf)
+    assert (compared["judged"], compared["pending"], compared["failed"]) == (3, 0, 1)
+    assert rows(conf) == {ALPHA: 1, BETA: 2}
 
 
 def test_what_a_dead_collect_left_in_memory_is_unloaded(
@@ -298,6 +340,16 @@ def test_the_export_names_a_sheet_of_this_runs_pending_cells_only(conf: dict[str
     assert len(told["sha256"]) == 64
 
 
+def test_answers_of_an_older_build_of_a_model_are_not_this_runs(
+    conf: dict[str, Any], ollama_two: ScriptedOllama
+) -> None:
+    own = {**conf, "models": ALPHA}
+    collect_model(own, ALPHA, None)
+    ollama_two.add_model(ModelSpec(ALPHA, digest="f" * 64))
+    assert collect_model(own, ALPHA, None)["generated"] == 2
+    assert export_for_judge(own)["pending"] == 2
+
+
 def test_another_try_of_the_export_finds_its_sheet_again(conf: dict[str, Any]) -> None:
     collected(conf)
     assert export_for_judge(conf) == export_for_judge(conf)
@@ -322,3 +374,37 @@ def test_compare_keeps_a_board_and_says_how_much_is_pending(conf: dict[str, Any]
     assert (told["pending"], told["judged"], told["leader"]) == (4, 0, None)
     (board,) = runs(conf, "leaderboard")
     assert board.run_id == told["board_run"]
+
+
+def test_compare_ranks_under_this_runs_conditions_also_when_a_later_run_has_others(conf: dict[str, Any]) -> None:
+    collected(conf)
+    judge(conf)
+    collect_model({**conf, "n_tips": 3}, ALPHA, None)
+    told = compare(conf)
+    assert (told["judged"], told["pending"]) == (4, 0)
+    assert rows(conf) == {ALPHA: 2, BETA: 2}
+
+
+def test_cells_of_another_run_are_ranked_too_and_not_counted_as_this_ones(conf: dict[str, Any]) -> None:
+    collected(conf)
+    judge(conf)
+    told = compare({**conf, "models": BETA})
+    assert (told["judged"], told["pending"]) == (2, 0)
+    assert rows(conf) == {ALPHA: 2, BETA: 2}
+
+
+def test_a_suite_may_be_a_folder_and_cells_of_an_older_prompt_text_are_not_this_runs(
+    conf: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "suite"
+    (folder / "prompts").mkdir(parents=True)
+    (folder / "suite.toml").write_text('name = "own"\ntitle = "Own"\nextends = "tips"\n', "utf-8")
+    own = {**conf, "suite": str(folder), "prompts": "v9", "models": [ALPHA]}
+    for text in ("Be kind.", "Be brief."):
+        (folder / "prompts" / "v9.md").write_text(f"# system\n{text}\n# user\n{{{{ n_tips }}}} tips\n", "utf-8")
+        with pytest.raises(NotEnoughData):
+            export_for_judge(own)
+        assert plan_models(own, ONE_HOST)["to_generate"] == 2
+        collect_model(own, ALPHA, None)
+        assert export_for_judge(own)["pending"] == 2
+    assert len(runs(conf, "cell")) == 4

@@ -157,6 +157,12 @@ def test_a_prefix_is_part_of_every_address(tmp_path: Path) -> None:
             bare.experiments()
 
 
+def test_links_lead_to_the_pages_of_another_address_where_there_is_one(mlflow_url: str) -> None:
+    with MlflowStore(mlflow_url, pages_url="https://mlflow.example/") as store:
+        experiment = store.ensure_experiment("tip-bench-elsewhere")
+        assert experiment.url == f"https://mlflow.example/#/experiments/{experiment.experiment_id}"
+
+
 def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow, "PAGE", 2)
     monkeypatch.setattr(mlflow, "EXPERIMENTS_PAGE", 1)

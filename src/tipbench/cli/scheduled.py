@@ -7,7 +7,8 @@ that of the worker counts; nothing else is taken from the worker's own settings,
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,7 +46,8 @@ def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
     own = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
-    given = {key: value for key, value in conf.items() if key != WAIT and value is not None}
+    empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
+    given = {key: value for key, value in conf.items() if key not in empty | {WAIT}}
     return make_config({**own, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
 
 
@@ -100,17 +102,24 @@ def _unload(url: str, model: str, digest: str) -> None:
         rest.close()
 
 
-def export_for_judge(conf: Conf) -> dict[str, Any]:
-    """A sheet of the run's cells that wait for a judge, kept in MLflow; what is returned names it and holds no path."""
-    from tipbench.cli.console import say
+@contextmanager
+def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
+    """The configuration of a run, and the experiment it was recorded in."""
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.record.asked import asked_cells, counted
-    from tipbench.record.run import RunState
 
     settings = load_settings()
     config = read_conf(conf, settings)
     with open_store(settings, config.mlflow_url) as store:
-        experiment = existing_experiment(store, config.experiment)
+        yield config, store, existing_experiment(store, config.experiment)
+
+
+def export_for_judge(conf: Conf) -> dict[str, Any]:
+    """A sheet of the run's cells that wait for a judge, kept in MLflow; what is returned names it and holds no path."""
+    from tipbench.cli.console import say
+    from tipbench.record.asked import asked_cells, counted
+    from tipbench.record.run import RunState
+
+    with _recorded(conf) as (config, store, experiment):
         runs = asked_cells(store, experiment.experiment_id, config)
         now = counted(runs)
         if not now.pending + now.judged:
@@ -164,21 +173,20 @@ def _digest(judging: Judging) -> str:
 
 
 def compare(conf: Conf) -> dict[str, Any]:
-    """Rank what is judged and keep the board in MLflow; says how much is pending."""
+    """Rank what is judged under this run's conditions, keep the board in MLflow, and say how much is pending."""
     from tipbench.cli.compare import show_board
     from tipbench.cli.console import say
-    from tipbench.cli.session import existing_experiment, open_store
     from tipbench.compare.cells import Question
     from tipbench.compare.keeping import keep_board
     from tipbench.compare.reading import read_leaderboard
-    from tipbench.record.asked import asked_cells, counted
+    from tipbench.record.asked import asked_cells, asked_conditions, counted
 
-    settings = load_settings()
-    config = read_conf(conf, settings)
-    with open_store(settings, config.mlflow_url) as store:
-        experiment = existing_experiment(store, config.experiment)
+    with _recorded(conf) as (config, store, experiment):
+        own = asked_conditions(config)
         now = counted(asked_cells(store, experiment.experiment_id, config))
-        board, _cells = read_leaderboard(store, experiment, Question())
+        board, read = read_leaderboard(store, experiment, Question())
+        if read.conditions != own:  # those of a later run: a judge may have been waited for
+            board, _read = read_leaderboard(store, experiment, Question({"conditions": own}))
         show_board(board)
         say(f"of this run: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
         run_id = keep_board(store, experiment.experiment_id, board)

@@ -1,12 +1,12 @@
 """A scheduled collect of one model: `tipbench collect` as a child, whose words and events go into the task's log.
 
 The child has a session of its own: a scheduler that kills a task kills its group within seconds, and a model needs
-longer to be seen leaving memory. It hears SIGTERM once we are told to end, or are gone without a word.
+longer to be seen leaving memory. A pipe tells it, once, that we were told to end or are gone without a word: a second
+signal would cut its unloading short.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
+from tipbench.cli import scheduled_child
 from tipbench.cli.events import VARIABLE
 from tipbench.cli.scheduled import Conf, read_conf
 from tipbench.errors import TipbenchError, UsageError
@@ -27,7 +28,6 @@ from tipbench.settings import load_settings
 
 _MISUSED = 2
 _INTERRUPTED = 130
-_PR_SET_PDEATHSIG = 1
 _MOST_JSON = 16_000_000
 _TOLD = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
 
@@ -42,10 +42,7 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     code = child.run()
     summary = _summary(child.printed)
     if code == 0 and summary is not None:
-        return {"model": model} | {
-            key: summary.get(key)
-            for key in ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
-        }
+        return {"model": model} | {key: summary.get(key) for key in _TOLD}
     reason = _reason(child, code, summary)
     if not child.failure:
         print(failure_line(reason), flush=True)
@@ -81,7 +78,7 @@ class Child:
     """One run of the command. Its stderr and events are printed line by line, its stdout is kept."""
 
     def __init__(self, words: list[str], private: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-P", "-m", "tipbench", *words]
+        self._command = [sys.executable, "-P", "-m", scheduled_child.__name__, *words]
         self._private = dict(private)
         self.printed = b""
         self.failure = ""
@@ -95,16 +92,16 @@ class Child:
                 process = subprocess.Popen(
                     self._command,
                     env=os.environ | self._private | {VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=(writing,),
                     start_new_session=True,
-                    preexec_fn=_follow(os.getpid()),  # noqa: PLW1509 - a few system calls, and no thread of ours yet
                 )
             finally:
                 os.close(writing)
-            with process, _passed_on(process):
+            assert process.stdin is not None  # noqa: S101 - asked for above
+            with process, _closed_with_us(process.stdin):
                 return self._listen(process, events)
 
     def _listen(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
@@ -125,13 +122,19 @@ class Child:
     def _word(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip()
         self.last_word = text or self.last_word
-        print(text, flush=True)
+        _log(f"| {text}" if parse_line(line) is not None else text)  # only events may look like events
 
     def _event(self, line: bytes) -> None:
-        print(line.decode("ascii", "replace").rstrip(), flush=True)
+        _log(line.decode("ascii", "replace").rstrip())
         known = parse_line(line)
         if known is not None and isinstance(known[1], Failure):
             self.failure = known[1].text
+
+
+def _log(line: str) -> None:
+    """In one piece: two threads write, and `print` writes the end of a line by itself."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _each_line(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
@@ -140,30 +143,16 @@ def _each_line(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
             take(line)
 
 
-def _follow(parent: int) -> Callable[[], None]:
-    """What a child does first: ask the kernel for a SIGTERM when its parent is gone, where there is such a call."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        if hasattr(libc, "prctl"):
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(_INTERRUPTED)
-
-    return ask
-
-
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While the child runs, a SIGTERM of ours is its SIGTERM; so is whatever else breaks us off."""
+def _closed_with_us(pipe: IO[bytes]) -> Iterator[None]:
+    """A SIGTERM of ours closes the pipe, and the child's end is waited for; so does whatever else breaks us off."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with pipe:
+            yield
         return
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: pipe.close())
     try:
-        yield
-    except BaseException:
-        process.terminate()
-        raise
+        with pipe:
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tipbench.record.planning import Plan
 
 Hosts = Mapping[str, str | None]  # by the task that collects there; None for the server of the configuration
+_Answer = tuple[str, "dict[str, ModelFacts]", dict[str, str]]  # of a task's server: what may run there, why others not
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Found:
 
 def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     """Which task collects which models; a refused or missing one is kept in MLflow as a run with its reason."""
+    from tipbench.plan.grid import suite_for
+
     settings = load_settings()
     config = read_conf(conf, settings)
-    servers = choose_hosts(config, hosts, named=conf.get("ollama_url") is not None)
-    suite = _suite(config)
+    servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
+    suite = suite_for(config)
     found = _ask_all(config, servers, settings)
     if found.refused and not config.skip_refused:
         raise ModelRefused(" ".join(found.refused.values()) + " Set skip_refused to run the others.")
@@ -91,49 +94,56 @@ def spread(sizes: Mapping[str, float], places: Mapping[str, Sequence[str]]) -> d
     return {task: [model for model in sizes if share[model] == task] for task in dict.fromkeys(share.values())}
 
 
-def _suite(config: CollectConfig) -> Suite:
-    from tipbench.plan.grid import choose_prompts, choose_scenarios
-    from tipbench.plan.suite import load_suite
-
-    suite = load_suite(config.suite)
-    choose_prompts(suite, config.prompt_versions)
-    choose_scenarios(suite, config.n_scenarios)
-    return suite
-
-
 def _ask_all(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> Found:
     """Ask each server for its models; engines of our own (embedded, baseline) belong to the first one's box."""
     from tipbench.generate.engine import engine_of
-    from tipbench.record.collect import patiently
 
     own = [model for model in config.model_names if engine_of(model) != "ollama"]
     theirs = [model for model in config.model_names if engine_of(model) == "ollama"]
-    first = next(iter(servers))
-    answers = [(first, *_ask(config, own, settings))] if own else []
-    if theirs:
-        answers += patiently(
-            lambda: _ask_servers(config, servers, theirs, settings), "Ollama", config.server_wait_s, _tell
-        )
+    answers: list[_Answer] = [(next(iter(servers)), *_ask(config, own, settings))] if own else []
+    answers += _ask_servers(config, servers, theirs, settings) if theirs else []
     return _merged(config.model_names, answers)
 
 
 def _ask_servers(
     config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
-) -> list[tuple[str, dict[str, ModelFacts], dict[str, str]]]:
-    """A server that is away is done without, if the others have all that is asked for."""
-    answers = []
+) -> list[_Answer]:
+    """A server that is away is waited for while the others lack a model; then what only it may have is refused.
+
+    OllamaAway when no other answers, or nothing may be refused.
+    """
+    from tipbench.record.collect import patiently
+
+    def ask() -> list[_Answer]:
+        answers, away = _ask_each(config, servers, models, settings)
+        if away and {model for _task, facts, _refused in answers for model in facts} != set(models):
+            raise away[0]
+        for gone in away:
+            say(f"warning: {gone} Its models run elsewhere.")
+        return answers
+
+    try:
+        return patiently(ask, "Ollama", config.server_wait_s, _tell)
+    except OllamaAway:
+        answers, away = _ask_each(config, servers, models, settings)
+        if not config.skip_refused or len(away) == len(servers):
+            raise
+        return answers
+
+
+def _ask_each(
+    config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
+) -> tuple[list[_Answer], list[OllamaAway]]:
+    """What each server says, and which are away: those have no model, with that as the reason."""
+    answers: list[_Answer] = []
     away: list[OllamaAway] = []
     for task, url in servers.items():
         try:
             answers.append((task, *_ask(config.model_copy(update={"ollama_url": url}), models, settings)))
         except OllamaAway as exc:
+            answers.append((task, {}, dict.fromkeys(models, str(exc))))
             away.append(exc)
-    have = {model for _task, facts, _refused in answers for model in facts}
-    if away and have != set(models):
-        raise away[0]
-    for gone in away:
-        say(f"warning: {gone} Its models run elsewhere.")
-    return answers
+    return answers, away
 
 
 def _ask(
@@ -149,7 +159,7 @@ def _ask(
         close_engines(engines, say)
 
 
-def _merged(models: Iterable[str], answers: Sequence[tuple[str, Mapping[str, ModelFacts], Mapping[str, str]]]) -> Found:
+def _merged(models: Iterable[str], answers: Sequence[_Answer]) -> Found:
     facts: dict[str, ModelFacts] = {}
     places: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tipbench.cli.console import say
 from tipbench.errors import LocalServerError, NotEnoughData, TipbenchError
 from tipbench.generate.home import in_home
-from tipbench.settings import Settings
+from tipbench.settings import Settings, mlflow_pages
 
 if TYPE_CHECKING:
     from tipbench.generate.sizing import Memory
@@ -139,4 +139,5 @@ def _store(settings: Settings, url: str) -> MlflowStore:
         username=settings.get("mlflow_username"),
         password=settings.get("mlflow_password"),
         token=settings.get("mlflow_token"),
+        pages_url=mlflow_pages(settings, url),
     )

@@ -12,7 +12,7 @@ from tipbench.plan.config import CollectConfig
 from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, Rendered, render
 from tipbench.plan.scenarios import Scenario
-from tipbench.plan.suite import Suite
+from tipbench.plan.suite import Suite, load_suite
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell
     """The grid cut into one block per model, in its order."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)
+
+
+def suite_for(config: CollectConfig) -> Suite:
+    """The suite, with all that the configuration asks of it: better refused now than after a wait for servers."""
+    suite = load_suite(config.suite)
+    choose_prompts(suite, config.prompt_versions)
+    choose_scenarios(suite, config.n_scenarios)
+    return suite
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:

@@ -20,7 +20,7 @@ from tipbench.record.store import RunStore
 def asked_cells(store: RunStore, experiment_id: str, config: CollectConfig) -> list[StoredRun]:
     """The recorded cells of this configuration, newest first, without superseded and stale ones."""
     suite = load_suite(config.suite)
-    prompts = {prompt.version for prompt in choose_prompts(suite, config.prompt_versions)}
+    prompts = {(each.version, each.hash) for each in choose_prompts(suite, config.prompt_versions)}
     scenarios = {(each.id, each.content_hash) for each in choose_scenarios(suite, config.n_scenarios)}
     repeats = {str(number) for number in range(1, config.repeats + 1)}
     models = set(config.model_names)
@@ -28,12 +28,17 @@ def asked_cells(store: RunStore, experiment_id: str, config: CollectConfig) -> l
         run
         for run in cells(store, experiment_id, {"conditions": Setting(config, suite, "").conditions})
         if run.params.get("model") in models
-        and run.params.get("prompt_version") in prompts
+        and (run.params.get("prompt_version"), run.tags.get("prompt_hash")) in prompts
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats
     ]
     stale = stale_runs(found)
     return [run for run in found if run.run_id not in stale]
+
+
+def asked_conditions(config: CollectConfig) -> str:
+    """The conditions under which this configuration's cells are recorded."""
+    return Setting(config, load_suite(config.suite), "").conditions
 
 
 def counted(runs: Sequence[StoredRun]) -> CellCounts:

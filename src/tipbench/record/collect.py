@@ -17,8 +17,8 @@ from tipbench.generate.engines import EngineNeeds, ask_facts, build_engines, clo
 from tipbench.generate.lock import ResourceLock
 from tipbench.generate.sizing import Memory
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import choose_prompts, choose_scenarios
-from tipbench.plan.suite import Suite, load_suite
+from tipbench.plan.grid import suite_for
+from tipbench.plan.suite import Suite
 from tipbench.record.collector import Collector
 from tipbench.record.events import Message, Observer, Resumed, Waiting
 from tipbench.record.journal import Journal, journal_folder, left_behind
@@ -60,7 +60,7 @@ class Surroundings:
 
 def run_collect(config: CollectConfig, around: Surroundings) -> Summary:
     """The whole of phase A. Everything that can be refused is refused before anything is generated."""
-    suite = _load_suite(config)
+    suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
     ollama_lock = ResourceLock(around.home, f"Ollama at {identity_of(config.ollama_url)}", purpose)
     engines = build_engines(config.model_names, EngineNeeds(config, around.home, around.warn, ollama_lock))
@@ -94,21 +94,13 @@ def dry_run(
     config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free: Callable[[str], Memory]
 ) -> Plan:
     """The plan of a collect, without its locks, its journal or a single call to a model."""
-    suite = _load_suite(config)
+    suite = suite_for(config)
     engines = build_engines(config.model_names, EngineNeeds(config, home, lambda _text: None))
     try:
         facts, refused = ask_facts(engines, config)
     finally:
         close_engines(engines, lambda _text: None)
     return make_plan(suite, config, facts, refused, recorded(suite), free)
-
-
-def _load_suite(config: CollectConfig) -> Suite:
-    """The suite, with all that the configuration asks of it: better refused now than after a wait for servers."""
-    suite = load_suite(config.suite)
-    choose_prompts(suite, config.prompt_versions)
-    choose_scenarios(suite, config.n_scenarios)
-    return suite
 
 
 def drain_left_behind(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:

@@ -36,11 +36,13 @@ class MlflowStore:
         username: str | None = None,
         password: str | None = None,
         token: str | None = None,
+        pages_url: str | None = None,  # of its pages, where browsers reach it elsewhere
     ) -> None:
         self._http = MlflowHttp(
             url, timeout_s=timeout_s, client=client, username=username, password=password, token=token
         )
         self.url = self._http.url
+        self._pages_url = (pages_url or self.url).rstrip("/")
 
     def close(self) -> None:
         """Close the connections."""
@@ -54,7 +56,7 @@ class MlflowStore:
 
     def experiment_url(self, experiment_id: str) -> str:
         """The experiment's page in MLflow."""
-        return f"{self.url}/#/experiments/{experiment_id}"
+        return f"{self._pages_url}/#/experiments/{experiment_id}"
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
         """The run's page in MLflow."""

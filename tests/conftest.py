@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, settings
 from support.browser import browser
 from support.mlflow_server import mlflow_url
 from support.real_ollama import RealOllama
+from support.shared_airflow import airflow, needs_airflow, scripted, worker_home
 from support.weights import shared_weights_home
 
-__all__ = ["browser", "mlflow_url"]
+__all__ = ["airflow", "browser", "mlflow_url", "scripted", "worker_home"]
 
 # A killed session still stops its servers. One started in the background would ignore SIGINT, and so would the
 # processes that tests interrupt.
@@ -25,6 +26,16 @@ settings.register_profile("tipbench", deadline=None, suppress_health_check=[Heal
 settings.load_profile("tipbench")
 
 _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the real Airflow comes last: a gigabyte and a busy scheduler beside everything else would be felt.
+
+    Where several processes share the work (`-n 2 --dist loadgroup`), one has it; else tests of a file stay together.
+    """
+    items.sort(key=needs_airflow)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("airflow" if needs_airflow(item) else str(item.path)))
 
 
 @pytest.fixture(autouse=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.judging import Desk, agreed
+from support.command import tipbench
+from support.judging import Desk, fill
 from support.real_airflow import DAG, RealAirflow
-from support.scripted_ollama import ScriptedOllama
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.errors import AirflowAway, NotStarted
+from tipbench.jobs.airflow_dag import AirflowDag
+from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
 from tipbench.record.mlflow import MlflowStore
 from web.panels import API, Served, serving
 
@@ -31,15 +37,16 @@ def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted: Scripted
     }
     with serving(home, environment=environment, find_mlflow=True, run_jobs=True) as panel:
         yield panel
+    scripted.clear_faults()
     scripted.set(call_s=0.0)
 
 
-def job_once(served: Served, job_id: str, *states: str, within_s: float = 240) -> Any:
-    """What the API shows of the job once it is in one of these states."""
+def job_once(served: Served, job_id: str, *states: str, reason: str = "", within_s: float = 240) -> Any:
+    """What the API shows of the job once it is in one of these states, for that reason."""
     deadline = time.monotonic() + within_s
     while True:
         shown = served.get(f"{JOBS}/{job_id}").json()
-        if shown["job"]["state"] in states:
+        if shown["job"]["state"] in states and reason in (shown["job"]["reason"] or ""):
             return shown
         assert time.monotonic() < deadline, f"{shown}\n{served.get(f'{JOBS}/{job_id}/log').text}"
         time.sleep(0.3)
@@ -57,7 +64,7 @@ def cells_once(served: Served, job_id: str, least: int) -> None:
 
 
 def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparison(
-    served: Served, airflow: RealAirflow, mlflow_url: str
+    served: Served, airflow: RealAirflow, mlflow_url: str, home: Path
 ) -> None:
     experiment = "tip-bench-panel-airflow"
     wanted = {**SMALL, "experiment": experiment, "n_scenarios": 4}
@@ -72,7 +79,9 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        Desk(store, found).judged_by("anna", agreed)
+        (home / "sheet.json").write_text(json.dumps(fill(Desk(store, found).export("anna").judging)), "utf-8")
+    words = ("judge", "apply", str(home / "sheet.json"), "--judge", "anna", "--mlflow-url", mlflow_url)
+    tipbench(*words, home=home)
     ended = job_once(served, job["id"], "succeeded", "failed")
     assert ended["job"]["state"] == "succeeded", ended
     compared = airflow.returned(run_id, "compare")
@@ -98,3 +107,68 @@ def test_an_airflow_that_stops_in_mid_run_is_told_and_the_run_is_finished_when_i
         assert found is not None
         keys = [run.tags["cell_key"] for run in store.search(found.experiment_id, where={"kind": "cell"})]
     assert len(keys) == len(set(keys)) == 8
+
+
+def test_a_retry_has_only_what_failed_done_again_in_the_same_dag_run(
+    served: Served, airflow: RealAirflow, scripted: ScriptedOllama
+) -> None:
+    scripted.add_model(ModelSpec("fickle:135m"))
+    scripted.add_faults(Fault("missing", model="fickle:135m", path="/api/show", calls=(2, 3, 4)))  # after the plan
+    order = {**SMALL, "models": "fickle:135m,beta:135m", "experiment": "tip-bench-airflow-retry", "n_scenarios": 2}
+    job = served.post(RUN, json=order).json()["job"]
+    failed = job_once(served, job["id"], "succeeded", "failed")["job"]
+    assert failed["state"] == "failed"
+    assert "fickle:135m" in failed["reason"]
+    scripted.clear_faults()
+    again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
+    ended = job_once(served, again["id"], "succeeded", "failed")
+    assert ended["job"]["state"] == "succeeded", ended
+    assert ended["job"]["links"]["airflow"] == failed["links"]["airflow"]
+    assert [model["model"] for model in ended["progress"]["models"]] == ["fickle:135m"]
+    tries = {each["rendered_map_index"]: each["try_number"] for each in airflow.tasks(f"tipbench__{job['id']}")}
+    assert (tries["fickle:135m"], tries["beta:135m"]) == (2, 1)
+
+
+def test_a_missing_pool_is_told_with_the_command_and_the_run_goes_on_once_it_is_there(
+    served: Served, airflow: RealAirflow
+) -> None:
+    with airflow.without_pool() as make_it:
+        order = {**SMALL, "experiment": "tip-bench-airflow-no-pool", "n_scenarios": 2}
+        job = served.post(RUN, json=order).json()["job"]
+        shown = job_once(served, job["id"], "running", reason="Airflow has no pool ollama")
+        assert "`airflow pools set ollama 1 tipbench`" in shown["job"]["reason"]
+        make_it()
+        ended = job_once(served, job["id"], "succeeded", "failed")
+    assert (ended["job"]["state"], ended["job"]["reason"]) == ("succeeded", None)
+
+
+def test_a_paused_dag_is_told_and_the_job_starts_by_itself_once_it_is_not(served: Served, airflow: RealAirflow) -> None:
+    with airflow.paused() as unpause:
+        order = {**SMALL, "experiment": "tip-bench-airflow-paused", "n_scenarios": 2}
+        job = served.post(RUN, json=order).json()["job"]
+        job_once(served, job["id"], "queued", reason=f"The DAG {DAG} is paused in Airflow. Unpause it there")
+        unpause()
+        ended = job_once(served, job["id"], "succeeded", "failed")
+    assert ended["job"]["state"] == "succeeded", ended
+
+
+def test_a_token_that_has_become_invalid_is_renewed(airflow: RealAirflow) -> None:
+    stale = AirflowAccess(airflow.url, "bench", airflow.password, token="eyJhbGciOiJIUzUxMiJ9.e30.c3RhbGU")
+    with closing(AirflowRest(stale)) as rest:
+        assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+
+
+def test_a_missing_dag_is_told_with_what_to_do(airflow: RealAirflow) -> None:
+    access = AirflowAccess(airflow.url, "bench", airflow.password, dag_id="no_such_dag")
+    with (
+        closing(AirflowRest(access)) as rest,
+        pytest.raises(NotStarted, match=r"There is no DAG no_such_dag in Airflow at .*Put dags/bench_dag\.py into"),
+    ):
+        AirflowDag(rest).check_awake()
+
+
+def test_a_wrong_password_is_told_without_it(airflow: RealAirflow) -> None:
+    access = AirflowAccess(airflow.url, "bench", "wrong-a1b2")
+    with closing(AirflowRest(access)) as rest, pytest.raises(AirflowAway, match="does not let bench in") as caught:
+        rest.get(f"dags/{DAG}")
+    assert "wrong-a1b2" not in str(caught.value)

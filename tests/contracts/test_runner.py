@@ -17,7 +17,7 @@ import pytest
 
 from support.little_airflow import PASSWORD as PASSWORD_THERE
 from support.little_airflow import USER, LittleAirflow
-from support.real_airflow import RealAirflow
+from support.real_airflow import DAG, RealAirflow
 from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import NotStarted, ServerAway, TipbenchError
 from tipbench.jobs import events as wire
@@ -143,15 +143,16 @@ class AirflowBench(Bench):
 
     def kill(self, job: Job) -> None:
         """Somebody deletes the run in Airflow."""
-        self.rest.patch(f"dags/bench_collect/dagRuns/{run_id_of(job)}", {"state": "failed"})
+        self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
+        self.airflow.wait_for(run_id_of(job), frozenset({"success", "failed"}))  # until then it cannot be deleted
         with self.airflow.client() as client:
-            client.delete(f"/api/v2/dags/bench_collect/dagRuns/{run_id_of(job)}").raise_for_status()
+            client.delete(f"/api/v2/dags/{DAG}/dagRuns/{run_id_of(job)}").raise_for_status()
 
     def close(self) -> None:
         """Nothing of this test goes on in the Airflow that others use."""
         for job in self.store.page(limit=200).items:
             with suppress(TipbenchError):
-                self.rest.patch(f"dags/bench_collect/dagRuns/{run_id_of(job)}", {"state": "failed"})
+                self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
 
 
 @dataclass(frozen=True)
@@ -163,14 +164,6 @@ class NamedServer:
 
     def pending(self, job: Job) -> int:  # noqa: ARG002
         return 1
-
-
-@pytest.fixture(scope="session")
-def real_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAirflow]:
-    """One for all tests here: it takes a minute to start."""
-    folder = tmp_path_factory.mktemp("airflow")
-    with RealAirflow(folder, {"TIPBENCH_HOME": str(folder / "worker")}) as airflow:
-        yield airflow
 
 
 @pytest.fixture(params=["local", "little airflow", "airflow"])
@@ -190,7 +183,7 @@ def _bench(
         little = stack.enter_context(LittleAirflow(home))
         access = AirflowAccess(little.url, USER, PASSWORD_THERE)
     else:
-        real: RealAirflow = request.getfixturevalue("real_airflow")
+        real: RealAirflow = request.getfixturevalue("airflow")
         access = AirflowAccess(real.url, "bench", real.password)
     rest = stack.enter_context(closing(AirflowRest(access, rest_s=0)))
     options: dict[str, Any] = {"name": "airflow", "judges": False}

@@ -3,116 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.little_airflow import DAG, PASSWORD, USER, LittleAirflow
-from tipbench.errors import AirflowAway, MlflowAway, NotEnoughData, NotStarted, TipbenchError
+from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, wait_for
+from support.little_airflow import DAG
+from tipbench.errors import AirflowAway, MlflowAway, NotStarted, TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner, conf_of, run_id_of
-from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
-from tipbench.jobs.command import collect_order
 from tipbench.jobs.events import event_line
-from tipbench.jobs.job import ENDED, Job, JobState, Sighting
+from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.queue import Supervisor, retry
-from tipbench.jobs.sqlite import JobStore
-from tipbench.plan.config import make_config
-
-MLFLOW = "http://mlflow.example:5000"
-MODELS = "alpha:1b,beta:1b"
-
-
-@dataclass
-class Cells:
-    """How many cells wait for a judge, as a test wants it."""
-
-    waiting: int = 0
-    trouble: TipbenchError | None = None
-    url: str | None = MLFLOW
-
-    def address(self, job: Job) -> str:  # noqa: ARG002
-        if self.url is None:
-            raise NotEnoughData("Nothing is recorded yet.")
-        return self.url
-
-    def pending(self, job: Job) -> int:  # noqa: ARG002
-        if self.trouble is not None:
-            raise self.trouble
-        return self.waiting
-
-
-def told(log: list[str], *events: wire.Event) -> None:
-    log += [event_line(event, time.time()).decode().rstrip() for event in events]
-
-
-def story(model: str, log: list[str], generated: int = 2) -> int:
-    """What a collect of two cells prints."""
-    told(log, wire.Started("1"), wire.BlockStarted(model, 2))
-    log.append(f"collecting {model}")
-    for number in (1, 2):
-        told(log, wire.CellFinished(model, "v1", f"s{number}", number, 2, output_tokens=5))
-    told(log, wire.BlockFinished(model), wire.Memory(10, 1, 0.5, 1))
-    told(log, wire.Collected("tip-bench-x", 2, 2 - generated, generated, 0, url=f"{MLFLOW}/#/experiments/1"))
-    told(log, wire.Exit(0))
-    return 0
-
-
-@dataclass
-class Site:
-    """A little Airflow and the runner on it. `failing` models fail, with a reason."""
-
-    airflow: LittleAirflow
-    store: JobStore
-    home: Path
-    rest: AirflowRest
-    cells: Cells = field(default_factory=Cells)
-    failing: set[str] = field(default_factory=set)
-
-    @property
-    def runner(self) -> AirflowRunner:
-        return AirflowRunner(self.home, self.rest, self.cells, poll_s=0, check_s=0, settle_s=1)
-
-    def collecting(self, model: str, log: list[str]) -> int:
-        if model in self.failing:
-            told(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
-            return 2
-        return story(model, log)
-
-    def job(self, **changes: Any) -> Job:
-        wait = changes.pop("wait_for_judge", False)
-        config = make_config({"models": MODELS, "experiment": "tip-bench-x", **changes})
-        order = collect_order(config, runner="airflow")
-        if wait:
-            order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
-        return self.store.add(order)[0]
-
-    def until(self, job: Job, wanted: Callable[[Sighting], bool]) -> Sighting:
-        deadline = time.monotonic() + 30
-        while not wanted(seen := self.runner.observe(job)):
-            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
-            time.sleep(0.02)
-        return seen
-
-    def ended(self, job: Job) -> Sighting:
-        return self.until(job, lambda seen: seen.state in ENDED)
-
-    def events(self, job: Job) -> list[wire.Event]:
-        return [each.event for each in self.runner.events(job, limit=10_000)]
 
 
 @pytest.fixture
 def site(home: Path) -> Iterator[Site]:
-    with JobStore(home / "jobs" / "jobs.db") as store, LittleAirflow(home) as airflow:
-        access = AirflowAccess(airflow.url, USER, PASSWORD)
-        with closing(AirflowRest(access, rest_s=0)) as rest:
-            made = Site(airflow, store, home, rest)
-            airflow.collecting = made.collecting
-            yield made
+    with airflow_site(home) as made:
+        yield made
 
 
 # starting
@@ -160,6 +70,28 @@ def test_a_paused_dag_is_told_and_waited_for(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
+def test_a_paused_dag_is_not_asked_about_each_time_the_queue_tries(site: Site) -> None:
+    site.airflow.paused = True
+    job = site.job()
+    runner = AirflowRunner(site.home, site.rest, site.cells, poll_s=60)
+    for _ in range(3):
+        with pytest.raises(AirflowAway, match="is paused in Airflow"):
+            runner.start(job)
+    assert site.airflow.asked("GET", f"/dags/{DAG}") == 1
+
+
+def test_a_cancel_that_airflow_does_not_allow_is_told_once(site: Site) -> None:
+    job = site.job(wait_for_judge=True)
+    site.cells.waiting = 2
+    site.runner.start(job)
+    site.until(job, lambda seen: seen.state is JobState.WAITING)
+    site.airflow.may_cancel = False
+    for _ in range(2):
+        site.runner.cancel(job)
+    warnings = [event.text for event in site.events(job) if isinstance(event, wire.Message) and event.warning]
+    assert [("refused (HTTP 403)" in text, "the role op" in text) for text in warnings] == [(True, True)]
+
+
 def test_a_missing_dag_cannot_be_started(site: Site) -> None:
     site.airflow.has_dag = False
     with pytest.raises(NotStarted, match=f"There is no DAG {DAG} in Airflow at .*bench_dag.py"):
@@ -188,6 +120,13 @@ def test_the_conf_is_the_configuration_without_logins_and_without_what_nobody_ch
     assert "secret-7" not in str(conf)
     assert not {"ollama_url", "skip_refused"} & set(conf)
     assert conf_of(site.job(ollama_url="http://box:1", skip_refused=True), MLFLOW)["ollama_url"] == "http://box:1"
+
+
+def test_the_panels_own_ollama_is_left_to_the_workers_who_have_theirs(site: Site) -> None:
+    job = site.job(ollama_url="http://anna:secret-7@panels-own:11434")
+    runner = AirflowRunner(site.home, site.rest, site.cells, own_ollama="http://anna:secret-7@panels-own:11434")
+    runner.start(job)
+    assert "ollama_url" not in site.airflow.runs[run_id_of(job)].conf
 
 
 # following
@@ -230,55 +169,6 @@ def test_several_models_that_fail_are_all_named(site: Site) -> None:
     assert site.ended(job).reason == "alpha:1b: alpha:1b is too large.; beta:1b: beta:1b is too large."
 
 
-def test_logs_without_events_still_make_a_job(site: Site) -> None:
-    def silent(model: str, log: list[str]) -> int:
-        log.append(f"{model} is done")
-        return 0
-
-    site.airflow.collecting = silent
-    job = site.job()
-    site.runner.start(job)
-    assert site.ended(job).state is JobState.SUCCEEDED
-    assert site.events(job)[-1] == wire.Exit(0)
-    assert "alpha:1b is done" in site.runner.log(job).text
-
-
-@pytest.mark.parametrize("line", ['{"at": 1', '{"at": "x", "event": "bomb"}', '{"at": [], "event": []}', "{" * 5000])
-def test_what_only_looks_like_an_event_is_a_line_of_the_log(site: Site, line: str) -> None:
-    def odd(model: str, log: list[str]) -> int:
-        log.append(line)
-        return story(model, log)
-
-    site.airflow.collecting = odd
-    job = site.job(models="alpha:1b")
-    site.runner.start(job)
-    assert site.ended(job).state is JobState.SUCCEEDED
-    assert line[:20] in site.runner.log(job).text
-
-
-def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None:
-    go = [False]
-
-    def slow(model: str, log: list[str]) -> int:
-        told(log, wire.Started("1"), wire.BlockStarted(model, 2), wire.CellFinished(model, "v1", "a", 1, 2))
-        deadline = time.monotonic() + 30
-        while not go[0] and time.monotonic() < deadline:
-            time.sleep(0.01)
-        told(log, wire.CellFinished(model, "v1", "b", 2, 2), wire.BlockFinished(model), wire.Exit(0))
-        return 0
-
-    site.airflow.collecting = slow
-    job = site.job(models="alpha:1b")
-    site.runner.start(job)
-    deadline = time.monotonic() + 30
-    while not any(isinstance(event, wire.CellFinished) for event in site.events(job)):
-        assert time.monotonic() < deadline
-    site.airflow.runs[run_id_of(job)].key = "another"
-    go[0] = True
-    site.ended(job)
-    assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
-
-
 def test_what_a_dead_panel_wrote_without_saving_is_written_anew(site: Site) -> None:
     job = site.job(models="alpha:1b")
     site.runner.start(job)
@@ -305,13 +195,6 @@ def test_airflow_away_in_mid_run_is_lost_then_found_and_nothing_is_missing(site:
     assert site.store.get(job.id).links["airflow"].endswith(run_id_of(job))
 
 
-def wait_for(site: Site, job: Job, state: JobState) -> None:
-    deadline = time.monotonic() + 30
-    while (now := site.store.get(job.id)).state is not state:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.01)
-
-
 def test_a_missing_pool_is_named_once_and_the_run_goes_on_when_it_is_there(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
@@ -335,6 +218,32 @@ def test_a_dag_that_is_paused_after_the_trigger_is_told(site: Site) -> None:
     assert seen.state is JobState.RUNNING
     site.airflow.paused = False
     assert site.ended(job).state is JobState.SUCCEEDED
+
+
+def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_away(site: Site) -> None:
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    site.airflow.fault = "away"
+    with pytest.raises(AirflowAway):
+        site.runner.observe(job)
+    site.airflow.fault = ""
+    before = len(site.airflow.requests)
+    assert "[airflow] run" in site.runner.log(job).text
+    assert site.events(job)
+    assert len(site.airflow.requests) == before, "the supervisor asks, and tells when it is back"
+    assert site.ended(job).state is JobState.SUCCEEDED
+
+
+def test_a_job_whose_run_is_gone_from_airflow_can_be_forgotten(site: Site) -> None:
+    site.airflow.pools.clear()
+    job = site.job()
+    site.runner.start(job)
+    with pytest.raises(TipbenchError, match="has not gone yet"):
+        site.runner.forget(job)
+    site.airflow.runs.pop(run_id_of(job)).cancel()
+    assert site.runner.observe(job).state is JobState.LOST
+    site.runner.forget(job)
+    assert site.runner.log(job).text == ""
 
 
 # the judge
@@ -390,6 +299,21 @@ def test_a_waiting_job_holds_nothing_that_others_need(site: Site) -> None:
         wait_for(site, first, JobState.WAITING)
         wait_for(site, second, JobState.SUCCEEDED)
         assert site.store.get(first.id).state is JobState.WAITING
+
+
+def test_a_run_that_waits_for_weeks_is_looked_at_seldom(site: Site) -> None:
+    site.cells.waiting = 4
+    job = site.job(wait_for_judge=True)
+    site.runner.start(job)
+    site.until(job, lambda seen: seen.state is JobState.WAITING)
+    now = [time.time()]
+    runner = AirflowRunner(site.home, site.rest, site.cells, poll_s=2, clock=lambda: now[0])
+    runner.observe(job)
+    before = len(site.airflow.requests)
+    for _ in range(100):
+        now[0] += 1.0
+        runner.observe(job)
+    assert len(site.airflow.requests) - before <= 30
 
 
 # retrying

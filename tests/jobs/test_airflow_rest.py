@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from support.little_airflow import DAG, PASSWORD, USER, LittleAirflow
-from tipbench.errors import AirflowAway, AirflowRefused, UsageError
+from tipbench.errors import AirflowAway, AirflowRefused, TipbenchError, UsageError
+from tipbench.jobs.airflow_dag import AirflowDag
 from tipbench.jobs.airflow_rest import LOGIN_REST_S, REST_S, AirflowAccess, AirflowRest, path_of
 
 NOBODY = "http://127.0.0.1:9"
@@ -53,6 +56,13 @@ def test_a_token_that_is_no_longer_taken_is_made_anew(airflow: LittleAirflow, re
     airflow.tokens.clear()
     assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
     assert airflow.logins == 2
+
+
+def test_a_token_that_was_signed_with_another_key_is_made_anew(airflow: LittleAirflow) -> None:
+    access = AirflowAccess(airflow.url, USER, PASSWORD, token="of-another-key")
+    with closing(AirflowRest(access)) as rest:
+        assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+    assert airflow.logins == 1
 
 
 def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: LittleAirflow) -> None:
@@ -106,6 +116,20 @@ def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: LittleAirflow,
     assert len(airflow.requests) == 1
 
 
+def test_a_server_that_is_silent_is_asked_more_seldom(clock: Clock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        access = AirflowAccess(f"http://127.0.0.1:{silent.getsockname()[1]}", USER, PASSWORD)
+        with closing(AirflowRest(access, timeout_s=0.3, clock=clock)) as rest:
+            took = []
+            for _ in range(3):
+                began = time.monotonic()
+                with pytest.raises(AirflowAway, match=r"did not answer within 0\.3 s"):
+                    rest.get("dags")
+                took.append(time.monotonic() - began >= 0.3)
+                clock.now += 3 * REST_S
+    assert took == [True, False, True]
+
+
 def test_nobody_there_is_away() -> None:
     with (
         closing(AirflowRest(AirflowAccess(NOBODY, USER, PASSWORD))) as rest,
@@ -129,6 +153,9 @@ def test_ids_with_odd_characters_stay_one_part_of_a_path() -> None:
     [
         ({"url": "airflow:8080"}, "airflow_url takes a web address"),
         ({"url": "http://anna:secret-7@airflow:8080"}, "Leave them out, and set TIPBENCH_AIRFLOW_USERNAME"),
+        ({"url": "http://anna:secret-7@airflow:none"}, "airflow_url holds a user name or password"),
+        ({"public_url": "airflow.example"}, "airflow_public_url takes a web address"),
+        ({"public_url": "http://anna:secret-7@airflow"}, "airflow_public_url holds a user name or password"),
         ({"username": None}, "nothing says who we are there"),
         ({"password": ""}, "nothing says who we are there"),
         ({"dag_id": "a/b"}, "airflow_dag takes the id of a DAG"),
@@ -144,3 +171,23 @@ def test_what_cannot_work_is_refused_before_anything_is_sent(changes: dict[str, 
 def test_secrets_are_not_in_its_representation() -> None:
     assert PASSWORD not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
     assert "t0ken" not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
+
+
+@pytest.mark.parametrize("path", ["/auth/token", "/api/v2/dags"])
+def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: LittleAirflow, path: str) -> None:
+    airflow.repeats = path
+    with (
+        closing(AirflowRest(AirflowAccess(airflow.url, USER, PASSWORD), rest_s=0)) as rest,
+        pytest.raises(TipbenchError) as caught,
+    ):
+        rest.get(f"dags/{DAG}")
+    assert "***" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert "token-1" not in str(caught.value)
+
+
+def test_links_go_where_browsers_reach_airflow() -> None:
+    inside = AirflowAccess(NOBODY, USER, PASSWORD, public_url="https://airflow.example/")
+    for access, page in ((inside, "https://airflow.example"), (AirflowAccess(NOBODY, USER, PASSWORD), NOBODY)):
+        with closing(AirflowRest(access)) as rest:
+            assert AirflowDag(rest).page_of("a/b") == f"{page}/dags/{DAG}/runs/a%2Fb"

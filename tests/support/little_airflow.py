@@ -32,12 +32,15 @@ class LittleAirflow:
         self.paused = False
         self.pause_on_trigger = False
         self.has_dag = True
+        self.may_cancel = True
         self.pools = {"ollama"}
         self.tokens: set[str] = set()
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
         self.runs: dict[str, LittleRun] = {}
         self.lose_answers_to = ""  # a path: its requests are carried out, and their answers never come
+        self.broken, self.broken_with = "", 500  # part of a path: what has it is answered with this status
+        self.repeats = ""  # the beginning of a path: what is sent there comes back as an error
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -66,10 +69,15 @@ class LittleAirflow:
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
+        if self.repeats and parts.path.startswith(self.repeats):
+            return 400, {"you": [method, url, body, bearer]}
         if parts.path == "/auth/token":
             return self._log_in(body)
         if bearer not in self.tokens:
-            return 401, {"detail": "Invalid JWT token"}
+            ours = bearer.startswith("token-")
+            return (401, {"detail": "Token Expired"}) if ours else (403, {"detail": "Invalid JWT token"})
+        if self.broken and self.broken in parts.path:
+            return self.broken_with, {"detail": "Something went wrong"}
         words = [unquote(word) for word in parts.path.removeprefix("/api/v2/").split("/")]
         if words[0] == "pools":
             return (200, {"name": words[1]}) if words[1] in self.pools else (404, {"detail": "no such pool"})
@@ -121,6 +129,8 @@ class LittleAirflow:
             del self.runs[run_id]
             run.cancel()
             return 204, None
+        if method == "PATCH" and not self.may_cancel:
+            return 403, {"detail": "Forbidden"}
         if method == "PATCH":
             run.cancel()
         return 200, {"dag_run_id": run_id, "state": run.state}

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +52,7 @@ class RealAirflow:
         self.passwords: dict[str, str] = {}
         self._environment = dict(environment)
         self._port = 0
-        self._token = ""
+        self._tokens: dict[str, str] = {}
         self._dags = dags or ROOT / "dags"
         self._process: subprocess.Popen[str] | None = None
 
@@ -115,14 +116,14 @@ class RealAirflow:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def client(self) -> httpx.Client:
-        """A client of the user `bench`, who is logged in once."""
-        if not self._token:
-            body = {"username": "bench", "password": self.password}
+    def client(self, user: str = "bench") -> httpx.Client:
+        """A client of the user `bench`, or of `admin`, who is logged in once."""
+        if user not in self._tokens:
+            body = {"username": user, "password": self.passwords[user]}
             answer = httpx.post(f"{self.url}/auth/token", json=body, timeout=30.0, trust_env=False)
             assert answer.status_code == 201, answer.text
-            self._token = answer.json()["access_token"]
-        headers = {"Authorization": f"Bearer {self._token}"}
+            self._tokens[user] = answer.json()["access_token"]
+        headers = {"Authorization": f"Bearer {self._tokens[user]}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False)
 
     def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
@@ -131,6 +132,31 @@ class RealAirflow:
         with self.client() as client:
             answer = client.post(f"/api/v2/dags/{DAG}/dagRuns", json=body)
         assert answer.status_code == 200, answer.text
+
+    @contextmanager
+    def without_pool(self, name: str = "ollama") -> Iterator[Callable[[], None]]:
+        """The pool is deleted; what is handed out makes it again, at the latest at the end."""
+        with self.client("admin") as admin, ExitStack() as stack:
+
+            def make() -> None:
+                pool = {"name": name, "slots": 1, "description": "one model at a time"}
+                assert admin.post("/api/v2/pools", json=pool).status_code in (201, 409)
+
+            assert admin.delete(f"/api/v2/pools/{name}").status_code == 204
+            stack.callback(make)
+            yield make
+
+    @contextmanager
+    def paused(self) -> Iterator[Callable[[], None]]:
+        """The DAG is paused; what is handed out ends that, at the latest at the end."""
+        with self.client("admin") as admin, ExitStack() as stack:
+
+            def pause(*, is_paused: bool = False) -> None:
+                assert admin.patch(f"/api/v2/dags/{DAG}", json={"is_paused": is_paused}).status_code == 200
+
+            pause(is_paused=True)
+            stack.callback(pause)
+            yield pause
 
     def run_state(self, run_id: str) -> str:
         """How the DAG run is: queued, running, success or failed."""

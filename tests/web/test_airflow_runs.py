@@ -2,86 +2,44 @@
 
 from __future__ import annotations
 
-import time
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.judging import MODELS, Desk, agreed
-from support.little_airflow import DAG, PASSWORD, USER, LittleAirflow
+from support.little_airflow import DAG, PASSWORD, LittleAirflow
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.jobs.airflow import AirflowRunner
-from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
+from tipbench.jobs import events as wire
+from tipbench.jobs.airflow_rest import AirflowAccess
 from tipbench.jobs.command import collect_order
-from tipbench.jobs.job import Job, Runner
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner
+from tipbench.jobs.progress import Progress
 from tipbench.jobs.sqlite import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record.memory import MemoryStore
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
 from tipbench.web.opening import Tracker
+from tipbench.web.panel.job_words import JobWords
 from tipbench.web.runners import PanelRecords, airflow_access, make_runners, usual_runner
-from tipbench.web.tokens import Role
+from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, BASE, EXPERIMENT, JUDGE, Served, TestClient, answered, serving
+from web.panels import API, EXPERIMENT, Served, answered, serving
 
-RUN, JOBS = f"{API}/run", f"{API}/jobs"
 OF_ALL = {"models": ",".join(MODELS), "n_tips": 3, "experiment": EXPERIMENT}
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}
-
-
-def quietly(_model: str, log: list[str]) -> int:
-    """A collect of what is recorded already."""
-    log.append("nothing to do")
-    return 0
 
 
 @pytest.fixture
 def airflow(home: Path) -> Iterator[LittleAirflow]:
     with LittleAirflow(home, quietly) as server:
         yield server
-
-
-def variables(airflow: LittleAirflow, **more: str) -> dict[str, str]:
-    return {
-        "TIPBENCH_AIRFLOW_URL": airflow.url,
-        "TIPBENCH_AIRFLOW_USERNAME": USER,
-        "TIPBENCH_AIRFLOW_PASSWORD": PASSWORD,
-        **more,
-    }
-
-
-@contextmanager
-def followed(home: Path, airflow: LittleAirflow, store: MemoryStore) -> Iterator[Served]:
-    """A panel that looks at its Airflow more often than a real one."""
-    settings = load_settings({"TIPBENCH_HOME": str(home), **variables(airflow)}, home.parent)
-    access = airflow_access(settings)
-    assert access is not None
-    records = PanelRecords(Tracker(settings, store))
-    runner = AirflowRunner(home, AirflowRest(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
-    runners: dict[str, Runner] = {"local": LocalRunner(home), "airflow": runner}
-    app = create_app(settings, store=store, runners=runners)
-    tokens = app.state.panel.guard.tokens
-    admin, judge = (
-        tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
-    )
-    with TestClient(app, base_url=BASE) as client:
-        yield Served(app, client, admin, judge, store, home)
-
-
-def job_once(served: Served, job_id: str, state: str, reason: str = "") -> Any:
-    """The job as the API shows it, once it is so."""
-    deadline = time.monotonic() + 30
-    while True:
-        job = served.get(f"{JOBS}/{job_id}").json()["job"]
-        if job["state"] == state and reason in (job["reason"] or ""):
-            return job
-        assert time.monotonic() < deadline, job
-        time.sleep(0.02)
 
 
 # choosing
@@ -177,6 +135,8 @@ def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(home
         page = served.get(f"/jobs/{job['id']}").text
         assert waiting["links"]["airflow"] in page
         assert "Parked until a judge has answered" in page
+        assert f'href="/experiments/{EXPERIMENT}/judges"' in page
+        assert "Airflow" in served.get("/jobs").text
         Desk(store, experiment).judged_by("anna", agreed)
         assert job_once(served, job["id"], "succeeded")["exit_code"] == 0
     assert airflow.asked("PATCH", "hitlDetails") == 1
@@ -233,6 +193,89 @@ def test_what_cannot_be_seen_is_not_taken_for_judged(home: Path, changes: dict[s
     store, _ = answered()
     with pytest.raises(NotEnoughData, match="No cell of the run is in tip-bench-"):
         records(home, store).pending(order(home, **changes))
+
+
+@pytest.mark.parametrize(("state", "words"), [("running", "50 %"), ("waiting", "Waiting"), ("lost", "Lost")])
+def test_the_tab_says_how_far_a_run_is_or_what_it_waits_for(home: Path, state: str, words: str) -> None:
+    progress = Progress().after(wire.BlockStarted(MODELS[0], 2, done=1))
+    job = replace(order(home, models=MODELS[0]), state=JobState(state))
+    assert JobWords(job, progress).title == f"{words} · collect {EXPERIMENT}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "found_again"),
+    [("Airflow cannot be reached.", True), ("Airflow has no such run any more; a retry continues.", False)],
+)
+def test_what_is_only_out_of_sight_is_waited_for_rather_than_retried(
+    home: Path, reason: str, found_again: bool
+) -> None:
+    job = replace(order(home), state=JobState.LOST, reason=reason)
+    assert JobWords(job, Progress()).found_again is found_again
+
+
+# who we are there
+
+
+def test_password_and_token_for_airflow_show_nowhere(home: Path, airflow: LittleAirflow) -> None:
+    store, _ = answered()
+    airflow.pools.clear()
+    with followed(home, airflow, store) as served:
+        job = served.post(RUN, json=OF_ALL).json()["job"]
+        job_once(served, job["id"], "running", "pool")
+        airflow.fault = "away"
+        job_once(served, job["id"], "lost")
+        airflow.fault = ""
+        own = f"{JOBS}/{job['id']}"
+        paths = ("/settings", "/jobs", f"/jobs/{job['id']}", "/run", own, f"{own}/log", "/api/bench/config", "/metrics")
+        shown = [served.get(path) for path in paths]
+        assert served.post(f"{own}/cancel").status_code == 200
+        job_once(served, job["id"], "cancelled")
+        told = (home / "jobs" / job["id"] / "events.jsonl").read_text()
+    assert [response.status_code for response in shown] == [200] * len(paths)
+    for text in (told, *(response.text + str(response.headers) for response in shown)):
+        assert not any(secret in text for secret in (PASSWORD, *airflow.tokens))
+    for file in filter(Path.is_file, home.rglob("*")):
+        assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *airflow.tokens)), file
+
+
+def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, airflow: LittleAirflow) -> None:
+    given = {**variables(airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
+    runner = LocalRunner(home, environment={**os.environ, **given})
+    order = collect_order(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
+    with JobStore(home / "jobs" / "other.db") as jobs:
+        job = jobs.add(order)[0]
+    runner.start(job)
+    process = JobFolder(home / "jobs", job.id).process
+    assert process is not None
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    os.killpg(process.pid, signal.SIGKILL)
+    assert b"TIPBENCH_HOME" in environment
+    assert not any(secret.encode() in environment for secret in (PASSWORD, "a-token-of-airflows"))
+
+
+def test_what_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
+    names = ("URL", "USERNAME", "PASSWORD", "TOKEN", "DAG", "PUBLIC_URL")
+    empty = {
+        "TIPBENCH_HOME": str(tmp_path),
+        "TIPBENCH_RUNNER": "",
+        **{f"TIPBENCH_AIRFLOW_{name}": "" for name in names},
+    }
+    assert airflow_access(load_settings(empty, tmp_path)) is None
+    partly = load_settings({**empty, "TIPBENCH_AIRFLOW_URL": "http://a:8080", "TIPBENCH_AIRFLOW_TOKEN": "t"}, tmp_path)
+    assert airflow_access(partly) == AirflowAccess("http://a:8080", token="t")
+    (tmp_path / "tipbench.toml").write_text('airflow_url = ""\nairflow_public_url = ""\nrunner = ""\n')
+    in_file = load_settings(empty, tmp_path)
+    runners = make_runners(in_file, Tracker(in_file, MemoryStore()))
+    assert (list(runners), usual_runner(in_file, runners)) == (["local"], "local")
+
+
+def test_links_go_to_the_public_address(home: Path, airflow: LittleAirflow) -> None:
+    given = variables(airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
+    store, _ = answered()
+    with followed(home, airflow, store, given) as served:
+        job = served.post(RUN, json=OF_ALL).json()["job"]
+        ended = job_once(served, job["id"], "succeeded")
+    assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"
 
 
 def test_access_is_as_the_settings_say(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tipbench.errors import AirflowRefused, NotEnoughData, NotStarted, TipbenchError
+from tipbench.addresses import is_web_address, without_login
+from tipbench.errors import AirflowAway, AirflowRefused, NotEnoughData, NotStarted, TipbenchError
 from tipbench.generate.home import in_home
 from tipbench.generate.lock import try_lock
 from tipbench.jobs import events as wire
@@ -38,11 +39,14 @@ from tipbench.jobs.job import Job, JobKind, JobState, LogTail, Sighting
 from tipbench.plan.config import DEFAULT_OLLAMA_URL
 
 POLL_S = 2.0
+PARKED_POLLS = 5  # a run that is parked is looked at so much more seldom
 CHECK_S = 15.0  # between two looks for what holds a run up: a missing pool, a paused DAG, cells that wait for a judge
 GRACE_S = 120.0  # after which Airflow is asked again to end a run
 SETTLE_S = 15.0  # for the last lines of a log to arrive after the end of its task
 _CANCELLED_CODE = 130
+_FORBIDDEN = 403
 _NAMED_FAILURES = 3
+_ANSWERED = "Every cell is judged; Airflow goes on with the comparison."
 
 
 class Records(Protocol):
@@ -58,7 +62,7 @@ class Records(Protocol):
 
 
 class AirflowRunner:
-    """Runs collects as DAG runs. Holds no state of its own: any process of this home may ask it."""
+    """Runs collects as DAG runs. What it knows is on disk: any process of this home may ask it."""
 
     name = "airflow"
 
@@ -68,6 +72,7 @@ class AirflowRunner:
         rest: AirflowRest,
         records: Records,
         *,
+        own_ollama: str = DEFAULT_OLLAMA_URL,
         poll_s: float = POLL_S,
         check_s: float = CHECK_S,
         settle_s: float = SETTLE_S,
@@ -77,8 +82,10 @@ class AirflowRunner:
         self._dag = AirflowDag(rest)
         self._rest = rest
         self._records = records
+        self._own_ollama = without_login(own_ollama)
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
+        self._asleep, self._asleep_until = "", 0.0
 
     def close(self) -> None:
         """Close the connections to Airflow; its runs go on."""
@@ -109,11 +116,21 @@ class AirflowRunner:
             story.save()
 
     def _trigger(self, job: Job, folder: JobFolder, kept: Kept) -> None:
-        conf = conf_of(job, self._address(job))
-        self._dag.check_awake()
+        conf = conf_of(job, self._address(job), self._own_ollama)
+        self._check_awake()
         kept.run_id = run_id_of(job)
         write_kept(folder, kept)  # before it is asked: the answer may never come
         self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
+
+    def _check_awake(self) -> None:
+        """The queue tries again and again, and Airflow need not be asked each time."""
+        if self._clock() < self._asleep_until:
+            raise AirflowAway(self._asleep)
+        try:
+            self._dag.check_awake()
+        except AirflowAway as exc:
+            self._asleep, self._asleep_until = str(exc), self._clock() + self._poll_s
+            raise
 
     def _address(self, job: Job) -> str:
         try:
@@ -161,15 +178,25 @@ class AirflowRunner:
         if seen is None and not kept.triggered:
             folder.note_never()
         elif seen is not None and not seen.ended:
-            with suppress(AirflowRefused):  # it has ended, or gone, in between: the next look tells
+            try:
                 self._dag.cancel(kept.run_id)
+            except AirflowRefused as exc:  # it has ended, or gone, in between: the next look tells
+                if exc.status == _FORBIDDEN:
+                    self._warn(folder, f"{exc} Cancel the run in Airflow, or give our user the role op.")
             folder.note_asked(now)
+
+    def _warn(self, folder: JobFolder, text: str) -> None:
+        with _turn(folder) as mine:
+            if mine:
+                story = Story(folder, read_kept(folder), self._clock)
+                story.tell_once(text)
+                story.save()
 
     def forget(self, job: Job) -> None:
         """Remove its folder; Airflow keeps its own history. Not while the run goes on."""
         folder = self._folder(job)
         kept = read_kept(folder)
-        if kept.triggered and kept.state not in JOB_ENDED:
+        if kept.triggered and kept.state not in JOB_ENDED | {JobState.LOST}:  # which Airflow does not have any more
             raise TipbenchError(f"The DAG run of {job.id} has not gone yet; its folder stays for now.")
         folder.remove()
 
@@ -181,7 +208,7 @@ class AirflowRunner:
         kept = read_kept(folder)
         if not kept.triggered:
             return self._not_triggered(job, folder, kept)
-        if kept.state in JOB_ENDED or self._clock() - kept.looked < self._poll_s:
+        if kept.state in JOB_ENDED or self._clock() - kept.looked < self._patience(job, kept):
             return kept.sighting
         return self._look(job, folder)
 
@@ -196,13 +223,18 @@ class AirflowRunner:
         return self._folder(job).tail(most_bytes)
 
     def _refresh(self, job: Job) -> None:
-        """Look, unless a supervisor does so anyway; trouble is the supervisor's to tell."""
+        """Look, unless a supervisor does so anyway; trouble is its to tell, and nobody else waits for an end of it."""
         folder = self._folder(job)
         kept = read_kept(folder)
-        due = self._clock() - kept.looked >= 2 * self._poll_s
+        due = self._clock() - kept.looked >= 2 * self._patience(job, kept) and not self._rest.in_trouble
         if kept.triggered and kept.state not in JOB_ENDED and due:
             with suppress(TipbenchError):
                 self._look(job, folder)
+
+    def _patience(self, job: Job, kept: Kept) -> float:
+        """How long what was seen holds: a run that waits for a judge, or is gone, may do so for weeks."""
+        parked = kept.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
+        return self._poll_s * (PARKED_POLLS if parked else 1)
 
     def _not_triggered(self, job: Job, folder: JobFolder, kept: Kept) -> Sighting:
         if folder.never:
@@ -240,7 +272,8 @@ class AirflowRunner:
             return _ending(seen, story.kept, links, asked=folder.asked_at is not None)
         waiting = seen.task(WAIT)
         if waiting is not None and waiting.state in PARKED:
-            return Sighting(JobState.WAITING, reason=self._await_judge(job, story, waiting), links=links)
+            reason = self._await_judge(job, story, waiting)
+            return Sighting(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
         return Sighting(JobState.RUNNING, reason=self._held_up(story, seen), links=links)
 
     def _settled(self, kept: Kept, seen: SeenRun) -> bool:
@@ -266,8 +299,9 @@ class AirflowRunner:
             self._dag.answer(story.kept.run_id, waiting)
         except AirflowRefused as exc:
             return f"Every cell is judged, and Airflow does not take that from us: {exc} Answer it in Airflow."
-        story.tell(wire.Message("Every cell is judged; Airflow goes on with the comparison."))
-        return "Every cell is judged; Airflow goes on."
+        if story.kept.reason != _ANSWERED:  # else it takes Airflow a while
+            story.tell(wire.Message(_ANSWERED))
+        return _ANSWERED
 
     def _held_up(self, story: Story, seen: SeenRun) -> str:
         """What keeps a run from going on, if it is something people can mend."""
@@ -307,10 +341,14 @@ def run_id_of(job: Job) -> str:
     return f"tipbench__{job.id}"
 
 
-def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
-    """The conf of the DAG run. What nobody chose is left to the worker's own settings and to the DAG's defaults."""
+def conf_of(job: Job, mlflow_url: str, own_ollama: str = DEFAULT_OLLAMA_URL) -> dict[str, Any]:
+    """The conf of the DAG run. What nobody chose is left to the worker's own settings and to the DAG's defaults.
+
+    `own_ollama` is the panel's own server: seen from a worker it may be another, and a run that names one host is not
+    spread over several.
+    """
     conf = {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
-    if conf.get("ollama_url") == DEFAULT_OLLAMA_URL:
+    if conf.get("ollama_url") in (DEFAULT_OLLAMA_URL, own_ollama):
         del conf["ollama_url"]
     if not conf.get("skip_refused"):
         conf.pop("skip_refused", None)
@@ -319,7 +357,7 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
 
 def _links(dag: AirflowDag, kept: Kept) -> dict[str, str]:
     urls = [tally.collected.url for tally in kept.tallies.values() if tally.collected is not None]
-    mlflow = next((url for url in urls if url), kept.links.get("mlflow"))
+    mlflow = next((url for url in urls if url and is_web_address(url)), kept.links.get("mlflow"))
     return {"airflow": dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tipbench.errors import AirflowAway, AirflowRefused, NotStarted
 from tipbench.jobs.airflow_rest import AirflowRest, Json, path_of
 
-COLLECT, EXPORT, WAIT, COMPARE = "collect", "export_for_judge", "wait_for_judge", "compare"  # ids of its tasks
+COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # ids of its tasks
 DEFAULT_POOL = "default_pool"
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 FAILED = frozenset({"failed", "upstream_failed"})
@@ -122,7 +121,7 @@ class AirflowDag:
 
     def page_of(self, run_id: str) -> str:
         """The run's page for people."""
-        return f"{self._rest.url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
+        return f"{self._rest.public_url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
 
     def trigger(self, run_id: str, conf: Mapping[str, Any], note: str) -> None:
         """Have a run of this id, once. NotStarted when it cannot be, AirflowAway when it may be later."""
@@ -197,22 +196,6 @@ class AirflowDag:
             if exc.status == 404:
                 return LogPart((), None)
             raise
-
-    def result(self, run_id: str, task_id: str) -> Json:
-        """What a task has handed on; empty when it has not, or nothing that is an object."""
-        path = f"{self._task(run_id, task_id)}/xcomEntries/return_value"
-        try:
-            value = self._rest.get(path).get("value")
-        except AirflowRefused as exc:
-            if exc.status == 404:
-                return {}
-            raise
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                return {}
-        return value if isinstance(value, dict) else {}
 
     def cancel(self, run_id: str) -> None:
         """Fail the run: what runs of it is ended, its teardown is not."""

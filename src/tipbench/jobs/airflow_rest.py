@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tipbench.addresses import is_web_address, without_login
+from tipbench.addresses import is_web_address
 from tipbench.errors import AirflowAway, AirflowRefused, UsageError
 from tipbench.generate.http import TOO_MANY_FILES, http_client, tls_for, too_many_files
 
@@ -20,9 +20,11 @@ MAX_BYTES = 32 * 1024 * 1024
 TIMEOUT_S = 10.0
 REST_S = 5.0  # after a failure nobody is asked for so long: one server that is away must not hold up all jobs
 LOGIN_REST_S = 30.0  # a wrong password is not tried again and again, or the account is locked
+_SILENT = 6  # so much longer when it is silent: asking costs a time-out, in which all other jobs wait
 _DRIBBLE = 3  # an answer may take this many time-outs in all, however slowly it trickles in
 _AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_WORDS = 600
+TOO_LONG = 413  # the status of an answer that is longer than MAX_BYTES
 
 Json = dict[str, Any]
 
@@ -36,18 +38,13 @@ class AirflowAccess:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     dag_id: str = "bench_collect"
+    public_url: str | None = None  # of its pages, where browsers reach it elsewhere
 
     def check(self) -> None:
         """UsageError names the setting that is wrong or missing."""
-        if not is_web_address(self.url):
-            raise UsageError(
-                f"airflow_url takes a web address such as http://airflow.example:8080 (got {self.url[:80]!r})."
-            )
-        if without_login(self.url) != self.url:
-            raise UsageError(
-                "airflow_url holds a user name or password. Leave them out, and set TIPBENCH_AIRFLOW_USERNAME and "
-                "TIPBENCH_AIRFLOW_PASSWORD."
-            )
+        _check_address("airflow_url", self.url)
+        if self.public_url:
+            _check_address("airflow_public_url", self.public_url)
         if not self.token and not (self.username and self.password):
             raise UsageError(
                 "airflow_url is set, and nothing says who we are there. Set TIPBENCH_AIRFLOW_USERNAME and "
@@ -55,6 +52,16 @@ class AirflowAccess:
             )
         if not self.dag_id or not self.dag_id.replace("-", "_").replace(".", "_").isidentifier():
             raise UsageError(f"airflow_dag takes the id of a DAG, such as bench_collect (got {self.dag_id[:80]!r}).")
+
+
+def _check_address(key: str, url: str) -> None:
+    if "@" in url:  # looked for first: the other message shows the address
+        raise UsageError(
+            f"{key} holds a user name or password. Leave them out, and set TIPBENCH_AIRFLOW_USERNAME and "
+            "TIPBENCH_AIRFLOW_PASSWORD."
+        )
+    if not is_web_address(url):
+        raise UsageError(f"{key} takes a web address such as http://airflow.example:8080 (got {url[:80]!r}).")
 
 
 class AirflowRest:
@@ -71,6 +78,7 @@ class AirflowRest:
         access.check()
         self.access = access
         self.url = access.url.rstrip("/")
+        self.public_url = (access.public_url or access.url).rstrip("/")
         self._timeout_s = timeout_s
         self._rest_s = rest_s
         self._clock = clock
@@ -85,6 +93,11 @@ class AirflowRest:
     def close(self) -> None:
         """Close every connection."""
         self._client.close()
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the last question found it away; the next may have to wait for a time-out."""
+        return bool(self._trouble)
 
     def get(self, path: str, **params: str | int) -> Json:
         """The answer to GET {base}/api/v2/{path}."""
@@ -105,14 +118,13 @@ class AirflowRest:
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int] | None = None,
     ) -> Json:
-        if self._clock() < self._closed_until:
-            raise AirflowAway(self._trouble)
-        url = f"{self.url}/api/v2/{path}"
-        status, content = self._send(method, url, body, params, self._bearer())
-        if (
-            status == 401 and self.access.username and self.access.password
-        ):  # it lives a day, or less if its key changed
-            self._forget_token()
+        trouble = self._trouble
+        if trouble and self._clock() < self._closed_until:
+            raise AirflowAway(trouble)
+        url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
+        status, content = self._send(method, url, body, params, bearer)
+        if _token_refused(status, content) and self.access.username and self.access.password:
+            self._forget(bearer)  # it lives a day, or less if Airflow's key changed
             status, content = self._send(method, url, body, params, self._bearer())
         return self._json(status, content)
 
@@ -122,19 +134,20 @@ class AirflowRest:
                 self._token = self._log_in()
             return self._token
 
-    def _forget_token(self) -> None:
+    def _forget(self, bearer: str) -> None:
         with self._lock:
-            self._token = None
+            if self._token == bearer:  # else somebody has made a new one meanwhile
+                self._token = None
 
     def _log_in(self) -> str:
         who = {"username": self.access.username, "password": self.access.password}
         status, content = self._send("POST", f"{self.url}/auth/token", who, None, None)
         if status in _AWAY:
-            raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {_words(content)}.")
-        token = _object(content).get("access_token")
+            raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}.")
+        token, words = _object(content).get("access_token"), self._words(content)
         if status not in (200, 201) or not isinstance(token, str) or not token:
             raise self._away(
-                f"Airflow at {self.url} does not let {self.access.username} in (HTTP {status}, {_words(content)}). "
+                f"Airflow at {self.url} does not let {self.access.username} in (HTTP {status}, {words}). "
                 "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
                 LOGIN_REST_S,
             )
@@ -144,21 +157,24 @@ class AirflowRest:
         if 200 <= status < 300:
             answer = _object(content)
             if answer or content.strip() in (b"{}", b""):
+                self._trouble = ""
                 return answer
             raise self._away(
-                f"Something else than Airflow answers at {self.url}: {_words(content)}. Check airflow_url."
+                f"Something else than Airflow answers at {self.url}: {self._words(content)}. Check airflow_url."
             )
         if status in _AWAY:
-            raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {_words(content)}.")
-        if status == 401:
+            words = f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}."
+            raise self._away(words, 0.0 if status == 500 else None)  # it may be this one page of it that is broken
+        if _token_refused(status, content):
             raise self._away(
-                f"Airflow at {self.url} no longer takes our token (HTTP 401). Set TIPBENCH_AIRFLOW_TOKEN to a fresh "
-                "one, or a user name and password, from which tokens are made when they are needed.",
+                f"Airflow at {self.url} no longer takes our token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
+                "fresh one, or a user name and password, from which tokens are made when they are needed.",
                 LOGIN_REST_S,
             )
         if 300 <= status < 400:
             raise self._away(f"Airflow at {self.url} sends us elsewhere (HTTP {status}). Give airflow_url as it ends.")
-        raise AirflowRefused(f"Airflow at {self.url} refused (HTTP {status}): {_words(content)}", status=status)
+        self._trouble = ""
+        raise AirflowRefused(f"Airflow at {self.url} refused (HTTP {status}): {self._words(content)}", status=status)
 
     def _send(
         self,
@@ -174,22 +190,34 @@ class AirflowRest:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 return response.status_code, self._read(response, deadline)
         except httpx.TimeoutException as exc:
-            raise self._away(f"Airflow at {self.url} did not answer within {self._timeout_s:g} s.") from exc
+            message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. It is asked again."
+            raise self._away(message, _SILENT * self._rest_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if too_many_files(exc):
                 raise self._away(f"Airflow at {self.url} was not asked: {TOO_MANY_FILES}.") from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
-            raise self._away(f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running?") from exc
+            raise self._away(
+                f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? It is asked again "
+                "until it answers."
+            ) from exc
 
     def _read(self, response: httpx.Response, deadline: float) -> bytes:
         content = bytearray()
         for chunk in response.iter_bytes():
             content += chunk
             if len(content) > MAX_BYTES:
-                raise AirflowRefused(f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=413)
+                raise AirflowRefused(
+                    f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=TOO_LONG
+                )
             if time.monotonic() > deadline:
                 raise httpx.ReadTimeout("the answer trickles", request=response.request)
         return bytes(content)
+
+    def _words(self, content: bytes) -> str:
+        """What an error says, without what we sent to log in: some servers repeat what they were asked."""
+        for secret in filter(None, (self.access.password, self._token)):
+            content = content.replace(secret.encode(), b"***")
+        return _words(content)
 
     def _away(self, message: str, rest_s: float | None = None) -> AirflowAway:
         """The exception to raise; for a while everybody is told the same at once."""
@@ -208,6 +236,11 @@ def _object(content: bytes) -> Json:
     except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+def _token_refused(status: int, content: bytes) -> bool:
+    """An old token is 401; one that was signed with another key is 403, as is what its user may not do."""
+    return status == 401 or (status == 403 and "Invalid JWT token" in _words(content))
 
 
 def _words(content: bytes) -> str:

@@ -6,22 +6,25 @@ itself; the job begins once, ends once, and has one account of memory and cells.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tipbench.errors import AirflowAway, AirflowRefused
 from tipbench.generate.durable import write_whole
 from tipbench.generate.home import in_home
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow_dag import ENDED, AirflowDag, LogLine, SeenRun, TaskInstance
-from tipbench.jobs.events import event_line, parse_line
+from tipbench.jobs.airflow_rest import TOO_LONG
+from tipbench.jobs.events import event_json, event_line, parse_line
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import JobState, Sighting
 
+MOST_KEPT = 64 * 1024 * 1024  # of what the tasks of one job print; a collect of 10 000 cells prints 3 MB
 _KEPT = "airflow.json"
-_BLOCKS = (wire.BlockStarted, wire.CellFinished, wire.BlockFinished)
 
 
 class _Disk(BaseModel):
@@ -111,7 +114,22 @@ class Story:
                 self.kept.states[task.key] = task.state
                 self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
             if task.try_number > self.kept.base.get(task.key, 0):
-                self._read_task(dag, task)
+                self._read_safely(dag, task)
+
+    def _read_safely(self, dag: AirflowDag, task: TaskInstance) -> None:
+        """A log that cannot be read costs the progress it tells of, not the job: how that ends the run itself says."""
+        try:
+            self._read_task(dag, task)
+        except (AirflowAway, AirflowRefused) as exc:
+            self.tell_once(f"The log of {task.title} cannot be read: {exc} The run goes on.")
+            if isinstance(exc, AirflowRefused) and exc.status == TOO_LONG:
+                self._pass_over(task, self.kept.places[task.key])
+
+    def _pass_over(self, task: TaskInstance, place: Place) -> None:
+        if place.attempt < task.try_number:
+            self._next_attempt(task, place)
+        else:
+            place.over = True
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
         place = self.kept.places.setdefault(task.key, Place(attempt=self.kept.base.get(task.key, 0) + 1))
@@ -139,12 +157,13 @@ class Story:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
             parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
             if parsed is None:
-                self.log(task.title, line.text)
+                self._log_of(task, line.text)
                 if line.error:
-                    self.log(task.title, line.error)
+                    self._log_of(task, line.error)
                     tally.failure = tally.failure or line.error
-            elif self._is_the_jobs(tally, parsed[1], task):
-                self._events.append(raw + b"\n")
+            elif self._is_the_jobs(tally, parsed[1], task) and not self._full:
+                at, event = parsed
+                self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
     def _is_the_jobs(self, tally: Tally, event: wire.Event, task: TaskInstance) -> bool:
         """Whether it is told as it is; what is the task's own is kept for the job's account."""
@@ -153,8 +172,8 @@ class Story:
         elif isinstance(event, wire.Memory):
             tally.memory = merged_memory([*filter(None, [tally.memory]), event])
         elif isinstance(event, wire.Failure):
-            tally.failure = event.text
-            self.log(task.title, event.text)
+            tally.failure = event_json(event)["text"]
+            self._log_of(task, tally.failure)
         elif isinstance(event, wire.Exit):
             tally.exit_code = event.code
         elif isinstance(event, wire.CellFinished):
@@ -175,6 +194,18 @@ class Story:
     def log(self, who: str, text: str) -> None:
         """A line of the log."""
         self._log += [f"[{who}] {line}" for line in text.splitlines()]
+
+    def _log_of(self, task: TaskInstance, text: str) -> None:
+        if not self._full:
+            self.log(task.title, text)
+
+    @property
+    def _full(self) -> bool:
+        """Whether the tasks have said more than is kept here."""
+        if self.kept.events_size + self.kept.log_size <= MOST_KEPT:
+            return False
+        self.tell_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; the rest is in Airflow alone.")
+        return True
 
     def close(self, sighting: Sighting) -> None:
         """The job's account, and its exit."""

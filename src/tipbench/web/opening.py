@@ -15,7 +15,7 @@ from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.store import RunStore
 from tipbench.record.tracking import Tracking, find_tracking
-from tipbench.settings import Settings
+from tipbench.settings import Settings, mlflow_pages
 
 log = logging.getLogger("tipbench.web")
 
@@ -108,5 +108,6 @@ class Tracker:
             username=get("mlflow_username"),
             password=get("mlflow_password"),
             token=get("mlflow_token"),
+            pages_url=mlflow_pages(self._settings, tracking.url),
         )
         return Opened(store, tracking.identity, store.url), store

@@ -17,8 +17,7 @@ from tipbench.jobs.sqlite import MOST_KEY
 from tipbench.judge.checking import name_fault, tidy_name
 from tipbench.judge.command import default_name
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import choose_prompts, choose_scenarios
-from tipbench.plan.suite import load_suite
+from tipbench.plan.grid import suite_for
 from tipbench.web.errors import Forbidden, Invalid, checked
 from tipbench.web.queries import existing
 from tipbench.web.shapes import JudgeWish
@@ -61,9 +60,7 @@ def start_run(
     for name, value in config.model_dump().items():
         if isinstance(value, str) and len(value) > _LONGEST:
             raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
-    suite = load_suite(config.suite)
-    choose_prompts(suite, config.prompt_versions)
-    choose_scenarios(suite, config.n_scenarios)
+    suite_for(config)
     order = collect_order(config, started_by=started_by, runner=runner)
     if where.wait_for_judge:
         order = replace(order, arguments={**order.arguments, "wait_for_judge": True})

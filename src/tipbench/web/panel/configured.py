@@ -10,8 +10,10 @@ from tipbench.web.deps import Panel
 from tipbench.web.hook_options import shown_address
 from tipbench.web.panel.showing import duration
 
-_SECRET = frozenset({"mlflow_username", "mlflow_password", "mlflow_token", "admin_token", "hook_secret"})
-_ADDRESSES = frozenset({"ollama_url", "mlflow_url", "panel_urls"})
+_SECRET = ("_username", "_password", "_token", "_secret")  # endings of keys whose values nobody is shown
+_ADDRESSES = frozenset(
+    {"ollama_url", "mlflow_url", "mlflow_public_url", "panel_urls", "airflow_url", "airflow_public_url"}
+)
 _MACHINE = frozenset({"home", "no_color"})  # of the process, not of the panel
 
 
@@ -54,7 +56,7 @@ def _one(settings: Settings, setting: Setting) -> Configured:
 
 
 def _value(settings: Settings, setting: Setting) -> str:
-    if setting.key in _SECRET:
+    if setting.key.endswith(_SECRET):
         return "set" if settings.get(setting.key) else "not set"
     if setting.key not in settings.values:
         return setting.default or "–"

@@ -12,6 +12,7 @@ from tipbench.plan.config import split_names
 from tipbench.web.panel.showing import duration
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
+RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 _STEP = 25  # percent between two announcements to who cannot see the bars
 _PHASES = {
     Phase.LOADING: "loading",
@@ -97,6 +98,17 @@ class JobWords:
         return without_logins(self.job.reason)
 
     @property
+    def runs_on(self) -> str | None:
+        """Who carries it out, unless it is this machine."""
+        name = self.job.runner
+        return None if name == "local" else RUNNERS.get(name, name)
+
+    @property
+    def found_again(self) -> bool:
+        """Whether it is only out of sight: its reason then names no retry, and waiting is better than a second one."""
+        return self.job.state is JobState.LOST and "retry" not in self.job.reason
+
+    @property
     def seconds(self) -> float | None:
         """How long it ran, once it has ended."""
         job = self.job
@@ -160,7 +172,7 @@ class JobWords:
     def title(self) -> str:
         """For the browser's tab."""
         share = self.share
-        known = not self.ended and share is not None
+        known = self.job.state is JobState.RUNNING and share is not None
         state = f"{int((share or 0) * 100)} %" if known else self.state.capitalize()
         return f"{state} · {self.job.kind.value} {self.job.experiment}"
 

@@ -21,6 +21,7 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid
 from tipbench.web.forms import FORM, content_type
+from tipbench.web.panel.job_words import RUNNERS
 from tipbench.web.panel.pages import page
 from tipbench.web.panel.run_fields import Option, RunForm, make_form
 from tipbench.web.panel.run_models import GLANCE_S, PATIENCE_S, Suggestion, experiment_names, ollama_models, own_models
@@ -34,7 +35,6 @@ _KEY = "key"
 _MOST_FIELDS = 200
 _MOST_KEY = 100
 _MOST_SUITES = 50
-_RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ async def _form_page(request: Request, panel: Panel, sent: Sent, outcome: Outcom
         whole=outcome.errors.get(WHOLE),
         key=sent.key,
         runners=list(panel.jobs.runners),
-        where_options=[(name, _RUNNERS.get(name, name)) for name in panel.jobs.runners],
+        where_options=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
         runner=sent.where.runner or panel.jobs.usual,
         wait_for_judge=sent.where.wait_for_judge,
         models_url="/run/models" if waiting else None,

@@ -1,4 +1,5 @@
-// The run's form, a little livelier: models that Ollama names late, and a word when the plan is no longer of this form.
+// The run's form, a little livelier: models that Ollama names late, what goes together, and a word when the plan is no
+// longer of this form.
 
 const form = document.getElementById("run-form");
 
@@ -38,6 +39,20 @@ function notePlanIsOld() {
   form.addEventListener("change", () => { note.hidden = false; }, { once: true });
 }
 
+/** Only a run in Airflow can wait for the judge: elsewhere the box is gone, and so is its tick. */
+function offerWaiting() {
+  const runner = form.elements.runner;
+  const box = form.elements.wait_for_judge;
+  if (!runner || !box) return;
+  const show = () => {
+    const there = runner.value === "airflow";
+    box.closest(".field").hidden = !there;
+    box.disabled = !there;
+  };
+  runner.addEventListener("change", show);
+  show();
+}
+
 /** A mistake in a folded group is shown when the browser or a link points at it. */
 function unfoldMistakes() {
   form.addEventListener("invalid", (event) => event.target.closest("details")?.setAttribute("open", ""), true);
@@ -46,5 +61,6 @@ function unfoldMistakes() {
 if (form) {
   unfoldMistakes();
   notePlanIsOld();
+  offerWaiting();
   if (form.dataset.modelsUrl) addLateModels().catch(() => {}); // a list less; the names can be typed
 }

@@ -1,0 +1,41 @@
+"""The run's form where there is an Airflow: what belongs to it is offered with it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.panel_pages import Visit
+from support.panel_site import Site, listening
+from support.paper_jobs import PaperRunner
+from tipbench.record.memory import MemoryStore
+from tipbench.settings import load_settings
+from tipbench.web.admin import create_app
+from tipbench.web.tokens import Role
+
+
+@pytest.fixture
+def site(home: Path) -> Iterator[Site]:
+    settings = load_settings({"TIPBENCH_HOME": str(home), "OLLAMA_HOST": "127.0.0.1:9"}, home.parent)
+    runners = {name: PaperRunner(name) for name in ("local", "airflow")}
+    app = create_app(settings, store=MemoryStore(), runners=runners)
+    tokens = app.state.panel.guard.tokens
+    admin, judge = (tokens.create(role, role.value, life_s=None)[1] for role in (Role.ADMIN, Role.JUDGE))
+    with listening(app) as url:
+        yield Site(url, app, admin, judge, home)
+
+
+def test_waiting_for_the_judge_is_offered_with_airflow_and_forgotten_without(site: Site, visit: Visit) -> None:
+    page = visit(site).page
+    page.goto(f"{site.url}/run")
+    box = page.get_by_label("Wait for the judge")
+    page.get_by_label("Runs on").select_option("airflow")
+    box.check()
+    page.get_by_label("Runs on").select_option("local")
+    assert not box.is_visible()
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url("**/jobs/2*")
+    (job,) = site.panel.jobs.store.page().items
+    assert (job.runner, job.arguments.get("wait_for_judge")) == ("local", None)

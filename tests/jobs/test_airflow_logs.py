@@ -1,0 +1,178 @@
+"""What the tasks of an Airflow run print: read once, bounded, and never trusted further than a story goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.airflow_site import MLFLOW, Site, airflow_site, story, told
+from tipbench.errors import AirflowRefused
+from tipbench.jobs import airflow_rest, airflow_story
+from tipbench.jobs import events as wire
+from tipbench.jobs.airflow import run_id_of
+from tipbench.jobs.airflow_dag import AirflowDag, LogLine, LogPart, SeenRun, TaskInstance
+from tipbench.jobs.airflow_story import Kept, Story
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import Job, JobState
+
+
+@pytest.fixture
+def site(home: Path) -> Iterator[Site]:
+    with airflow_site(home) as made:
+        yield made
+
+
+def test_logs_without_events_still_make_a_job(site: Site) -> None:
+    def silent(model: str, log: list[str]) -> int:
+        log.append(f"{model} is done")
+        return 0
+
+    site.airflow.collecting = silent
+    job = site.job()
+    site.runner.start(job)
+    assert site.ended(job).state is JobState.SUCCEEDED
+    assert site.events(job)[-1] == wire.Exit(0)
+    assert "alpha:1b is done" in site.runner.log(job).text
+
+
+@pytest.mark.parametrize("line", ['{"at": 1', '{"at": "x", "event": "bomb"}', '{"at": [], "event": []}', "{" * 5000])
+def test_what_only_looks_like_an_event_is_a_line_of_the_log(site: Site, line: str) -> None:
+    def odd(model: str, log: list[str]) -> int:
+        log.append(line)
+        return story(model, log)
+
+    site.airflow.collecting = odd
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    assert site.ended(job).state is JobState.SUCCEEDED
+    assert line[:20] in site.runner.log(job).text
+
+
+def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None:
+    go = [False]
+
+    def slow(model: str, log: list[str]) -> int:
+        told(log, wire.Started("1"), wire.BlockStarted(model, 2), wire.CellFinished(model, "v1", "a", 1, 2))
+        deadline = time.monotonic() + 30
+        while not go[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        told(log, wire.CellFinished(model, "v1", "b", 2, 2), wire.BlockFinished(model), wire.Exit(0))
+        return 0
+
+    site.airflow.collecting = slow
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    deadline = time.monotonic() + 30
+    while not any(isinstance(event, wire.CellFinished) for event in site.events(job)):
+        assert time.monotonic() < deadline
+    site.airflow.runs[run_id_of(job)].key = "another"
+    go[0] = True
+    site.ended(job)
+    assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
+
+
+def test_a_forged_event_changes_the_story_and_neither_the_end_nor_the_links(site: Site) -> None:
+    def forging(model: str, log: list[str]) -> int:
+        told(log, wire.Started("1"), wire.BlockStarted(model, 2))
+        told(log, wire.Collected("tip-bench-x", 9, 0, 9, 0, url="javascript:alert(1)"), wire.Exit(0))
+        told(log, wire.Failure("look at http://anna:secret-7@box/ " + "x" * 5000))
+        return 1
+
+    site.airflow.collecting = forging
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    seen = site.ended(job)
+    assert (seen.state, set(seen.links)) == (JobState.FAILED, {"airflow"})
+    assert len(seen.reason) <= wire.MOST_TEXT
+    assert "secret-7" not in seen.reason + site.runner.log(job).text
+
+
+def test_what_a_terminal_would_obey_is_only_text(site: Site) -> None:
+    def colourful(model: str, log: list[str]) -> int:
+        log.append("\x1b]0;owned\x07\x1b[31mred\x1b[0m\r\u202egnp.exe")
+        return story(model, log)
+
+    site.airflow.collecting = colourful
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    site.ended(job)
+    text = site.runner.log(job).text
+    assert "red" in text
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
+
+
+def warnings(site: Site, job: Job) -> list[str]:
+    return [event.text for event in site.events(job) if isinstance(event, wire.Message) and event.warning]
+
+
+def test_a_log_that_is_longer_than_any_answer_costs_its_progress_and_not_the_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(airflow_rest, "MAX_BYTES", 30_000)
+
+    def endless(model: str, log: list[str]) -> int:
+        if model == "alpha:1b":
+            log += ["and so on " * 10] * 1000
+            return 0
+        return story(model, log)
+
+    site.airflow.collecting = endless
+    job = site.job()
+    site.runner.start(job)
+    seen = site.ended(job)
+    assert (seen.state, seen.links["mlflow"]) == (JobState.SUCCEEDED, f"{MLFLOW}/#/experiments/1")
+    (warning,) = warnings(site, job)
+    assert "The log of collect alpha:1b cannot be read" in warning
+
+
+class TooLongAtFirst(AirflowDag):
+    """A DAG whose tasks print more than any answer at their first attempt."""
+
+    def log(self, _run_id: str, _task: TaskInstance, attempt: int, _token: str | None, skip: int) -> LogPart:
+        if attempt == 1:
+            raise AirflowRefused("That is too much.", status=airflow_rest.TOO_LONG)
+        return LogPart((LogLine(f"attempt {attempt}"),)[skip:], None)
+
+
+def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> None:
+    folder, dag = JobFolder(site.home / "jobs", "one"), TooLongAtFirst(site.rest)
+    folder.make()
+    telling = Story(folder, Kept(run_id="x"), time.time)
+    for tries in (1, 2, 2, 2):
+        task = TaskInstance(task_id="collect", state="running", try_number=tries)
+        telling.read_logs(dag, SeenRun("running", (task,)))
+    telling.save()
+    assert folder.tail(10_000).text.count("] attempt 2") == 1
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_logs_that_airflow_does_not_give_cost_their_progress_and_not_the_job(site: Site, status: int) -> None:
+    site.airflow.broken, site.airflow.broken_with = "/logs/", status
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    seen = site.until(job, lambda seen: seen.state is not JobState.RUNNING)
+    assert seen.state is JobState.SUCCEEDED
+    assert f"HTTP {status}" in " ".join(warnings(site, job))
+
+
+def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(airflow_story, "MOST_KEPT", 20_000)
+
+    def chatty(model: str, log: list[str]) -> int:
+        for _ in range(100):
+            log += ["word after word"] * 50
+            time.sleep(0.01)
+        return story(model, log)
+
+    site.airflow.collecting = chatty
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    assert site.ended(job).state is JobState.SUCCEEDED
+    assert site.runner.log(job).size < 100_000
+    assert sum("the rest is in Airflow alone" in each for each in warnings(site, job)) == 1
+    assert isinstance(site.events(job)[-1], wire.Exit)

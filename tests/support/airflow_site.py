@@ -1,0 +1,120 @@
+"""The Airflow runner on a little Airflow, with models that answer, fail or print what a test wants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from support.little_airflow import PASSWORD, USER, LittleAirflow
+from tipbench.errors import NotEnoughData, TipbenchError
+from tipbench.jobs import events as wire
+from tipbench.jobs.airflow import AirflowRunner
+from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.events import event_line
+from tipbench.jobs.job import ENDED, Job, JobState, Sighting
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+
+MLFLOW = "http://mlflow.example:5000"
+MODELS = "alpha:1b,beta:1b"
+
+
+@dataclass
+class Cells:
+    """How many cells wait for a judge, as a test wants it."""
+
+    waiting: int = 0
+    trouble: TipbenchError | None = None
+    url: str | None = MLFLOW
+
+    def address(self, job: Job) -> str:  # noqa: ARG002
+        if self.url is None:
+            raise NotEnoughData("Nothing is recorded yet.")
+        return self.url
+
+    def pending(self, job: Job) -> int:  # noqa: ARG002
+        if self.trouble is not None:
+            raise self.trouble
+        return self.waiting
+
+
+def told(log: list[str], *events: wire.Event) -> None:
+    log += [event_line(event, time.time()).decode().rstrip() for event in events]
+
+
+def story(model: str, log: list[str], generated: int = 2) -> int:
+    """What a collect of two cells prints."""
+    told(log, wire.Started("1"), wire.BlockStarted(model, 2))
+    log.append(f"collecting {model}")
+    for number in (1, 2):
+        told(log, wire.CellFinished(model, "v1", f"s{number}", number, 2, output_tokens=5))
+    told(log, wire.BlockFinished(model), wire.Memory(10, 1, 0.5, 1))
+    told(log, wire.Collected("tip-bench-x", 2, 2 - generated, generated, 0, url=f"{MLFLOW}/#/experiments/1"))
+    told(log, wire.Exit(0))
+    return 0
+
+
+@dataclass
+class Site:
+    """A little Airflow and the runner on it. `failing` models fail, with a reason."""
+
+    airflow: LittleAirflow
+    store: JobStore
+    home: Path
+    rest: AirflowRest
+    cells: Cells = field(default_factory=Cells)
+    failing: set[str] = field(default_factory=set)
+
+    @property
+    def runner(self) -> AirflowRunner:
+        return AirflowRunner(self.home, self.rest, self.cells, poll_s=0, check_s=0, settle_s=1)
+
+    def collecting(self, model: str, log: list[str]) -> int:
+        if model in self.failing:
+            told(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
+            return 2
+        return story(model, log)
+
+    def job(self, **changes: Any) -> Job:
+        wait = changes.pop("wait_for_judge", False)
+        config = make_config({"models": MODELS, "experiment": "tip-bench-x", **changes})
+        order = collect_order(config, runner="airflow")
+        if wait:
+            order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
+        return self.store.add(order)[0]
+
+    def until(self, job: Job, wanted: Callable[[Sighting], bool]) -> Sighting:
+        deadline = time.monotonic() + 30
+        while not wanted(seen := self.runner.observe(job)):
+            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
+            time.sleep(0.02)
+        return seen
+
+    def ended(self, job: Job) -> Sighting:
+        return self.until(job, lambda seen: seen.state in ENDED)
+
+    def events(self, job: Job) -> list[wire.Event]:
+        return [each.event for each in self.runner.events(job, limit=10_000)]
+
+
+@contextmanager
+def airflow_site(home: Path) -> Iterator[Site]:
+    """One for a test."""
+    with JobStore(home / "jobs" / "jobs.db") as store, LittleAirflow(home) as airflow:
+        access = AirflowAccess(airflow.url, USER, PASSWORD)
+        with closing(AirflowRest(access, rest_s=0)) as rest:
+            made = Site(airflow, store, home, rest)
+            airflow.collecting = made.collecting
+            yield made
+
+
+def wait_for(site: Site, job: Job, state: JobState) -> None:
+    deadline = time.monotonic() + 30
+    while (now := site.store.get(job.id)).state is not state:
+        assert time.monotonic() < deadline, now
+        time.sleep(0.01)

@@ -1,0 +1,71 @@
+"""A panel that follows runs in a little Airflow, more closely than a real one would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.little_airflow import PASSWORD, USER, LittleAirflow
+from support.paper_jobs import PaperRunner
+from tipbench.jobs.airflow import AirflowRunner
+from tipbench.jobs.airflow_rest import AirflowRest
+from tipbench.jobs.events import Exit, event_line
+from tipbench.jobs.job import Runner
+from tipbench.record.store import RunStore
+from tipbench.settings import load_settings
+from tipbench.web.admin import create_app
+from tipbench.web.opening import Tracker
+from tipbench.web.runners import PanelRecords, airflow_access
+from tipbench.web.tokens import Role
+from web.panels import API, BASE, JUDGE, Served, TestClient
+
+RUN, JOBS = f"{API}/run", f"{API}/jobs"
+
+
+def quietly(_model: str, log: list[str]) -> int:
+    """A collect of what is recorded already."""
+    log += ["nothing to do", event_line(Exit(0), time.time()).decode().rstrip()]
+    return 0
+
+
+def variables(airflow: LittleAirflow, **more: str) -> dict[str, str]:
+    return {
+        "TIPBENCH_AIRFLOW_URL": airflow.url,
+        "TIPBENCH_AIRFLOW_USERNAME": USER,
+        "TIPBENCH_AIRFLOW_PASSWORD": PASSWORD,
+        **more,
+    }
+
+
+@contextmanager
+def followed(
+    home: Path, airflow: LittleAirflow, store: RunStore, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """Its own jobs end at once, on paper."""
+    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
+    access = airflow_access(settings)
+    assert access is not None
+    records = PanelRecords(Tracker(settings, store))
+    runner = AirflowRunner(home, AirflowRest(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
+    runners: dict[str, Runner] = {"local": PaperRunner(), "airflow": runner}
+    app = create_app(settings, store=store, runners=runners)
+    tokens = app.state.panel.guard.tokens
+    admin, judge = (
+        tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
+    )
+    with TestClient(app, base_url=BASE) as client:
+        yield Served(app, client, admin, judge, store, home)
+
+
+def job_once(served: Served, job_id: str, state: str, reason: str = "") -> Any:
+    """The job as the API shows it, once it is so."""
+    deadline = time.monotonic() + 30
+    while True:
+        job = served.get(f"{JOBS}/{job_id}").json()["job"]
+        if job["state"] == state and reason in (job["reason"] or ""):
+            return job
+        assert time.monotonic() < deadline, job
+        time.sleep(0.02)

@@ -1,0 +1,181 @@
+"""Runs that wait for a judge in Airflow: answered whatever road the scores come, in nobody's way, counted cheaply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from support.command import tipbench
+from support.judging import MODELS, Desk, agreed, fill, record_cells
+from support.little_airflow import PASSWORD, LittleAirflow
+from tipbench.jobs.command import collect_order
+from tipbench.jobs.job import Job
+from tipbench.jobs.sqlite import JobStore
+from tipbench.plan.config import make_config
+from tipbench.record.memory import MemoryStore
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
+from tipbench.settings import load_settings
+from tipbench.web.cache import LIFE_S, Cache
+from tipbench.web.opening import Tracker
+from tipbench.web.runners import PanelRecords
+from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
+from web.batching import Clerk, kept
+from web.panel_process import PanelProcess
+from web.panels import API, EXPERIMENT, Served, answered
+
+WAITING = f"{RUN}?wait_for_judge=true"
+OF_ALL = {"models": ",".join(MODELS), "n_tips": 3, "experiment": EXPERIMENT}
+FEW = {"models": MODELS[0], "prompts": "v1", "n_scenarios": 4, "n_tips": 3}
+
+
+@pytest.fixture
+def airflow(home: Path) -> Iterator[LittleAirflow]:
+    with LittleAirflow(home, quietly) as server:
+        yield server
+
+
+@pytest.fixture
+def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
+    """A real MLflow with four answers, and the run that asks for them."""
+    name = f"tip-bench-waiting-{uuid4().hex[:8]}"
+    with MlflowStore(mlflow_url) as store:
+        found = record_cells(store, models=MODELS[:1], experiment=name, prompts="v1", n_scenarios=4)
+        store.touch(found.experiment_id)
+        yield store, {**FEW, "experiment": name}
+
+
+# by whatever road
+
+
+def by_batch(served: Served) -> None:
+    clerk = Clerk(served, served.judge)
+    for _ in range(2):  # a batch has thirty answers at most
+        assert clerk.judged()["outcome"]["status"] == "applied"
+
+
+def by_webhook(served: Served) -> None:
+    """As a program does that was told of pending cells: a sheet of its own, and its answer."""
+    sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={}).json()["sheet"]
+    filled = fill(kept(served, sheet))
+    response = served.post(f"{API}/judge/{EXPERIMENT}/apply", token=served.judge, json=filled)
+    assert response.json()["status"] == "applied", response.text
+
+
+@pytest.mark.parametrize("judge", [by_batch, by_webhook])
+def test_a_judge_at_the_panel_ends_the_waiting(
+    home: Path, airflow: LittleAirflow, judge: Callable[[Served], None]
+) -> None:
+    store, _ = answered()
+    with followed(home, airflow, store) as served:
+        job = served.post(WAITING, json=OF_ALL).json()["job"]
+        job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
+        judge(served)
+        job_once(served, job["id"], "succeeded")
+    assert airflow.asked("PATCH", "hitlDetails") == 1
+
+
+def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
+    home: Path, airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+) -> None:
+    store, wanted = recorded
+    with followed(home, airflow, store) as served:
+        job = served.post(WAITING, json=wanted).json()["job"]
+        job_once(served, job["id"], "waiting", "4 cells wait for a judge.")
+        experiment = store.experiment(wanted["experiment"])
+        assert experiment is not None
+        file = home / "sheet.json"
+        file.write_text(json.dumps(fill(Desk(store, experiment).export("anna").judging)), "utf-8")
+        tipbench("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, home=home)
+        job_once(served, job["id"], "succeeded")
+
+
+def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
+    home: Path, airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+) -> None:
+    store, wanted = recorded
+    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **variables(airflow)}) as panel:
+        job = panel.client.post(WAITING, json=wanted).json()["job"]
+        panel.until(job["id"], lambda now: now["job"]["state"] == "waiting")
+        panel.kill()
+        experiment = store.experiment(wanted["experiment"])
+        assert experiment is not None
+        Desk(store, experiment).judged_by("anna", agreed)
+        panel.start()
+        assert panel.ended(job["id"])["job"]["state"] == "succeeded"
+        assert PASSWORD not in panel.stderr
+    assert airflow.asked("POST", "dagRuns") == 1
+    assert airflow.asked("PATCH", "hitlDetails") == 1
+
+
+# in nobody's way
+
+
+def test_others_run_while_one_waits(home: Path, airflow: LittleAirflow) -> None:
+    store, _ = answered()
+    with followed(home, airflow, store) as served:
+        waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(5)]
+        for job_id in waiting:
+            job_once(served, job_id, "waiting")
+        for runner in ("local", "airflow"):
+            job = served.post(f"{RUN}?runner={runner}", json=OF_ALL).json()["job"]
+            job_once(served, job["id"], "succeeded")
+        for job_id in waiting:
+            job_once(served, job_id, "waiting")
+
+
+def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(home: Path, airflow: LittleAirflow) -> None:
+    store, experiment = answered()
+    with followed(home, airflow, store) as served:
+        job = served.post(WAITING, json=OF_ALL).json()["job"]
+        job_once(served, job["id"], "waiting")
+        assert served.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
+        assert job_once(served, job["id"], "cancelled")["exit_code"] == 130
+        again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
+        assert again["retry_of"] == job["id"]
+        job_once(served, again["id"], "waiting", "48 cells wait for a judge.")
+        Desk(store, experiment).judged_by("anna", agreed)
+        job_once(served, again["id"], "succeeded")
+
+
+# counted cheaply
+
+
+class Counting(MemoryStore):
+    """Counts how often runs are read."""
+
+    reads = 0
+
+    def search(self, *arguments: Any, **options: Any) -> Iterator[StoredRun]:
+        self.reads += 1
+        return super().search(*arguments, **options)
+
+    def read(self, *arguments: Any, **options: Any) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        self.reads += 1
+        return super().read(*arguments, **options)
+
+
+def waiting_job(home: Path) -> Job:
+    with JobStore(home / "jobs" / "other.db") as jobs:
+        return jobs.add(collect_order(make_config(OF_ALL), runner="airflow"))[0]
+
+
+def test_cells_are_counted_when_somebody_has_written_and_now_and_then(home: Path) -> None:
+    store, now = Counting(), [0.0]
+    experiment = record_cells(store)
+    store.touch(experiment.experiment_id)
+    settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
+    records = PanelRecords(Tracker(settings, store), Cache(4, lambda: now[0]))
+    job = waiting_job(home)
+    assert [records.pending(job) for _ in range(10)] == [48] * 10
+    first = store.reads
+    now[0] += LIFE_S
+    records.pending(job)
+    assert store.reads == 2 * first, "somebody may have written without saying so"
+    Desk(store, experiment).judged_by("anna", agreed)
+    assert records.pending(job) == 0

@@ -11,6 +11,10 @@ AIRFLOW_VERSION := $(shell sed -n 's/^apache-airflow==//p' airflow/constraints.t
 export TIPBENCH_HOME ?= $(CURDIR)/.tipbench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+define PYTHON_CHECK
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12 …" % sys.version_info[:2])'
+endef
+
 .PHONY: demo panel airflow airflow-environment test check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
@@ -19,10 +23,12 @@ demo: $(VENV)/.demo
 panel: $(VENV)/.demo
 	$(BIN)/tipbench panel
 
-# A local Airflow with the DAG, beside the local MLflow; ends with Ctrl-C. Its passwords are in .airflow/passwords.json.
+# A local Airflow with the DAG, beside the local MLflow; says what to do next, ends with Ctrl-C. What it tells programs on
+# stdout has passwords in it.
 airflow: $(VENV)/.demo airflow-environment
-	MLFLOW_TRACKING_URI="$${MLFLOW_TRACKING_URI:-$$($(BIN)/tipbench mlflow up)}" $(BIN)/python airflow/local.py \
-		--environment $(AIRFLOW_VENV) --home $(AIRFLOW_HOME) --port $(AIRFLOW_PORT)
+	@MLFLOW_TRACKING_URI="$${MLFLOW_TRACKING_URI:-$$($(BIN)/tipbench mlflow up)}" && export MLFLOW_TRACKING_URI && \
+		exec $(BIN)/python airflow/local.py --environment $(AIRFLOW_VENV) --home $(AIRFLOW_HOME) \
+			--port $(AIRFLOW_PORT) >/dev/null
 
 # In an environment of its own: Airflow's dependencies do not go with the panel's.
 airflow-environment: $(AIRFLOW_VENV)/.ready
@@ -51,7 +57,7 @@ clean:
 	rm -rf $(VENV) .airflow .tipbench .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
+	$(PYTHON_CHECK)
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp per set of extras, made anew when the requirements change.
@@ -63,7 +69,9 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $@ $(VENV)/.demo
 
+# The stamp comes last: an environment whose making was broken off is made on.
 $(AIRFLOW_VENV)/.ready: pyproject.toml airflow/constraints.txt
+	$(PYTHON_CHECK)
 	$(PYTHON) -m venv $(AIRFLOW_VENV)
 	$(AIRFLOW_VENV)/bin/python -m pip install --quiet -c airflow/constraints.txt apache-airflow==$(AIRFLOW_VERSION) -e '.[embedded]'
 	touch $@

@@ -3,12 +3,14 @@
     python airflow/local.py --environment .airflow/venv --home .airflow
 
 Runs with any Python 3.11; Airflow itself lives in `--environment` (`make airflow` makes it). When it answers, one line
-of JSON on stdout tells where and for whom. Passwords are made by chance and kept in the home, readable by its owner.
+of JSON on stdout tells where and for whom, and words on stderr tell what to do next. Passwords are made by chance and
+kept in the home, readable by its owner. Nothing listens beyond this machine.
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import secrets
@@ -17,16 +19,22 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO, Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 USERS = {"admin": "admin", "bench": "op"}  # name → role; the panel triggers as `bench`
-HOSTS_VARIABLE = "tipbench_ollama_hosts"
+DAG = "bench_collect"
+# In the order in which they end: the scheduler first, so that its tasks still have somebody to report to. A log server
+# would listen on every address, and is for other machines; nothing of ours needs the triggerer.
+PARTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-server",))
+HEALTH = ("metadatabase", "scheduler", "dag_processor")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 START_S = 300.0
-STOP_S = 30.0
+STOP_S = 20.0  # for a part; a collect that is told to end needs some seconds to see its model gone
 
 
 def main() -> int:
@@ -34,14 +42,35 @@ def main() -> int:
     asked = _arguments()
     home = asked.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environment = settings(home, asked.environment.resolve(), asked.dags.resolve(), asked.port or _free_port())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    passwords = _passwords(home)
+    for number in SIGNALS:
+        signal.signal(number, _interrupted)
+    with (home / "lock").open("w") as lock:
+        _check(home, asked.environment.resolve(), asked.port, lock)
+        environment = settings(home, asked.environment.resolve(), asked.dags.resolve(), asked.port or _free_port())
+        passwords = _passwords(home)
+        try:
+            _set_up(environment)
+            _serve(home, environment, passwords)
+        except KeyboardInterrupt:
+            return 130
+
+
+def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
+    """Say now what would otherwise fail after a minute, or in the dark."""
+    if not (environment / "bin" / "airflow").exists():
+        raise SystemExit(f"There is no Airflow in {environment}. Make it: make airflow-environment")
     try:
-        _set_up(home, environment)
-        return _serve(home, environment, passwords)
-    except KeyboardInterrupt:
-        return 130
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"An Airflow runs in {home} already. End it with Ctrl-C, or give another --home.") from None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port just left is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            raise SystemExit(
+                f"Airflow cannot listen on port {port}: {exc.strerror}. Choose another: make airflow AIRFLOW_PORT=8081"
+            ) from None
 
 
 def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, str]:
@@ -66,21 +95,18 @@ def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, 
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__API_AUTH__JWT_SECRET": _secret(home / "jwt.secret"),
-        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(_free_port()),
-        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(_free_port()),
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         **dict.fromkeys(("NO_PROXY", "no_proxy"), _without_proxy()),
     }
 
 
-def _set_up(home: Path, environment: Mapping[str, str]) -> None:
-    """Database, pools, and the DAG made known: without reserialising, Airflow takes minutes to see a new file."""
-    pools = home / "pools.json"
-    pools.write_text(json.dumps(_pools(environment)), "utf-8")
-    for words in (("db", "migrate"), ("pools", "import", str(pools)), ("dags", "reserialize")):
-        _say(f"airflow {' '.join(words[:2])} …")
+def _set_up(environment: Mapping[str, str]) -> None:
+    """Database, and the DAG made known: without reserialising, Airflow takes minutes to see a new file."""
+    for words in (("db", "migrate"), ("dags", "reserialize")):
+        _say(f"airflow {' '.join(words)} …")
         done = subprocess.run(
             ["airflow", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
@@ -89,72 +115,140 @@ def _set_up(home: Path, environment: Mapping[str, str]) -> None:
             raise SystemExit(f"`airflow {' '.join(words)}` ended with {done.returncode}; its last words are above.")
 
 
-def _pools(environment: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """One slot for each Ollama host: at most one model of ours is in its memory. Named as the DAG names them."""
-    listed = environment.get(f"AIRFLOW_VAR_{HOSTS_VARIABLE.upper()}") or environment.get("TIPBENCH_OLLAMA_HOSTS", "")
-    names = [entry.partition("=")[0].strip() for entry in listed.split(",") if entry.strip()]
-    pools = [f"ollama_{name}" for name in names] or ["ollama"]
-    about = "One model at a time on this Ollama host"
-    return {pool: {"slots": 1, "description": about, "include_deferred": False} for pool in pools}
-
-
-def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> int:
+def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> NoReturn:
+    """Run until something ends: a part of it, or our patience with its start, or Ctrl-C."""
     url = environment["AIRFLOW__API__BASE_URL"]
-    with (home / "airflow.log").open("ab") as log:
-        process = subprocess.Popen(
-            ["airflow", "standalone"],
-            env=environment,
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    log = home / "airflow.log"
+    since = datetime.now(UTC)
+    parts: list[subprocess.Popen[bytes]] = []
     try:
-        if not _healthy(f"{url}/api/v2/monitor/health", process):
-            _say((home / "airflow.log").read_text("utf-8", "replace")[-4000:])
-            raise SystemExit(
-                f"Airflow did not come up within {START_S:g} s; the end of {home / 'airflow.log'} is above."
-            )
-        _say(f"Airflow at {url}: user admin, password in {home / 'passwords.json'}; Ctrl-C ends it")
-        print(json.dumps({"url": url, "users": {name: passwords[name] for name in USERS}}), flush=True)
-        return process.wait()
+        with log.open("ab") as stream:
+            parts.extend(_start(words, environment, stream) for words in PARTS)
+        if _healthy(f"{url}/api/v2/monitor/health", parts):
+            api = Api(url, "admin", passwords["admin"])
+            _await_dag(api, since)
+            _make_pools(api)
+            _tell(home, url, passwords)
+            while _running(parts):
+                time.sleep(0.2)
+        ended = [words[0] for words, part in zip(PARTS, parts, strict=True) if part.poll() is not None]
+        what = f"Airflow's {ended[0]} ended by itself" if ended else f"Airflow did not come up within {START_S:g} s"
+        _say(log.read_text("utf-8", "replace")[-4000:])
+        raise SystemExit(f"{what}; the end of {log} is above.")
     finally:
-        _end(process)
+        _end(parts)
 
 
-def _healthy(url: str, process: subprocess.Popen[bytes]) -> bool:
-    """Whether scheduler, database and DAG processor all say so, in time."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A part of Airflow in a group of its own, so that Ctrl-C reaches us alone. It reads the tipbench.toml we see."""
+    return subprocess.Popen(
+        ["airflow", *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _running(parts: Sequence[subprocess.Popen[bytes]]) -> bool:
+    return all(part.poll() is None for part in parts)
+
+
+def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
+    """Whether database, scheduler and DAG processor all say so, in time."""
     deadline = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < deadline:
+    while _running(parts) and time.monotonic() < deadline:
         try:
-            with opener.open(url, timeout=5.0) as response:
-                told = json.load(response)
-            if all((told.get(part) or {}).get("status") == "healthy" for part in ("metadatabase", "scheduler")):
+            told = _json(urllib.request.Request(url))  # noqa: S310 - our own address
+            if all((told.get(part) or {}).get("status") == "healthy" for part in HEALTH):
                 return True
-        except (OSError, ValueError, urllib.error.URLError):
+        except (OSError, ValueError):
             pass
         time.sleep(0.5)
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group, politely at first: Airflow's parts are processes of their own."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        deadline = time.monotonic() + STOP_S / 2
-        while time.monotonic() < deadline:
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
+class Api:
+    """Airflow's REST API, for what its command line does in ten seconds."""
+
+    def __init__(self, url: str, name: str, password: str) -> None:
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        token = self("/auth/token", {"username": name, "password": password})["access_token"]
+        self._headers["Authorization"] = f"Bearer {token}"
+
+    def __call__(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        return _json(urllib.request.Request(self._url + path, data, self._headers))  # noqa: S310 - our own address
+
+
+def _json(request: urllib.request.Request) -> Any:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10.0) as response:
+        return json.load(response)
+
+
+def _await_dag(api: Api, since: datetime) -> None:
+    """Until the DAG processor has read the file: unlike `dags reserialize` it sees variables of the database."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        errors = api("/api/v2/importErrors")["import_errors"]
+        if errors:
+            _say(errors[0]["stack_trace"])
+            raise SystemExit(f"Airflow cannot read {errors[0]['filename']}, as above. Put it right, and start again.")
+        if datetime.fromisoformat(api(f"/api/v2/dags/{DAG}")["last_parsed_time"]) > since:
+            return
+        time.sleep(0.5)
+    raise SystemExit(f"Airflow's DAG processor did not read {DAG} within {START_S:g} s; see its words in airflow.log.")
+
+
+def _make_pools(api: Api) -> None:
+    """One slot for each pool that the DAG names, so for each Ollama host: at most one model of ours in its memory."""
+    tasks = api(f"/api/v2/dags/{DAG}/tasks")["tasks"]
+    known = {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}
+    for pool in sorted({task["pool"] for task in tasks} - known):
+        api("/api/v2/pools", {"name": pool, "slots": 1, "description": "One model at a time on this Ollama host"})
+
+
+def _tell(home: Path, url: str, passwords: Mapping[str, str]) -> None:
+    """What to do next, for people; where and for whom, for programs."""
+    panel = home / "panel.env"
+    variables = {"URL": url, "USERNAME": "bench", "PASSWORD": passwords["bench"]}
+    _write_privately(panel, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
+    _say(
+        f"Airflow: {url} (Ctrl-C ends it); user admin, password in {_shown(home / 'passwords.json')}\n"
+        f"A panel that uses it, in another terminal: . {_shown(panel)} && make panel"
+    )
+    print(json.dumps({"url": url, "users": {name: passwords[name] for name in USERS}}), flush=True)
+
+
+def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
+    """One after the other, politely at first. A task that is told to end closes a pipe, and its collect unloads."""
+    _hear_no_more()
+    for part in parts:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if _group_ends(part, number):
                 break
+
+
+def _interrupted(*_: object) -> NoReturn:
+    _hear_no_more()
+    raise KeyboardInterrupt
+
+
+def _hear_no_more() -> None:
+    """Who is impatient must not leave half of it running."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _group_ends(part: subprocess.Popen[bytes], number: int) -> bool:
+    deadline = time.monotonic() + STOP_S
+    try:
+        os.killpg(part.pid, number)
+        while time.monotonic() < deadline:
+            part.poll()
+            os.killpg(part.pid, 0)
             time.sleep(0.1)
-    process.wait()
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def _passwords(home: Path) -> dict[str, str]:
@@ -167,7 +261,7 @@ def _passwords(home: Path) -> dict[str, str]:
 
 def _secret(file: Path) -> str:
     if not file.exists():
-        _write_privately(file, secrets.token_urlsafe(32))
+        _write_privately(file, secrets.token_urlsafe(64))
     return file.read_text("utf-8")
 
 
@@ -186,6 +280,12 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _shown(path: Path) -> Path:
+    """As it is written in the folder where we were called."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _say(text: str) -> None:

@@ -27,7 +27,9 @@ export AIRFLOW__API_AUTH__JWT_SECRET AIRFLOW__DATABASE__SQL_ALCHEMY_CONN
 
 umask 077
 mkdir -p "$AIRFLOW_HOME" "$TIPBENCH_HOME"
-printf '{"admin": "%s", "bench": "%s"}' "$admin_password" "$bench_password" > "$AIRFLOW_HOME/passwords.json"
+# In one piece: the health checks come by here too, while somebody logs in.
+printf '{"admin": "%s", "bench": "%s"}' "$admin_password" "$bench_password" > "$AIRFLOW_HOME/passwords.$$"
+mv "$AIRFLOW_HOME/passwords.$$" "$AIRFLOW_HOME/passwords.json"
 
 if [ "${1:-}" = set-up ]; then
     airflow db migrate

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,21 @@ def test_the_example_names_every_variable_without_a_value_for_any() -> None:
     assert {name for name in asked if name.startswith("TIPBENCH_")} <= set(example)
 
 
-def test_the_file_with_the_secrets_is_never_committed() -> None:
+def test_the_file_with_the_secrets_is_never_committed_packed_or_sent_to_a_builder() -> None:
     assert ".env" in (DEPLOY / ".gitignore").read_text("utf-8").split()
+    packed = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert "deploy/.env" in packed["sdist"]["exclude"]
+    assert (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()[0] == "**"
+
+
+def test_the_database_is_healthy_when_it_answers_over_tcp(compose: dict[str, Any]) -> None:
+    """The server that fills a new one answers on a socket only, and is gone a moment later."""
+    assert "--host=127.0.0.1" in compose["services"]["airflow-db"]["healthcheck"]["test"]
+
+
+def test_the_links_and_the_server_of_airflow_have_one_public_address(compose: dict[str, Any]) -> None:
+    panel, server = (compose["services"][name]["environment"] for name in ("panel", "airflow-api"))
+    assert panel["TIPBENCH_AIRFLOW_PUBLIC_URL"] == server["AIRFLOW__API__BASE_URL"]
 
 
 def test_the_image_has_the_airflow_that_is_tested() -> None:
@@ -86,6 +100,12 @@ def test_the_image_has_the_airflow_that_is_tested() -> None:
         r"^apache-airflow==(.+)$", (DEPLOY.parent / "airflow" / "constraints.txt").read_text(), re.MULTILINE
     )
     assert f"apache-airflow[postgres]=={tested}'" in (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
+def test_what_a_production_adds_to_airflow_has_an_exact_version_too() -> None:
+    pinned = {line.partition("==")[0] for line in (DEPLOY.parent / "airflow" / "constraints.txt").read_text().split()}
+    providers = {f"apache-airflow-providers-{name}" for name in ("postgres", "edge3")}
+    assert providers | {"psycopg2-binary", "asyncpg"} <= pinned
 
 
 def test_what_the_images_copy_is_there() -> None:

@@ -1,0 +1,79 @@
+"""Stands in for the command `airflow`: writes down what it is told, and answers what airflow/local.py asks over REST.
+
+STAND_IN_BROKEN has it tell of a DAG that cannot be read, STAND_IN_ENDS names a part that ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+POOLS = ("ollama_gpu-a", "ollama_gpu-b")
+LONG_AGO, SOON = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
+HEALTHY = {part: {"status": "healthy"} for part in ("metadatabase", "scheduler", "dag_processor")}
+
+
+def note(*words: str) -> None:
+    """In one write: three processes share the file."""
+    with (Path(os.environ["AIRFLOW_HOME"]) / "noted").open("a", encoding="utf-8") as file:
+        file.write(f"{' '.join(words)}\n")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """As much of Airflow's REST API as is asked for. The DAG is read anew when somebody has asked for it once."""
+
+    read: ClassVar = [LONG_AGO]
+
+    def do_GET(self) -> None:
+        read_at = self.read[-1]
+        pools = POOLS if read_at == SOON else ("ollama",)
+        if self.path == "/api/v2/dags/bench_collect":
+            self.read.append(SOON)
+        broken = [{"filename": "bench_dag.py", "stack_trace": "ValueError: the list of hosts is wrong"}]
+        told = {
+            "/api/v2/monitor/health": HEALTHY,
+            "/api/v2/importErrors": {"import_errors": broken if os.environ.get("STAND_IN_BROKEN") else []},
+            "/api/v2/dags/bench_collect": {"last_parsed_time": read_at},
+            "/api/v2/dags/bench_collect/tasks": {
+                "tasks": [{"pool": pool} for pool in ("default_pool", *pools, *pools)]
+            },
+            "/api/v2/pools": {"pools": [{"name": "default_pool"}, {"name": POOLS[0]}]},
+        }
+        self._say(200, told[self.path.partition("?")[0]])
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/auth/token":
+            return self._say(201, {"access_token": f"of-{body['username']}"})
+        note("made", body["name"], str(body["slots"]), "by", self.headers["Authorization"])
+        return self._say(201, body)
+
+    def _say(self, status: int, body: Any) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
+def end(*_: object) -> None:
+    note("ended", sys.argv[1])
+    os._exit(0)
+
+
+def main() -> None:
+    note(*sys.argv[1:])
+    if sys.argv[1] in ("db", "dags") or sys.argv[1] == os.environ.get("STAND_IN_ENDS"):
+        return
+    signal.signal(signal.SIGTERM, end)
+    if sys.argv[1] == "api-server":
+        HTTPServer(("127.0.0.1", int(os.environ["AIRFLOW__API__PORT"])), Answers).serve_forever()
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

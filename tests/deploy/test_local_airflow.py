@@ -1,0 +1,150 @@
+"""airflow/local.py with a stand-in for Airflow: says what is wrong, and leaves nothing behind. The real one is in
+tests/airflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.stand_in import POOLS
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class LocalAirflow:
+    """local.py with a stand-in for Airflow."""
+
+    folder: Path
+    stack: ExitStack
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "airflow" / "local.py", "--home", self.home, "--environment", self.folder, *words],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.stack.enter_context(process)
+        self.stack.callback(process.send_signal, signal.SIGTERM)
+        return process
+
+    def up(self) -> tuple[subprocess.Popen[str], Any]:
+        process = self.start()
+        assert process.stdout is not None
+        return process, json.loads(process.stdout.readline())
+
+    def noted(self) -> list[str]:
+        return (self.home / "noted").read_text("utf-8").splitlines()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalAirflow]:
+    command = tmp_path / "bin" / "airflow"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("stand_in.py")} "$@"\n', "utf-8")
+    command.chmod(0o755)
+    with ExitStack() as stack:
+        yield LocalAirflow(tmp_path, stack)
+
+
+def test_an_environment_without_airflow_is_told_with_what_makes_it(local: LocalAirflow) -> None:
+    (local.folder / "bin" / "airflow").unlink()
+    process = local.start()
+    assert "make airflow-environment" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_set_up(local: LocalAirflow) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        process = local.start("--port", port)
+        told = process.communicate(timeout=30)[1]
+    assert f"port {port}" in told
+    assert "AIRFLOW_PORT=" in told
+    assert not (local.home / "noted").exists()
+
+
+def test_a_second_airflow_in_the_same_home_is_refused(local: LocalAirflow) -> None:
+    local.up()
+    second = local.start()
+    assert f"An Airflow runs in {local.home} already" in second.communicate(timeout=30)[1]
+    assert local.noted().count("db migrate") == 1
+
+
+def test_each_pool_that_the_dag_names_once_it_is_read_gets_one_slot_unless_it_is_there(local: LocalAirflow) -> None:
+    local.up()
+    assert [line for line in local.noted() if line.startswith("made")] == [f"made {POOLS[1]} 1 by Bearer of-admin"]
+
+
+def test_what_it_leaves_for_a_panel_leads_there_and_is_the_owners(local: LocalAirflow) -> None:
+    _, told = local.up()
+    script = f'. {local.home / "panel.env"} && echo "$TIPBENCH_AIRFLOW_URL $TIPBENCH_AIRFLOW_USERNAME" && printenv'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == f"{told['url']} bench"
+    assert f"TIPBENCH_AIRFLOW_PASSWORD={told['users']['bench']}" in done.stdout.splitlines()
+    for name in ("panel.env", "passwords.json", "jwt.secret"):
+        assert stat.S_IMODE((local.home / name).stat().st_mode) == 0o600
+
+
+def test_a_dag_that_cannot_be_read_ends_it_with_the_reason(local: LocalAirflow) -> None:
+    process = local.start(STAND_IN_BROKEN="yes")
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "ValueError: the list of hosts is wrong" in told
+    assert "cannot read bench_dag.py" in told
+    assert len([line for line in local.noted() if line.startswith("ended")]) == 3
+
+
+def test_a_part_that_ends_by_itself_is_named(local: LocalAirflow) -> None:
+    process = local.start(STAND_IN_ENDS="dag-processor")
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "dag-processor ended by itself" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_scheduler_ends_first_and_the_server_last_however_often_one_asks(
+    local: LocalAirflow, number: signal.Signals
+) -> None:
+    process, _ = local.up()
+    for _ in range(3):
+        process.send_signal(number)
+    assert process.wait(timeout=30) == 130
+    assert local.noted()[-3:] == ["ended scheduler", "ended dag-processor", "ended api-server"]
+
+
+def test_no_log_server_listens_for_other_machines(local: LocalAirflow) -> None:
+    local.up()
+    assert {"scheduler --skip-serve-logs", "dag-processor", "api-server"} <= set(local.noted())
+
+
+def test_an_environment_whose_making_failed_does_not_count_as_ready(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp /bin/false "$3/bin/python"\nexit 0\n', "utf-8"
+    )
+    python.chmod(0o755)
+    words = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert (tmp_path / "venv" / "bin" / "python").exists()
+    assert not (tmp_path / "venv" / ".ready").exists()

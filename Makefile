@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-AIRFLOW_HOME ?= .airflow
-AIRFLOW_VENV ?= $(AIRFLOW_HOME)/venv
+AIRFLOW_HOME := .airflow
+AIRFLOW_VENV := $(AIRFLOW_HOME)/venv
 AIRFLOW_PORT ?= 8080
 AIRFLOW_VERSION := $(shell sed -n 's/^apache-airflow==//p' airflow/constraints.txt)
 export TIPBENCH_HOME ?= $(CURDIR)/.tipbench

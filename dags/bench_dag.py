@@ -33,7 +33,9 @@ CONTINUED = {
     "retry_delay": timedelta(seconds=30),
     "retry_exponential_backoff": True,
     "max_retry_delay": timedelta(minutes=10),
+    "weight_rule": "absolute",
 }
+FIRST = {**AGAIN, "priority_weight": 2, "weight_rule": "absolute"}  # before the collects of another run in its pool
 
 
 def listed_hosts() -> dict[str, str]:
@@ -82,14 +84,15 @@ def conf(context: Any) -> dict[str, Any]:
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function of the package; what trying again cannot mend fails at once."""
-    from tipbench.cli.scheduled_collect import failure_line
+    from tipbench.cli.scheduled import print_event
     from tipbench.errors import MixedRubrics, MlflowRefused, NotEnoughData, TipbenchError, UsageError
+    from tipbench.jobs.events import Failure
 
     try:
         return function(conf(get_current_context()), *arguments)
     except TipbenchError as exc:
         if function.__name__ != "collect_model":  # whose command has told it already
-            print(failure_line(str(exc)), flush=True)
+            print_event(Failure(str(exc)))
         final = isinstance(exc, UsageError | NotEnoughData | MlflowRefused | MixedRubrics)
         raise (AirflowFailException if final else AirflowException)(str(exc)) from exc
 
@@ -121,7 +124,7 @@ def collect(model: str, ollama_url: str | None) -> dict[str, Any]:
     return call(collect_model, model, ollama_url)
 
 
-@task(**AGAIN)
+@task(**FIRST)
 def unload(ollama_url: str | None) -> dict[str, Any]:
     """Free what a killed collect has left in the server's memory."""
     from tipbench.cli.scheduled import unload_left_behind
@@ -180,16 +183,16 @@ def only_when_asked(context: Any) -> None:
 
 
 def judge_gate() -> HITLOperator:
-    """Parks the run, without a slot, until somebody answers: the panel does when nothing is pending any more."""
+    """Parks the run, without a slot, until somebody answers: for its own runs the panel does when all is judged."""
     exported = "ti.xcom_pull(task_ids='export_for_judge')"
     return HITLOperator(
         task_id="wait_for_judge",
         subject=f"{{{{ {exported}['pending'] }}}} answers of {{{{ {exported}['experiment'] }}}} wait for a judge",
         body=(
-            f"Judge in the panel, or: tipbench judge export --sheet {{{{ {exported}['sheet'] }}}} "
-            f"--experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill it in, and tipbench judge apply FILE. "
-            "The panel answers here when nothing is pending any more; whoever answers before that compares what is "
-            "judged by then."
+            f"Judge in the panel{{% if {exported}['sheet'] %}}, or: tipbench judge export "
+            f"--sheet {{{{ {exported}['sheet'] }}}} --experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill "
+            "it in, and tipbench judge apply FILE{% endif %}. The panel answers here for a run that it started, when "
+            "nothing is pending any more; whoever answers compares what is judged by then."
         ),
         options=[ANSWER],
         pre_execute=only_when_asked,
@@ -202,6 +205,7 @@ def judge_gate() -> HITLOperator:
     schedule=None,
     catchup=False,
     is_paused_upon_creation=False,
+    max_active_runs=500,  # a run that waits for its judge is an active one; the pool keeps two off one server
     params={key: Param(**given) for key, given in PARAMS.items()},
     doc_md=__doc__,
     tags=["tipbench"],

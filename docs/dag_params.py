@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tipbench.cli.scheduled import WAIT
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
 ADDRESSES = ("ollama_url", "mlflow_url")
@@ -32,7 +31,7 @@ def params() -> dict[str, dict[str, Any]]:
     properties = CollectConfig.model_json_schema()["properties"]
     made = {key: _param(key, dict(schema)) for key, schema in properties.items()}
     made["skip_refused"]["default"] = True
-    made[WAIT] = {
+    made[WAIT_FOR_JUDGE] = {
         "default": False,
         "description": "Wait until a judge has scored what was collected, then compare; else compare at once.",
         "type": "boolean",

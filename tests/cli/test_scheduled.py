@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from support.judging import Desk
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.cli.scheduled import compare, export_for_judge, read_conf, unload_left_behind
-from tipbench.cli.scheduled_collect import Child, collect_model, failure_line
+from tipbench.cli.scheduled_collect import Child, collect_model
 from tipbench.cli.scheduled_plan import choose_hosts, plan_models, spread
 from tipbench.compare.keeping import BOARD
 from tipbench.errors import ModelRefused, NotEnoughData, OllamaAway, TipbenchError, UsageError
+from tipbench.jobs.events import Collected, Failure, event_line, parse_line
 from tipbench.plan.config import make_config
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
@@ -154,6 +155,16 @@ def test_with_no_model_left_the_plan_fails_and_still_keeps_the_reasons(conf: dic
     assert len(runs(conf, "refused")) == 1
 
 
+def test_refusals_are_in_the_account_that_the_panel_reads(
+    conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = plan_models({**conf, "models": f"gone:1b,{ALPHA}"}, ONE_HOST)
+    events = [known[1] for line in capsys.readouterr().out.encode().splitlines() if (known := parse_line(line))]
+    reasons = tuple(each["reason"] for each in planned["refused"])
+    assert len(reasons) == 1
+    assert events == [Collected(conf["experiment"], 0, 0, 0, 0, reasons)]
+
+
 def test_without_skip_refused_one_refused_model_stops_the_run(conf: dict[str, Any]) -> None:
     with pytest.raises(ModelRefused, match="skip_refused"):
         plan_models({**conf, "models": f"gone:1b,{ALPHA}", "skip_refused": False}, ONE_HOST)
@@ -254,7 +265,7 @@ def test_every_line_of_the_log_is_written_in_one_piece(conf: dict[str, Any], mon
 
 
 def test_what_a_command_says_is_not_taken_for_an_event(capsys: pytest.CaptureFixture[str]) -> None:
-    forged = failure_line("forged")
+    forged = event_line(Failure("forged"), 1.0).decode().rstrip()
     child = Child([], {})
     child._word(forged.encode() + b"\n")
     child._word(b"a plain word\n")

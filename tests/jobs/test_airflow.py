@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, wait_for
+from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, story, told, wait_for
 from support.little_airflow import DAG
 from tipbench.errors import AirflowAway, MlflowAway, NotStarted, TipbenchError
 from tipbench.jobs import events as wire
-from tipbench.jobs.airflow import AirflowRunner, conf_of, run_id_of
+from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
+from tipbench.jobs.airflow_dag import TaskInstance
+from tipbench.jobs.airflow_story import Kept, Tally
 from tipbench.jobs.events import event_line
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.queue import Supervisor, retry
@@ -112,21 +114,13 @@ def test_without_an_mlflow_there_is_nothing_to_start(site: Site) -> None:
     assert not site.airflow.requests
 
 
-def test_the_conf_is_the_configuration_without_logins_and_without_what_nobody_chose(site: Site) -> None:
-    job = site.job(ollama_url="http://localhost:11434", mlflow_url="http://anna:secret-7@mlflow.example:5000")
+def test_the_conf_is_what_the_job_says_without_logins(site: Site) -> None:
+    job = site.job(ollama_url="http://box:1", mlflow_url="http://anna:secret-7@mlflow.example:5000")
     conf = conf_of(job, site.cells.address(job))
-    assert conf["mlflow_url"] == MLFLOW
-    assert conf["models"] == MODELS
+    assert (conf["mlflow_url"], conf["models"], conf["ollama_url"]) == (MLFLOW, MODELS, "http://box:1")
     assert "secret-7" not in str(conf)
-    assert not {"ollama_url", "skip_refused"} & set(conf)
-    assert conf_of(site.job(ollama_url="http://box:1", skip_refused=True), MLFLOW)["ollama_url"] == "http://box:1"
-
-
-def test_the_panels_own_ollama_is_left_to_the_workers_who_have_theirs(site: Site) -> None:
-    job = site.job(ollama_url="http://anna:secret-7@panels-own:11434")
-    runner = AirflowRunner(site.home, site.rest, site.cells, own_ollama="http://anna:secret-7@panels-own:11434")
-    runner.start(job)
-    assert "ollama_url" not in site.airflow.runs[run_id_of(job)].conf
+    left = replace(job, arguments={key: value for key, value in job.arguments.items() if key != "ollama_url"})
+    assert "ollama_url" not in conf_of(left, MLFLOW)
 
 
 # following
@@ -244,6 +238,38 @@ def test_a_job_whose_run_is_gone_from_airflow_can_be_forgotten(site: Site) -> No
     assert site.runner.observe(job).state is JobState.LOST
     site.runner.forget(job)
     assert site.runner.log(job).text == ""
+
+
+def test_what_a_task_waited_for_and_had_on_the_way_ends_with_its_attempt(site: Site) -> None:
+    def collecting(model: str, log: list[str]) -> int:
+        if model == "alpha:1b":
+            told(log, wire.Started("1"), wire.Waiting("Ollama", 5.0), wire.Recording(3), wire.Exit(1))
+            return 1
+        return story(model, log)
+
+    site.airflow.collecting = collecting
+    job = site.job()
+    site.runner.start(job)
+    assert site.ended(job).state is JobState.FAILED
+    events = site.events(job)
+    closing = [wire.Resumed("Ollama"), wire.Recording(0)]
+    assert [event for event in events if isinstance(event, wire.Resumed | wire.Recording)][-2:] == closing
+
+
+def test_what_only_follows_from_the_first_failure_is_no_reason() -> None:
+    names = ("plan", "export_for_judge", "outcome")
+    failed = [TaskInstance(task_id=name, state="failed") for name in names]
+    kept = Kept(tallies={name: Tally(failure=f"{name} failed.") for name in names})
+    assert _why(failed, kept) == "plan failed."
+
+
+def test_a_cancel_whose_answer_is_lost_ends_as_cancelled(site: Site) -> None:
+    site.cells.waiting = 2
+    job = site.job(wait_for_judge=True)
+    site.runner.start(job)
+    site.until(job, lambda seen: seen.state is JobState.WAITING)
+    site.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
+    assert site.ended(replace(job, cancel_requested=time.time())).state is JobState.CANCELLED
 
 
 # the judge

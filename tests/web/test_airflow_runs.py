@@ -88,6 +88,28 @@ def test_waiting_for_the_judge_belongs_to_airflow(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
 
+def test_the_body_may_be_the_conf_of_the_dag(home: Path, airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(airflow)) as served:
+        job = served.post(RUN, json={**SMALL, "wait_for_judge": True}).json()["job"]
+        assert job["arguments"]["wait_for_judge"] is True
+        wrong = served.post(RUN, json={**SMALL, "wait_for_judge": "later"})
+        assert (wrong.status_code, wrong.json()["error"]["path"]) == (422, "body.wait_for_judge")
+        assert served.post(f"{API}/plan", json={**SMALL, "wait_for_judge": True}).status_code == 200
+
+
+def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(home: Path, airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
+        named = {"ollama_url": "http://panels-own:11434", "skip_refused": False}
+        silent, chosen = (served.post(RUN, json={**SMALL, **more}).json()["job"]["arguments"] for more in ({}, named))
+        form = PageForm(served.get("/run").text, "/run")
+        body = form.body(do="start", models="baseline:template", prompts="v1")
+        assert served.post("/run", content=body, headers=HEADERS).status_code == 303
+        by_form = served.get(JOBS).json()["items"][0]["arguments"]
+    assert not set(named) & set(silent)
+    assert not set(named) & set(by_form)
+    assert named.items() <= chosen.items()
+
+
 def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, airflow: LittleAirflow) -> None:
     store, _ = answered()
     with serving(home, store, variables(airflow)) as served:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tipbench.errors import LockHeld, NotEnoughData, UsageError
-from tipbench.plan.config import CollectConfig, make_config
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from tipbench.generate.lock import ResourceLock
+    from tipbench.jobs import events as wire
     from tipbench.judge.judging import Judging
+    from tipbench.record.events import Event
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.store import Experiment
 
 Conf = Mapping[str, Any]
 
-WAIT = "wait_for_judge"
 _ADDRESSES = ("ollama_url", "mlflow_url")
 _LOCK_WAIT_S = 120.0  # a collect that was told to end needs a while to see its model gone
 _POLL_S = 1.0
@@ -32,13 +33,13 @@ _POLL_S = 1.0
 
 def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
     """The configuration of a run; UsageError names every key that does not belong there."""
-    if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT}):
+    if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
             f"conf has {'keys' if len(unknown) > 1 else 'a key'} that no run knows: {', '.join(unknown)[:200]}. "
-            f"It takes {', '.join((*CollectConfig.model_fields, WAIT))}."
+            f"It takes {', '.join((*CollectConfig.model_fields, WAIT_FOR_JUDGE))}."
         )
-    if not isinstance(conf.get(WAIT, False), bool):
-        raise UsageError(f"conf {WAIT} takes true or false (got {str(conf[WAIT])[:80]!r}).")
+    if not isinstance(conf.get(WAIT_FOR_JUDGE, False), bool):
+        raise UsageError(f"conf {WAIT_FOR_JUDGE} takes true or false (got {str(conf[WAIT_FOR_JUDGE])[:80]!r}).")
     for key in _ADDRESSES:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
@@ -47,7 +48,7 @@ def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
             )
     own = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
     empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
-    given = {key: value for key, value in conf.items() if key not in empty | {WAIT}}
+    given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
     return make_config({**own, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
 
 
@@ -102,15 +103,31 @@ def _unload(url: str, model: str, digest: str) -> None:
         rest.close()
 
 
+def print_event(event: wire.Event) -> None:
+    """Among the words of a task's log, as the panel reads it there."""
+    from tipbench.jobs.events import event_line
+
+    print(event_line(event, time.time()).decode().rstrip(), flush=True)
+
+
+def tell(event: Event) -> None:
+    """A line about a wait, in the task's log."""
+    from tipbench.cli.progress import Lines
+
+    Lines()(event)
+
+
 @contextmanager
 def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
     """The configuration of a run, and the experiment it was recorded in."""
     from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.record.collect import patiently
 
     settings = load_settings()
     config = read_conf(conf, settings)
     with open_store(settings, config.mlflow_url) as store:
-        yield config, store, existing_experiment(store, config.experiment)
+        wait_s = config.server_wait_s
+        yield config, store, patiently(lambda: existing_experiment(store, config.experiment), "MLflow", wait_s, tell)
 
 
 def export_for_judge(conf: Conf) -> dict[str, Any]:
@@ -182,11 +199,9 @@ def compare(conf: Conf) -> dict[str, Any]:
     from tipbench.record.asked import asked_cells, asked_conditions, counted
 
     with _recorded(conf) as (config, store, experiment):
-        own = asked_conditions(config)
         now = counted(asked_cells(store, experiment.experiment_id, config))
-        board, read = read_leaderboard(store, experiment, Question())
-        if read.conditions != own:  # those of a later run: a judge may have been waited for
-            board, _read = read_leaderboard(store, experiment, Question({"conditions": own}))
+        own = Question({"conditions": asked_conditions(config)})  # while a judge is awaited, others may come
+        board, _read = read_leaderboard(store, experiment, own)
         show_board(board)
         say(f"of this run: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
         run_id = keep_board(store, experiment.experiment_id, board)

@@ -13,17 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from tipbench.cli import scheduled_child
 from tipbench.cli.events import VARIABLE
-from tipbench.cli.scheduled import Conf, read_conf
+from tipbench.cli.scheduled import Conf, print_event, read_conf
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.jobs.command import collect_order, command_words
-from tipbench.jobs.events import Failure, event_line, parse_line
+from tipbench.jobs.events import Failure, parse_line
 from tipbench.settings import load_settings
 
 _MISUSED = 2
@@ -45,13 +44,8 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
         return {"model": model} | {key: summary.get(key) for key in _TOLD}
     reason = _reason(child, code, summary)
     if not child.failure:
-        print(failure_line(reason), flush=True)
+        print_event(Failure(reason))
     raise (UsageError if code == _MISUSED else TipbenchError)(reason)
-
-
-def failure_line(reason: str) -> str:
-    """Why a task gives up, as the panel reads it from its log."""
-    return event_line(Failure(reason), time.time()).decode().rstrip()
 
 
 def _summary(printed: bytes) -> dict[str, Any] | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from tipbench.addresses import identity_of, is_loopback
 from tipbench.cli.console import say
-from tipbench.cli.scheduled import Conf, read_conf
+from tipbench.cli.scheduled import Conf, print_event, read_conf, tell
 from tipbench.errors import ModelRefused, OllamaAway, UsageError
+from tipbench.jobs.events import Collected
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings, load_settings
 
@@ -45,8 +46,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     made = _recorded_plan(config, suite, found, settings)
     if not found.facts:
         raise ModelRefused(" ".join(found.refused.values()))
-    for reason in found.refused.values():
-        say(f"refused: {reason}")
+    _tell_refused(config, found)
     sizes = {model: facts.params_b or 0.0 for model, facts in found.facts.items() if model not in made.aliases}
     given = spread(sizes, found.places)
     shares = {task: given.get(task, []) for task in hosts}
@@ -59,6 +59,15 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
         "cells": len(made.cells),
         "to_generate": len(made.missing),
     }
+
+
+def _tell_refused(config: CollectConfig, found: Found) -> None:
+    """In words, and for the panel, whose account of a run has every refusal, as a collect's own."""
+    reasons = tuple(found.refused.values())
+    for reason in reasons:
+        say(f"refused: {reason}")
+    if reasons:
+        print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
 
 
 def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[str, str]:
@@ -123,7 +132,7 @@ def _ask_servers(
         return answers
 
     try:
-        return patiently(ask, "Ollama", config.server_wait_s, _tell)
+        return patiently(ask, "Ollama", config.server_wait_s, tell)
     except OllamaAway:
         answers, away = _ask_each(config, servers, models, settings)
         if not config.skip_refused or len(away) == len(servers):
@@ -188,7 +197,7 @@ def _recorded_plan(config: CollectConfig, suite: Suite, found: Found, settings: 
         say(f"MLflow: {keeper.how}")
         store = keeper.store
         wait_s = config.server_wait_s
-        experiment = patiently(lambda: store.ensure_experiment(config.experiment), "MLflow", wait_s, _tell)
+        experiment = patiently(lambda: store.ensure_experiment(config.experiment), "MLflow", wait_s, tell)
         for model, reason in found.refused.items():
             run = refused_run(model, reason, int(time.time() * 1000))
             store.record(experiment.experiment_id, run, maybe_there=True)
@@ -198,9 +207,3 @@ def _recorded_plan(config: CollectConfig, suite: Suite, found: Found, settings: 
     finally:
         keeper.close()
     return make_plan(suite, config, found.facts, found.refused, recorded, lambda m: free_memory_for(m, config))
-
-
-def _tell(event: Any) -> None:
-    from tipbench.cli.progress import Lines
-
-    Lines()(event)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tipbench.addresses import is_web_address, without_login
+from tipbench.addresses import is_web_address
 from tipbench.errors import AirflowAway, AirflowRefused, NotEnoughData, NotStarted, TipbenchError
 from tipbench.generate.home import in_home
 from tipbench.generate.lock import try_lock
@@ -36,7 +36,6 @@ from tipbench.jobs.event_log import Recorded, read_events
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED as JOB_ENDED
 from tipbench.jobs.job import Job, JobKind, JobState, LogTail, Sighting
-from tipbench.plan.config import DEFAULT_OLLAMA_URL
 
 POLL_S = 2.0
 PARKED_POLLS = 5  # a run that is parked is looked at so much more seldom
@@ -72,7 +71,6 @@ class AirflowRunner:
         rest: AirflowRest,
         records: Records,
         *,
-        own_ollama: str = DEFAULT_OLLAMA_URL,
         poll_s: float = POLL_S,
         check_s: float = CHECK_S,
         settle_s: float = SETTLE_S,
@@ -82,7 +80,6 @@ class AirflowRunner:
         self._dag = AirflowDag(rest)
         self._rest = rest
         self._records = records
-        self._own_ollama = without_login(own_ollama)
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
         self._asleep, self._asleep_until = "", 0.0
@@ -116,7 +113,7 @@ class AirflowRunner:
             story.save()
 
     def _trigger(self, job: Job, folder: JobFolder, kept: Kept) -> None:
-        conf = conf_of(job, self._address(job), self._own_ollama)
+        conf = conf_of(job, self._address(job))
         self._check_awake()
         kept.run_id = run_id_of(job)
         write_kept(folder, kept)  # before it is asked: the answer may never come
@@ -269,7 +266,8 @@ class AirflowRunner:
         story.read_logs(self._dag, seen)
         links = _links(self._dag, story.kept)
         if seen.ended and self._settled(story.kept, seen):
-            return _ending(seen, story.kept, links, asked=folder.asked_at is not None)
+            asked = folder.asked_at is not None or job.cancel_requested is not None  # the answer may have been lost
+            return _ending(seen, story.kept, links, asked=asked)
         waiting = seen.task(WAIT)
         if waiting is not None and waiting.state in PARKED:
             reason = self._await_judge(job, story, waiting)
@@ -341,18 +339,9 @@ def run_id_of(job: Job) -> str:
     return f"tipbench__{job.id}"
 
 
-def conf_of(job: Job, mlflow_url: str, own_ollama: str = DEFAULT_OLLAMA_URL) -> dict[str, Any]:
-    """The conf of the DAG run. What nobody chose is left to the worker's own settings and to the DAG's defaults.
-
-    `own_ollama` is the panel's own server: seen from a worker it may be another, and a run that names one host is not
-    spread over several.
-    """
-    conf = {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
-    if conf.get("ollama_url") in (DEFAULT_OLLAMA_URL, own_ollama):
-        del conf["ollama_url"]
-    if not conf.get("skip_refused"):
-        conf.pop("skip_refused", None)
-    return conf
+def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
+    """The conf of the DAG run. What the job does not say is left to the worker's settings and the DAG's defaults."""
+    return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
 def _links(dag: AirflowDag, kept: Kept) -> dict[str, str]:
@@ -373,9 +362,10 @@ def _ending(seen: SeenRun, kept: Kept, links: dict[str, str], *, asked: bool) ->
 
 
 def _why(failed: Sequence[TaskInstance], kept: Kept) -> str:
-    """The first causes: what generates, then what prepares; what only follows from them is left out."""
+    """The first causes: of all that generate, else of what failed first; what only follows from it is left out."""
     told = [(task, kept.tallies[task.key].failure) for task in failed if task.key in kept.tallies]
-    causes = [(task, why) for task, why in told if why and task.collects] or [(task, why) for task, why in told if why]
+    causes = [(task, why) for task, why in told if why and task.collects]
+    causes = causes or [(task, why) for task, why in told if why][:1]
     if not causes:
         names = ", ".join(task.title for task in failed[:_NAMED_FAILURES]) or "A task"
         return f"{names} failed in Airflow; the log tells why."

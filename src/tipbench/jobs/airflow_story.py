@@ -25,6 +25,7 @@ from tipbench.jobs.job import JobState, Sighting
 
 MOST_KEPT = 64 * 1024 * 1024  # of what the tasks of one job print; a collect of 10 000 cells prints 3 MB
 _KEPT = "airflow.json"
+_MOST_SERVERS = 10
 
 
 class _Disk(BaseModel):
@@ -49,6 +50,8 @@ class Tally(_Disk):
     answered_before: int = 0  # and of those before it
     failure: str = ""
     exit_code: int | None = None
+    waiting: list[str] = Field(default_factory=list)  # for these servers
+    recording: bool = False
 
 
 class Kept(_Disk):
@@ -147,6 +150,7 @@ class Story:
         place.attempt, place.lines, place.token, place.over = place.attempt + 1, 0, None, False
         tally = self.kept.tallies.get(task.key)
         if tally is not None:
+            self._leave_nothing_open(tally)
             tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
             tally.collected, tally.failure, tally.exit_code = None, "", None
         self.tell(wire.Message(f"{task.title}: attempt {place.attempt}; what is recorded is not generated again."))
@@ -176,9 +180,24 @@ class Story:
             self._log_of(task, tally.failure)
         elif isinstance(event, wire.Exit):
             tally.exit_code = event.code
+            self._leave_nothing_open(tally)
+        elif isinstance(event, wire.Waiting):
+            tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MOST_SERVERS]
+        elif isinstance(event, wire.Resumed):
+            tally.waiting = [what for what in tally.waiting if what != event.what]
+        elif isinstance(event, wire.Recording):
+            tally.recording = event.left > 0
         elif isinstance(event, wire.CellFinished):
             tally.answered += event.failure is None
         return not isinstance(event, wire.Collected | wire.Memory | wire.Failure | wire.Exit | wire.Started)
+
+    def _leave_nothing_open(self, tally: Tally) -> None:
+        """An attempt that is over neither waits for a server nor has results on the way."""
+        for what in tally.waiting:
+            self.tell(wire.Resumed(what))
+        if tally.recording:
+            self.tell(wire.Recording(0))
+        tally.waiting, tally.recording = [], False
 
     def tell(self, event: wire.Event) -> None:
         """An event of the job's own."""

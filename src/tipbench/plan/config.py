@@ -12,6 +12,7 @@ from tipbench.errors import UsageError
 
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
+WAIT_FOR_JUDGE = "wait_for_judge"  # beside the configuration, where a scheduler runs it
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _NAME_LIMIT = 200
 

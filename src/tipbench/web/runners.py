@@ -82,10 +82,7 @@ def make_runners(settings: Settings, tracker: Tracker) -> dict[str, Runner]:
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)
     if access is not None:
-        own_ollama = settings.collect_config({}).ollama_url
-        runners[AirflowRunner.name] = AirflowRunner(
-            settings.home, AirflowRest(access), PanelRecords(tracker), own_ollama=own_ollama
-        )
+        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowRest(access), PanelRecords(tracker))
     return runners
 
 

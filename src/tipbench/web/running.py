@@ -16,7 +16,7 @@ from tipbench.jobs.queue import Submitted
 from tipbench.jobs.sqlite import MOST_KEY
 from tipbench.judge.checking import name_fault, tidy_name
 from tipbench.judge.command import default_name
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.plan.grid import suite_for
 from tipbench.web.errors import Forbidden, Invalid, checked
 from tipbench.web.queries import existing
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
 COMMAND = "command"
+LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless a run names them
 _LONGEST = 16_000  # of one option: a command line has its limits
 _RULES = ("ollama_url", "mlflow_url", "suite", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait")
 _NAMED = ("ollama_url", "mlflow_url", "suite")  # what the operator has to allow
@@ -45,10 +46,14 @@ Key = Annotated[
 
 @dataclass(frozen=True)
 class Where:
-    """Who carries a run out, None for the usual one; in Airflow it may wait for the judge before it compares."""
+    """Who carries a run out, None for the usual one; in Airflow it may wait for the judge before it compares.
+
+    `named` are the keys of the configuration that somebody chose: of the others Airflow's workers have their own.
+    """
 
     runner: str | None = None
     wait_for_judge: bool = False
+    named: frozenset[str] = frozenset()
 
 
 def start_run(
@@ -62,9 +67,16 @@ def start_run(
             raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
     suite_for(config)
     order = collect_order(config, started_by=started_by, runner=runner)
-    if where.wait_for_judge:
-        order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
+    if runner == AirflowRunner.name:
+        order = replace(order, arguments=_for_airflow(order.arguments, where))
     return panel.jobs.submit(order, key=key)
+
+
+def _for_airflow(arguments: Mapping[str, Any], where: Where) -> dict[str, Any]:
+    """Without the panel's own server, which may be another one seen from a worker, unless the run names it."""
+    left = LEFT_TO_AIRFLOW - where.named
+    kept = {key: value for key, value in arguments.items() if key not in left}
+    return kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {})
 
 
 def _runner(panel: Panel, where: Where) -> str:

@@ -14,7 +14,7 @@ from tipbench.jobs.sqlite import Which
 from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, session_cookie
-from tipbench.web.deps import Admin, Panel, PanelState, RunConfig
+from tipbench.web.deps import Admin, AskedRun, Panel, PanelState, RunConfig
 from tipbench.web.desk import job_json
 from tipbench.web.forms import JSON, read_json
 from tipbench.web.paging import LIMIT, Limit, Next
@@ -90,6 +90,7 @@ async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
 )
 def run(
     config: RunConfig,
+    asked: AskedRun,
     who: Admin,
     panel: PanelState,
     key: Key = None,
@@ -97,7 +98,7 @@ def run(
     wait_for_judge: WaitForJudge = False,
 ) -> Response:
     """Queues `tipbench collect` with this configuration. The same key with other options is refused (409)."""
-    where = Where(runner, wait_for_judge)
+    where = Where(runner, wait_for_judge or asked.wait_for_judge, frozenset(asked.given))
     return _started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
 
 

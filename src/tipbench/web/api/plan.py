@@ -13,7 +13,7 @@ from tipbench.errors import LocalServerError, MlflowAway, NotEnoughData
 from tipbench.generate.engine import engine_of
 from tipbench.generate.machine import free_memory
 from tipbench.generate.sizing import Memory
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.plan.suite import Suite
 from tipbench.record.collect import dry_run
 from tipbench.record.journal import journalled_keys
@@ -26,13 +26,22 @@ from tipbench.web.shapes import COMMON, PlanShape, refusals
 
 router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
+
+def _schema() -> dict[str, Any]:
+    """Of the body: the configuration, and what a scheduler's runs know beside it. A plan does not mind that."""
+    schema = CollectConfig.model_json_schema()
+    about = "In Airflow: compare when every cell of the run is judged; until then the job is waiting."
+    wait = {"type": "boolean", "default": False, "description": about}
+    return {**schema, "properties": {**schema["properties"], WAIT_FOR_JUDGE: wait}}
+
+
 # The body is read once it is known who asks, so FastAPI does not see it; `RunConfig` reads it.
 CONFIG_BODY: dict[str, Any] = {
     "requestBody": {
         "description": "What differs from the defaults; see GET /api/bench/config.",
         "content": {
             "application/json": {
-                "schema": CollectConfig.model_json_schema(),
+                "schema": _schema(),
                 "example": {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
             }
         },

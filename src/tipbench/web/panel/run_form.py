@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from tipbench.errors import JobConflict, JobMissing, SuiteError
-from tipbench.plan.config import CollectConfig
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.plan.suite import builtin_suites, load_suite
 from tipbench.web.allowed import Allowed
 from tipbench.web.auth import ADMINS_ONLY
@@ -83,15 +83,20 @@ async def run_models(panel: PanelState, ollama_url: Annotated[str, Query(max_len
 
 async def _start(request: Request, panel: Panel, config: CollectConfig, sent: Sent, started_by: str) -> Response:
     try:
-        submitted = await run_in_threadpool(
-            start_run, panel, config, started_by=started_by, key=sent.key, where=sent.where
-        )
+        where = replace(sent.where, named=_named(panel, config))
+        submitted = await run_in_threadpool(start_run, panel, config, started_by=started_by, key=sent.key, where=where)
     except Invalid as exc:  # where it shall run does not go together
         return await _form_page(request, panel, sent, Outcome({WHOLE: str(exc)}, status=422))
     except JobConflict:
         # Gone back, changed and sent again: perhaps meant. The form comes with a new key, so pressing again starts it.
         return await _form_page(request, panel, replace(sent, key=fresh_key()), Outcome(again=True, status=409))
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
+
+
+def _named(panel: Panel, config: CollectConfig) -> frozenset[str]:
+    """What somebody chose: a form sends every field, so what is as usual counts as not named."""
+    usual = panel.allowed.config({}).model_dump()
+    return frozenset(key for key, value in config.model_dump().items() if value != usual[key])
 
 
 async def _form_page(request: Request, panel: Panel, sent: Sent, outcome: Outcome) -> Response:
@@ -181,7 +186,7 @@ def _where_of(panel: Panel, job_id: str | None) -> Where:
         job = panel.jobs.store.get(job_id)
     except JobMissing:
         return Where()
-    return Where(job.runner if job.runner in panel.jobs.runners else None, bool(job.arguments.get("wait_for_judge")))
+    return Where(job.runner if job.runner in panel.jobs.runners else None, bool(job.arguments.get(WAIT_FOR_JUDGE)))
 
 
 def _allowed_url(allowed: Allowed, url: str) -> str | None:
@@ -207,7 +212,7 @@ def _read(schema: Schema, pairs: list[tuple[str, str]]) -> Sent:
     named = dict(pairs)
     key = named.get(_KEY, "")
     fit = 0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable() and key.strip() == key
-    where = Where(named.get("runner", "")[:40] or None, named.get("wait_for_judge", "").lower() in ("true", "on", "1"))
+    where = Where(named.get("runner", "")[:40] or None, named.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1"))
     return Sent(form_values(schema, pairs), key if fit else fresh_key(), named.get("do") == "start", where)
 
 

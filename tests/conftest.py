@@ -29,13 +29,18 @@ _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIP
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real Airflow comes last: a gigabyte and a busy scheduler beside everything else would be felt.
-
-    Where several processes share the work (`-n 2 --dist loadgroup`), one has it; else tests of a file stay together.
-    """
+    """What needs the real Airflow comes last: a gigabyte and a busy scheduler beside everything else would be felt."""
     items.sort(key=needs_airflow)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("airflow" if needs_airflow(item) else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(_share(item)))
+
+
+def _share(item: pytest.Item) -> str:
+    """Who runs it where two processes share the work (`-n 2 --dist loadgroup`): each has servers of its own."""
+    if needs_airflow(item):
+        return "airflow"
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return "panel" if folder in ("browser", "flow", "jobs", "web") else "core"
 
 
 @pytest.fixture(autouse=True)

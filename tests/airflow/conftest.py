@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.real_airflow import ROOT, DagProgram, airflow_environment
+from support.real_airflow import ROOT, DagProgram, RealAirflow
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The waits of these tests end before pytest's own limit does, since they tell what they saw."""
+    item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.fixture
+def airflow(airflow: RealAirflow) -> Iterator[RealAirflow]:
+    """The shared one: it runs, and no run of a test goes on after it, so that one failure is not the next one's too."""
+    yield airflow.start()
+    airflow.end_runs()
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +38,7 @@ def dag_program(tmp_path_factory: pytest.TempPathFactory, mlflow_url: str, worke
         "MLFLOW_TRACKING_URI": mlflow_url,
         "TIPBENCH_HOME": str(worker_home),
     }
+    program = DagProgram(environment, folder)
     for words in (("db", "migrate"), ("pools", "set", "ollama", "1", "one model at a time")):
-        command = [str(airflow_environment() / "bin" / "airflow"), *words]
-        subprocess.run(command, env=environment, capture_output=True, check=True)
-    return DagProgram(environment, folder)
+        program.run("airflow", *words)
+    return program

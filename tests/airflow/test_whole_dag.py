@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.command import tipbench, tipbench_json
-from support.real_airflow import DagProgram, airflow_environment
+from support.real_airflow import DagProgram, airflow_environment, fresh
 from support.scripted_ollama import ScriptedOllama
 from tipbench.record.mlflow import MlflowStore
 
@@ -42,9 +42,9 @@ def states(told: Any) -> dict[str, list[str]]:
 
 def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program: DagProgram, mlflow_url: str) -> None:
     models = ["baseline:template", "embedded:smollm2:135m", "embedded:none"]
-    conf = {**CONF, "models": models, "experiment": "tip-bench-dag-test"}
-    told = dag_program("run", json.dumps(conf))
-    assert told["state"] == "success"
+    experiment = fresh("tip-bench-dag-test")
+    told = dag_program("run", json.dumps({**CONF, "models": models, "experiment": experiment}))
+    assert told["state"] == "success", told["tasks"]
     assert states(told) == {
         "plan": ["success"],
         "share": ["success"],
@@ -55,8 +55,8 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
         "compare": ["success"],
         "outcome": ["success"],
     }
-    assert len(keys(mlflow_url, "tip-bench-dag-test")) == 4
-    assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, "tip-bench-dag-test"))
+    assert len(keys(mlflow_url, experiment)) == 4
+    assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, experiment))
     handed_on = {each["task"]: json.dumps(each["value"]) for each in told["handed_on"]}
     assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(handed_on)
     assert not [task for task, value in handed_on.items() if PATH.search(value)]
@@ -67,7 +67,7 @@ def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
     dag_program: DagProgram, mlflow_url: str, scripted: ScriptedOllama, home: Path, model: str
 ) -> None:
     kind = model.partition(":")[0]
-    by_command, by_dag = f"tip-bench-{kind}-by-command", f"tip-bench-{kind}-by-dag"
+    by_command, by_dag = fresh(f"tip-bench-{kind}-by-command"), fresh(f"tip-bench-{kind}-by-dag")
     conf = {**CONF, "models": model, "mlflow_url": mlflow_url, "ollama_url": scripted.url}
     words = [f"--{key.replace('_', '-')}={value}" for key, value in conf.items()]
     before = len(scripted.log.calls())

@@ -71,7 +71,7 @@ def collecting(conf: Mapping[str, Any], slow: ScriptedOllama) -> Iterator[subpro
             task.kill()
 
 
-def until(true: Callable[[], bool], within_s: float = 60.0) -> None:
+def until(true: Callable[[], bool], within_s: float = 120.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline
@@ -113,7 +113,7 @@ def test_a_task_that_is_told_to_end_waits_for_its_command_and_says_that_the_next
 ) -> None:
     with collecting(conf, slow) as task:
         task.terminate()
-        _printed, told = task.communicate(timeout=60)
+        _printed, told = task.communicate(timeout=180)
     assert "the next try continues" in told
     assert slow.resident == ()
 
@@ -123,11 +123,11 @@ def test_a_command_that_is_killed_fails_its_task_and_the_next_try_continues_in_f
 ) -> None:
     with collecting(conf, slow) as task:
         os.kill(command_of(task), signal.SIGKILL)
-        _printed, told = task.communicate(timeout=60)
+        _printed, told = task.communicate(timeout=180)
     assert "ended by signal 9" in told
     slow.set(call_s=0.0, unload_s=0.01)
     again = collect_model(conf, ALPHA, None)
     assert (again["cells"], again["failed"]) == (8, 0)
-    assert again["recorded_before"] >= 2
-    assert len(slow.log.calls(outcome="finished")) <= 9  # the one that was under way is asked again
+    assert again["recorded_before"] >= 1  # the second answer may have come and not yet been written down
+    assert len(slow.log.calls(outcome="finished")) <= 10  # it is asked for again then, and so is what was under way
     assert slow.resident == ()

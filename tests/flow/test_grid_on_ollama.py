@@ -76,6 +76,7 @@ def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, m
     assert ollama.loads - before == 4
 
 
+@pytest.mark.timeout(1200)
 def test_a_second_client_that_loads_another_model_is_seen_and_reported(
     home: Path, ollama: RealOllama, mlflow_url: str
 ) -> None:
@@ -87,7 +88,8 @@ def test_a_second_client_that_loads_another_model_is_seen_and_reported(
         intruder.start()
         small = ("--n-tips", "2", "--num-predict", "64", "--num-ctx", "2048", "--n-scenarios", "8")
         try:
-            done = tipbench("collect", *options, *small, "--experiment", experiment, "--evict", home=home)
+            words = ("collect", *options, *small, "--experiment", experiment, "--evict")
+            done = tipbench(*words, home=home, timeout_s=900)
         finally:
             stop.set()
             intruder.join()

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,8 +28,10 @@ from support.weights import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG = "bench_collect"
+ENDED = frozenset({"success", "failed"})
 START_S = 420.0
-STOP_S = 60.0
+STOP_S = 150.0  # airflow/local.py may need 120: killed before that, it would leave parts of Airflow behind
+ANSWER_S = 60.0
 _NAMED = os.environ.get("TIPBENCH_AIRFLOW")  # read now: tests see no variable of ours
 
 
@@ -41,6 +44,11 @@ def airflow_environment() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
+
+
+def fresh(name: str) -> str:
+    """A name that nothing has had yet, for what lives on in a shared server: a test may be run again."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 class RealAirflow:
@@ -62,7 +70,10 @@ class RealAirflow:
         return self.passwords["bench"]
 
     def start(self) -> Self:
-        """Returns when it is healthy."""
+        """Returns when it is healthy; at once when it runs already."""
+        if self._process is not None and self._process.poll() is None:
+            return self
+        self.stop()  # closes what is left of one that ended by itself
         script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
         with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
@@ -111,7 +122,7 @@ class RealAirflow:
             process.stdout.close()
 
     def __enter__(self) -> Self:
-        return self if self._process else self.start()
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -120,11 +131,11 @@ class RealAirflow:
         """A client of the user `bench`, or of `admin`, who is logged in once."""
         if user not in self._tokens:
             body = {"username": user, "password": self.passwords[user]}
-            answer = httpx.post(f"{self.url}/auth/token", json=body, timeout=30.0, trust_env=False)
+            answer = httpx.post(f"{self.url}/auth/token", json=body, timeout=ANSWER_S, trust_env=False)
             assert answer.status_code == 201, answer.text
             self._tokens[user] = answer.json()["access_token"]
         headers = {"Authorization": f"Bearer {self._tokens[user]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=ANSWER_S, trust_env=False)
 
     def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
         """Start a DAG run."""
@@ -158,16 +169,28 @@ class RealAirflow:
             stack.callback(pause)
             yield pause
 
+    def end_runs(self) -> None:
+        """Fail every run that still goes on, and see it end: it would hold the pool that others wait for."""
+        left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
+        with self.client() as client:
+            for run_id in left:
+                client.patch(f"/api/v2/dags/{DAG}/dagRuns/{run_id}", json={"state": "failed"}).raise_for_status()
+        for run_id in left:
+            self.wait_for(run_id, ENDED)
+
+    def _runs(self, path: str, **params: Any) -> Any:
+        with self.client() as client:
+            answer = client.get(f"/api/v2/dags/{DAG}/dagRuns{path}", params=params)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
     def run_state(self, run_id: str) -> str:
         """How the DAG run is: queued, running, success or failed."""
-        with self.client() as client:
-            return str(client.get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}").json()["state"])
+        return str(self._runs(f"/{run_id}")["state"])
 
     def tasks(self, run_id: str) -> list[dict[str, Any]]:
         """The run's task instances, as Airflow tells them."""
-        with self.client() as client:
-            answer = client.get(f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances", params={"limit": 100})
-        return list(answer.json()["task_instances"])
+        return list(self._runs(f"/{run_id}/taskInstances", limit=100)["task_instances"])
 
     def states(self, run_id: str) -> dict[str, str]:
         """State by task, a mapped one with its model: `collect baseline:template`."""
@@ -210,20 +233,31 @@ class RealAirflow:
 
 @dataclass(frozen=True)
 class DagProgram:
-    """Runs dag_program.py with Airflow's Python."""
+    """Runs dag_program.py with Airflow's Python; `run` runs other commands of Airflow's environment."""
 
     environment: Mapping[str, str]
     folder: Path
 
-    def __call__(self, *words: str, **extra: str) -> Any:
+    def __call__(self, *words: str) -> Any:
         told = self.folder / "told.json"
-        done = subprocess.run(
-            [airflow_environment() / "bin" / "python", ROOT / "tests" / "airflow" / "dag_program.py", *words],
-            env={**self.environment, "TIPBENCH_TOLD": str(told), **extra},
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        program = ROOT / "tests" / "airflow" / "dag_program.py"
+        self.run("python", str(program), *words, TIPBENCH_TOLD=str(told))
         return json.loads(told.read_text("utf-8"))
+
+    def run(self, command: str, *words: str, within_s: float = 500.0, **extra: str) -> None:
+        """Run a command of Airflow's environment; fails with its last words when it does not succeed in time."""
+        log = self.folder / "program.log"
+        how = f"did not end within {within_s:g} s"
+        with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                [airflow_environment() / "bin" / command, *words],
+                env={**self.environment, **extra},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=within_s,
+                check=False,
+            )
+            if done.returncode == 0:
+                return
+            how = f"ended with {done.returncode}"
+        pytest.fail(f"{command} {' '.join(words)} {how}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

@@ -12,7 +12,7 @@ import pytest
 from support.real_airflow import RealAirflow
 from support.scripted_ollama import ModelSpec, ScriptedOllama
 
-MODELS = ("alpha:135m", "beta:135m", "leaver:135m", ModelSpec("huge:70b", params=70_000_000_000))
+MODELS = ("alpha:135m", "beta:135m", ModelSpec("huge:70b", params=70_000_000_000))
 
 
 @pytest.fixture(scope="session")

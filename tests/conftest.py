@@ -28,6 +28,7 @@ settings.load_profile("tipbench")
 _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs the real Airflow comes last: a gigabyte and a busy scheduler beside everything else would be felt."""
     items.sort(key=needs_airflow)

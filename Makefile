@@ -1,4 +1,4 @@
-# make demo · make panel · make airflow · make test · make check · make bench · make docs · make clean
+# make demo · make panel · make airflow · make quick · make test · make check · make bench · make docs · make clean
 # Every target makes its own environment in .venv first; all it needs is Python 3.11 or newer.
 
 PYTHON ?= python3
@@ -10,12 +10,13 @@ AIRFLOW_PORT ?= 8080
 AIRFLOW_VERSION := $(shell sed -n 's/^apache-airflow==//p' airflow/constraints.txt)
 export TIPBENCH_HOME ?= $(CURDIR)/.tipbench
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes: each would compile tipbench again
 
 define PYTHON_CHECK
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12 …" % sys.version_info[:2])'
 endef
 
-.PHONY: demo panel airflow airflow-environment test check bench bench-quick docs clean
+.PHONY: demo panel airflow airflow-environment quick test check bench bench-quick docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tipbench demo
@@ -33,8 +34,15 @@ airflow: $(VENV)/.demo airflow-environment
 # In an environment of its own: Airflow's dependencies do not go with the panel's.
 airflow-environment: $(AIRFLOW_VENV)/.ready
 
+# Two processes: one starts the real servers, the other the browser (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Without real servers, browser and models.
+quick: $(VENV)/.dev
+	$(PYTEST) -q -m "not real and not process"
+
 test: check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,10 +1,10 @@
-"""A local Airflow for trying the DAG out, and for the tests: its own folder, pools, users and ports. Ends with Ctrl-C.
+"""Run a local Airflow for development and tests, with separate home, pools, users and port. Stop it with Ctrl-C.
 
     python airflow/local.py --environment .airflow/venv --home .airflow
 
-Runs with any Python 3.11; Airflow itself lives in `--environment` (`make airflow` makes it). When it answers, one line
-of JSON on stdout tells where and for whom, and words on stderr tell what to do next. Passwords are made by chance and
-kept in the home, readable by its owner. Nothing listens beyond this machine.
+Runs with any Python 3.11; Airflow is installed in `--environment` (created by `make airflow`). Once it is ready, one
+line of JSON on stdout has its URL and users, and a message on stderr shows the next steps. Passwords are random and
+stored in the home folder, readable only by its owner. All ports are bound to localhost.
 """  # noqa: INP001 - a script, not a package
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import IO, Any, NoReturn
 REPOSITORY = Path(__file__).resolve().parents[1]
 USERS = {"admin": "admin", "bench": "op"}  # name → role; the panel triggers as `bench`
 DAG = "bench_collect"
-# In the order in which they end: the scheduler first, so that its tasks still have somebody to report to. A log server
-# would listen on every address, and is for other machines; nothing of ours needs the triggerer.
+# In shutdown order: the scheduler first, so that its tasks can still report to the API server. No log server, which
+# would listen on all interfaces, and no triggerer, which the DAG does not need.
 PARTS = (("scheduler", "--skip-serve-logs"), ("dag-processor",), ("api-server",))
 HEALTH = ("metadatabase", "scheduler", "dag_processor")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 START_S = 300.0
-STOP_S = 20.0  # for a part; a collect that is told to end needs some seconds to see its model gone
+STOP_S = 20.0  # per component; a terminated collect needs some seconds to unload its model
 
 
 def main() -> int:
-    """Set up what is missing, run it, and see it end."""
+    """Set up Airflow, run it, and shut it down."""
     asked = _arguments()
     home = asked.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
-    """Say now what would otherwise fail after a minute, or in the dark."""
+    """Check the environment, lock and port before startup, for clear error messages."""
     if not (environment / "bin" / "airflow").exists():
         raise SystemExit(f"There is no Airflow in {environment}. Make it: make airflow-environment")
     try:
@@ -64,7 +64,7 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
     except BlockingIOError:
         raise SystemExit(f"An Airflow runs in {home} already. End it with Ctrl-C, or give another --home.") from None
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: a port just left is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: reuse a port just closed
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as exc:
@@ -74,7 +74,7 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
 
 
 def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, str]:
-    """The variables Airflow runs with: ours, without its own that may lie about."""
+    """Return Airflow's environment variables: ours, without inherited AIRFLOW_ settings."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW_") or "_VAR_" in key}
     url = f"http://127.0.0.1:{port}"
     source = str(REPOSITORY / "src")
@@ -105,7 +105,7 @@ def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, 
 
 
 def _set_up(environment: Mapping[str, str]) -> None:
-    """Database, and the DAG made known: without reserialising, Airflow takes minutes to see a new file."""
+    """Migrate the database and serialize the DAG; without this, Airflow takes minutes to find a new file."""
     for words in (("db", "migrate"), ("dags", "reserialize")):
         _say(f"airflow {' '.join(words)} …")
         done = subprocess.run(
@@ -117,7 +117,7 @@ def _set_up(environment: Mapping[str, str]) -> None:
 
 
 def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> NoReturn:
-    """Run until something ends: a part of it, or our patience with its start, or Ctrl-C."""
+    """Run until a component exits, startup times out, or Ctrl-C."""
     url = environment["AIRFLOW__API__BASE_URL"]
     log = home / "airflow.log"
     since = datetime.now(UTC)
@@ -141,7 +141,7 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
 
 
 def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """A part of Airflow in a group of its own, so that Ctrl-C reaches us alone. It reads the tipbench.toml we see."""
+    """Start a component in a new session, so that Ctrl-C reaches only this process; shares the working directory."""
     return subprocess.Popen(
         ["airflow", *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
@@ -152,7 +152,7 @@ def _running(parts: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Whether database, scheduler and DAG processor all say so, in time."""
+    """Whether database, scheduler and DAG processor become healthy before the timeout."""
     deadline = time.monotonic() + START_S
     while _running(parts) and time.monotonic() < deadline:
         try:
@@ -166,7 +166,7 @@ def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 class Api:
-    """Airflow's REST API, for what its command line does in ten seconds."""
+    """Minimal REST client; much faster than Airflow's command line."""
 
     def __init__(self, url: str, name: str, password: str) -> None:
         self._url = url
@@ -186,7 +186,7 @@ def _json(request: urllib.request.Request) -> Any:
 
 
 def _await_dag(api: Api, since: datetime) -> None:
-    """Until the DAG processor has read the file: unlike `dags reserialize` it sees variables of the database."""
+    """Wait until the DAG processor has parsed the file; unlike `dags reserialize`, it reads Airflow variables."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         errors = api("/api/v2/importErrors")["import_errors"]
@@ -200,7 +200,7 @@ def _await_dag(api: Api, since: datetime) -> None:
 
 
 def _make_pools(api: Api) -> None:
-    """One slot for each pool that the DAG names, so for each Ollama host: at most one model of ours in its memory."""
+    """Create the DAG's pools with one slot each, so that each Ollama host runs one model at a time."""
     tasks = api(f"/api/v2/dags/{DAG}/tasks")["tasks"]
     known = {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}
     for pool in sorted({task["pool"] for task in tasks} - known):
@@ -208,7 +208,7 @@ def _make_pools(api: Api) -> None:
 
 
 def _tell(home: Path, url: str, passwords: Mapping[str, str]) -> None:
-    """What to do next, for people; where and for whom, for programs."""
+    """Print the next steps to stderr, and the URL and users as JSON to stdout."""
     panel = home / "panel.env"
     variables = {"URL": url, "USERNAME": "bench", "PASSWORD": passwords["bench"]}
     _write_privately(panel, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
@@ -220,7 +220,7 @@ def _tell(home: Path, url: str, passwords: Mapping[str, str]) -> None:
 
 
 def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
-    """One after the other, politely at first. A task that is told to end closes a pipe, and its collect unloads."""
+    """Stop components one by one with SIGTERM, then SIGKILL; terminated collects unload their models."""
     _hear_no_more()
     for part in parts:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -234,7 +234,7 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 def _hear_no_more() -> None:
-    """Who is impatient must not leave half of it running."""
+    """Ignore further signals, so that a second Ctrl-C does not interrupt the shutdown."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -272,7 +272,7 @@ def _write_privately(file: Path, text: str) -> None:
 
 
 def _without_proxy() -> str:
-    """Airflow's parts talk to each other over HTTP; a proxy has no business there."""
+    """Return NO_PROXY with localhost, as Airflow's components communicate over HTTP."""
     own = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     return ",".join(part for part in ("127.0.0.1", "localhost", own) if part)
 
@@ -284,7 +284,7 @@ def _free_port() -> int:
 
 
 def _shown(path: Path) -> Path:
-    """As it is written in the folder where we were called."""
+    """Return a path relative to the working directory, if possible."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 

@@ -18,9 +18,9 @@ from servers import record_cells, start_mlflow
 from tipbench.compare.attribution import attribute
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
 from tipbench.compare.ranking import rank
-from tipbench.judge.exporting import Request
+from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import run_judge
+from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-compare"
@@ -36,7 +36,7 @@ def measure(rounds: int, runs: int, note: str) -> Result:
         with MlflowStore(mlflow.url) as store:
             say(f"  recording {24 * len(models)} cells and letting the rules judge score them")
             experiment = record_cells(store, models=models, experiment=EXPERIMENT)
-            run_judge(store, experiment, RulesJudge(), Request(), report=say)
+            run_judge(store, experiment, RulesJudge(), ExportRequest(), report=say)
         progress = Progress(rounds * 16.0)
         loops, commands = [], []
         for _ in range(rounds):

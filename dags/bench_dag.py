@@ -1,12 +1,12 @@
-"""DAG `bench_collect`: one benchmark on demand, the same as `tipbench collect`, `judge export` and `compare`.
+"""DAG `bench_collect`: a benchmark on demand, equivalent to `tipbench collect`, `judge export` and `compare`.
 
     plan → collect (a task per model, one at a time on each Ollama host) → export_for_judge → [wait_for_judge] → compare
 
-Translation only: what the tasks do is in `tipbench.cli.scheduled*`, imported when they run, because this file is
-parsed again and again. Its form comes from bench_params.json beside it (`make docs` writes that). Each Ollama host
-needs a pool of one slot: `ollama`, or `ollama_NAME` for each of the hosts in the Airflow variable
+The tasks are implemented in `tipbench.cli.airflow_tasks`, which is imported when they run, because Airflow parses this
+file repeatedly. The trigger form is defined in bench_params.json, in the same folder, which `make docs` generates. Each
+Ollama host needs a pool with one slot: `ollama`, or `ollama_NAME` for each host in the Airflow variable
 `tipbench_ollama_hosts` (or in TIPBENCH_OLLAMA_HOSTS, or in tipbench.toml); see docs/operations.md.
-"""  # noqa: INP001 - Airflow loads it by its path
+"""  # noqa: INP001 - Airflow loads it by path
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CONTINUED = {
     "max_retry_delay": timedelta(minutes=10),
     "weight_rule": "absolute",
 }
-FIRST = {**AGAIN, "priority_weight": 2, "weight_rule": "absolute"}  # before the collects of another run in its pool
+FIRST = {**AGAIN, "priority_weight": 2, "weight_rule": "absolute"}  # before other runs' collect tasks in the same pool
 
 
 def listed_hosts() -> dict[str, str]:
-    """The Ollama hosts by name, as NAME=URL with commas between; none for the one server of each run's conf."""
+    """Return the Ollama hosts by name, from comma-separated NAME=URL; empty if runs use the server of their conf."""
     place, text = _hosts_text()
     hosts: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -54,7 +54,7 @@ def listed_hosts() -> dict[str, str]:
 
 
 def _hosts_text() -> tuple[str, str]:
-    """Where the hosts stand, and what stands there. A variable that Airflow cannot read counts as none."""
+    """Return where the hosts are configured, and their text. An unreadable Airflow variable counts as unset."""
     if text := Variable.get(HOSTS_VARIABLE, default=""):
         return f"The Airflow variable {HOSTS_VARIABLE}", text
     if text := os.environ.get("TIPBENCH_OLLAMA_HOSTS"):
@@ -73,69 +73,69 @@ def _hosts_text() -> tuple[str, str]:
 
 
 def name_of(kind: str, host: str) -> str:
-    """The id of a host's task of this kind; where no hosts are listed there is one of each."""
+    """Return the id of a host's task; without listed hosts there is one task of each kind."""
     return f"{kind}_on_{host}" if host else kind
 
 
 def conf(context: Any) -> dict[str, Any]:
-    """What this run was triggered with, defaults included and unknown keys kept, for the first task to refuse."""
+    """Return the run's conf with defaults; unknown keys are kept for the first task to reject."""
     return {**context["params"], **(context["dag_run"].conf or {})}
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function of the package; what trying again cannot mend fails at once."""
-    from tipbench.cli.scheduled import print_event
-    from tipbench.errors import MixedRubrics, MlflowRefused, NotEnoughData, TipbenchError, UsageError
+    """Call a tipbench function; permanent errors fail the task without retries."""
+    from tipbench.cli.airflow_tasks import print_event
+    from tipbench.errors import MixedRubrics, MlflowError, NotEnoughData, TipbenchError, UsageError
     from tipbench.jobs.events import Failure
 
     try:
         return function(conf(get_current_context()), *arguments)
     except TipbenchError as exc:
-        if function.__name__ != "collect_model":  # whose command has told it already
+        if function.__name__ != "collect_model":  # its command has already emitted the failure
             print_event(Failure(str(exc)))
-        final = isinstance(exc, UsageError | NotEnoughData | MlflowRefused | MixedRubrics)
+        final = isinstance(exc, UsageError | NotEnoughData | MlflowError | MixedRubrics)
         raise (AirflowFailException if final else AirflowException)(str(exc)) from exc
 
 
 def pulled(task_id: str, map_index: int = -1) -> Any:
-    """What a task of this run has returned; None when it did not succeed."""
+    """Return the result of a task of this run; None if it did not succeed."""
     return get_current_context()["ti"].xcom_pull(task_ids=task_id, map_indexes=map_index)
 
 
 @task(**AGAIN)
 def plan(hosts: dict[str, str | None]) -> dict[str, Any]:
-    """Check the conf, refuse what may not run, spread the models over the hosts."""
-    from tipbench.cli.scheduled_plan import plan_models
+    """Validate the conf, refuse models that may not run, and assign the others to hosts."""
+    from tipbench.cli.airflow_tasks import plan_models
 
     return call(plan_models, hosts)
 
 
 @task(**AGAIN)
 def share(planned: dict[str, Any], task_id: str) -> list[str]:
-    """The models of one host: tasks can be mapped over the whole of what a task returned, not over a part of it."""
+    """Return the models of one host; a separate task, because Airflow maps over a whole result, not a part of it."""
     return list(planned[task_id])
 
 
 @task(map_index_template="{{ task.op_kwargs['model'] }}", **CONTINUED)
 def collect(model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Generate and record what is missing of one model; another try continues where this one stops."""
-    from tipbench.cli.scheduled_collect import collect_model
+    """Generate and record the missing cells of one model; a retry continues."""
+    from tipbench.cli.airflow_tasks import collect_model
 
     return call(collect_model, model, ollama_url)
 
 
 @task(**FIRST)
 def unload(ollama_url: str | None) -> dict[str, Any]:
-    """Free what a killed collect has left in the server's memory."""
-    from tipbench.cli.scheduled import unload_left_behind
+    """Unload the model that a killed collect left in the server's memory."""
+    from tipbench.cli.airflow_tasks import unload_left_behind
 
     return call(unload_left_behind, ollama_url)
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, **AGAIN)
 def export_for_judge() -> dict[str, Any]:
-    """A sheet of what waits for a judge, kept in MLflow; a model that failed does not keep the others waiting."""
-    from tipbench.cli.scheduled import export_for_judge as export
+    """Export a sheet of pending cells to MLflow, even if some models failed."""
+    from tipbench.cli.airflow_tasks import export_for_judge as export
 
     if pulled("plan") is None:
         raise AirflowFailException("There is nothing to judge: the plan failed; its log says why.")
@@ -144,17 +144,17 @@ def export_for_judge() -> dict[str, Any]:
 
 @task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, **AGAIN)
 def compare() -> dict[str, Any]:
-    """The leaderboard of what is judged, and how much is pending."""
-    from tipbench.cli.scheduled import compare as rank
+    """Compute the leaderboard of judged cells, and count pending ones."""
+    from tipbench.cli.airflow_tasks import compare as rank
 
     return call(rank)
 
 
 @task
 def outcome(collecting: list[str]) -> str:
-    """Fails when anything did, after everything else is done: so a run that lacks a model is not called a success.
+    """Fail if any task failed, after all others have ended, so that an incomplete run is not marked as a success.
 
-    A teardown, because a cancelled run skips all other tasks that have not begun, and would end as a success.
+    A teardown task, because a cancelled run skips all other unstarted tasks and would end as a success.
     """
     planned = pulled("plan")
     if planned is None:
@@ -175,7 +175,7 @@ def outcome(collecting: list[str]) -> str:
 
 
 def only_when_asked(context: Any) -> None:
-    """The gate is open unless the conf asks for a judge, and something waits for one."""
+    """Skip the wait unless the conf sets `wait_for_judge` and some cells are pending."""
     if not conf(context)["wait_for_judge"]:
         raise AirflowSkipException("wait_for_judge is false: comparing what is judged by now.")
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
@@ -183,7 +183,7 @@ def only_when_asked(context: Any) -> None:
 
 
 def judge_gate() -> HITLOperator:
-    """Parks the run, without a slot, until somebody answers: for its own runs the panel does when all is judged."""
+    """Return the operator that defers the run, without a slot, until answered; the panel answers for its own runs."""
     exported = "ti.xcom_pull(task_ids='export_for_judge')"
     return HITLOperator(
         task_id="wait_for_judge",
@@ -205,13 +205,13 @@ def judge_gate() -> HITLOperator:
     schedule=None,
     catchup=False,
     is_paused_upon_creation=False,
-    max_active_runs=500,  # a run that waits for its judge is an active one; the pool keeps two off one server
+    max_active_runs=500,  # runs waiting for a judge count as active; pools limit each server to one collect
     params={key: Param(**given) for key, given in PARAMS.items()},
     doc_md=__doc__,
     tags=["tipbench"],
 )
 def bench_collect() -> None:
-    """Put the tasks together: a collect with its unload for each host, each in its host's pool and queue."""
+    """Define the tasks: a collect and an unload per host, in the host's pool and queue."""
     hosts: dict[str, str | None] = dict(listed_hosts()) or {"": None}
     addresses = {name_of("collect", host): url for host, url in hosts.items()}
     planned = plan(addresses)

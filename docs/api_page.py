@@ -14,11 +14,11 @@ import fastapi.routing
 from api_schemas import Json, Schemas
 from page_parts import fenced, pretty, table
 
-from tipbench.judge.sheet_files import MAX_BYTES as SHEET_BYTES
+from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
+from tipbench.web.app import create_app
 from tipbench.web.auth import CSRF_FIELD, identify, require_admin
-from tipbench.web.turns import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.concurrency import ADMINS_AT_ONCE, JUDGES_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
 SECTIONS = {  # tag → heading, in the order of reading

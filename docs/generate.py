@@ -18,7 +18,7 @@ from page_parts import table
 
 from tipbench.cli.main import EXIT_CODES, app
 from tipbench.errors import TipbenchError
-from tipbench.judge.rules_measured import with_measured
+from tipbench.judge.rules import update_measured_table
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import CONFIG_FILE, SETTINGS, Setting
 
@@ -125,7 +125,11 @@ def _code(text: str) -> str:
 
 
 # present text → wanted
-PAGES: dict[str, Callable[[str], str]] = {"cli.md": cli_page, "api.md": api_page, "rules-judge.md": with_measured}
+PAGES: dict[str, Callable[[str], str]] = {
+    "cli.md": cli_page,
+    "api.md": api_page,
+    "rules-judge.md": update_measured_table,
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,37 +11,57 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.browser import browser
-from support.mlflow_server import mlflow_url
+from support.mlflow_server import start_mlflow
 from support.real_ollama import RealOllama
-from support.shared_airflow import airflow, needs_airflow, scripted, worker_home
+from support.scripted_mlflow import ScriptedMlflow
+from support.shared_airflow import airflow, scripted, worker_home
 from support.weights import shared_weights_home
 
-__all__ = ["airflow", "browser", "mlflow_url", "scripted", "worker_home"]
+__all__ = ["airflow", "browser", "scripted", "worker_home"]
 
 # A killed session still stops its servers. One started in the background would ignore SIGINT, and so would the
 # processes that tests interrupt.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("tipbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tipbench")
+# The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+settings.register_profile("tipbench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tipbench"))
 
 _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of the same name
+# Fixtures behind which a real server, browser or model starts.
+REAL = {"airflow", "browser", "gguf", "ollama", "real_mlflow_url", "weights_home", "worker_home"}
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real Airflow comes last: a gigabyte and a busy scheduler beside everything else would be felt."""
-    items.sort(key=needs_airflow)
+    """Marks what needs a real part, and keeps those of one kind in one process: it starts each server once.
+
+    With `-n 2` one process begins with the real servers, so that two models never run at once and nothing long comes
+    last; the other begins with the browser. Every other file is a group of its own.
+    """
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_share(item)))
+        if REAL & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.real)
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _ORDER.get(_group(item), len(_ORDER)))
 
 
-def _share(item: pytest.Item) -> str:
-    """Who runs it where two processes share the work (`-n 2 --dist loadgroup`): each has servers of its own."""
-    if needs_airflow(item):
-        return "airflow"
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return "panel" if folder in ("browser", "flow", "jobs", "web") else "core"
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that pytest-xdist ignores would start every server twice, and two models at once."""
+    if session.config.getoption("loadgroup", default=False):
+        assert all("@" in item.nodeid for item in session.items), "pytest-xdist does not keep groups together"
+
+
+_ORDER = {"servers": 0, "browser": 1}
+
+
+def _group(item: pytest.Item) -> str:
+    if "browser" in getattr(item, "fixturenames", ()):
+        return "browser"
+    return "servers" if item.get_closest_marker("real") else f"{item.path.parent.name}/{item.path.stem}"
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +73,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     monkeypatch.setenv("TIPBENCH_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def mlflow_url() -> Iterator[str]:
+    """The scripted MLflow of this process; experiments need names of their own."""
+    with ScriptedMlflow() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def real_mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real MLflow server, for what is about MLflow itself and for the flows through the whole product."""
+    with start_mlflow(tmp_path_factory.mktemp("mlflow")) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,13 @@
-"""`tipbench` and `python -m tipbench`."""
+"""Entry point of `tipbench` and `python -m tipbench`."""
 
 import gc
 import sys
 
 
 def main() -> None:
-    """Run the command line."""
-    gc.set_threshold(50_000)  # a sixth of the start-up is collections that find nothing
-    # httpx loads a command line of its own (click, rich, pygments: 50 ms) unless that cannot be imported.
+    """Run the command-line interface."""
+    gc.set_threshold(50_000)  # a sixth of the start-up time is garbage collection that finds nothing
+    # httpx imports its own command line (click, rich, pygments: 50 ms) unless that import fails.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     from tipbench.cli.main import main as run
 

@@ -1,6 +1,6 @@
-"""Charts: an Altair chart, drawn once, becomes SVG or PNG, in light or dark; no browser and no script is needed.
+"""Renders Altair charts as SVG or PNG, in light or dark colours, without a browser or JavaScript.
 
-Altair and vl-convert come with the extra `charts`. What a chart shows stays with the step that has the numbers.
+Altair and vl-convert come with the extra `charts`. Each chart is defined in the step that has its data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PNG_SCALE = 2.0
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a chart; two of them, so that a page in the dark is not lit up by its figures."""
+    """Colours of a chart; there is a light and a dark theme, to match the page."""
 
     name: str
     background: str
@@ -32,7 +32,7 @@ class Theme:
     palette: tuple[str, ...]
 
 
-# Both palettes keep their order of brightness without colour; see docs/judging.md for what marks what.
+# Both palettes keep their order of brightness in greyscale; docs/judging.md lists what each mark means.
 LIGHT = Theme(
     "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4", "#0a5dc2", "#b3261e",
     ("#0a5dc2", "#b45309", "#1a7f37", "#8250df", "#bf3989", "#4d5560"),
@@ -45,10 +45,10 @@ THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def import_altair() -> Any:
-    """Altair, or a sentence on how to get it."""
+    """Import and return Altair; raises UsageError with install instructions if it is missing."""
     try:
         import altair as alt
-        import vl_convert  # noqa: F401 - told here, not at the end of the work
+        import vl_convert  # noqa: F401 - fail here, not at the end of the work
     except ImportError as exc:
         raise UsageError(
             f"Charts need the extra 'charts', which is not installed ({exc.name} is missing). "
@@ -58,7 +58,7 @@ def import_altair() -> Any:
 
 
 def themed(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> Any:
-    """The chart in our type and colours."""
+    """Return the chart's Vega-Lite specification with the theme's font and colours."""
     axis = {
         "labelColor": theme.ink, "titleColor": theme.muted, "gridColor": theme.grid, "domainColor": theme.grid,
         "tickColor": theme.grid, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
@@ -85,21 +85,21 @@ def themed(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> Any:
 
 
 def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
-    """The chart as SVG text."""
+    """Return the chart as SVG text."""
     import vl_convert
 
     return str(vl_convert.vegalite_to_svg(themed(chart, theme)))
 
 
 def to_png(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> bytes:
-    """The chart as a PNG image."""
+    """Return the chart as a PNG image."""
     import vl_convert
 
     return bytes(vl_convert.vegalite_to_png(themed(chart, theme), scale=PNG_SCALE))
 
 
 def check_chart_file(path: Path, option: str = "--plot") -> None:
-    """Refuse a file that cannot hold a chart, before any work is done."""
+    """Raise UsageError if the file cannot hold a chart, before any work is done."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"{option} takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():
@@ -108,7 +108,7 @@ def check_chart_file(path: Path, option: str = "--plot") -> None:
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path, theme: Theme = LIGHT) -> None:
-    """Write the chart as the file's ending says."""
+    """Write the chart in the format of the file's suffix; raises UsageError if that fails."""
     content = to_svg(chart, theme).encode() if path.suffix.lower() == ".svg" else to_png(chart, theme)
     try:
         path.write_bytes(content)

@@ -1,30 +1,30 @@
-"""Every exception tipbench raises on purpose.
+"""Exceptions that tipbench raises.
 
-    TipbenchError                 exit 1: it could not be done
-    ├── UsageError                exit 2: the command, its options or its files are wrong
-    │   ├── SuiteError            a suite file: names file, line and reason
-    │   ├── ModelRefused          too large, unknown size, not local, missing, no completion
-    │   └── JobMissing            there is no job of that id
-    ├── NotEnoughData             exit 3: nothing can be said yet
-    ├── ServerAway                no answer in time from a server we need
-    │   ├── OllamaAway
-    │   ├── MlflowAway
-    │   └── AirflowAway           also when it does not let us in, or its DAG is paused: it may be put right there
-    ├── MlflowRefused             MLflow answered, and said no
-    ├── OllamaRefused             Ollama answered something we cannot work with
-    ├── AirflowRefused            Airflow answered, and said no
-    ├── ResidencyError            weights are in memory that should not be
+    TipbenchError                 exit 1: the operation failed
+    ├── UsageError                exit 2: invalid command, options or files
+    │   ├── SuiteError            invalid suite file; has file, line and reason
+    │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
+    │   └── JobNotFound           unknown job id
+    ├── NotEnoughData             exit 3: too little data for a result
+    ├── ServerUnavailable         a required server is unreachable or timed out
+    │   ├── OllamaUnavailable
+    │   ├── MlflowUnavailable
+    │   └── AirflowUnavailable    also if it denies access or its DAG is paused, which can be fixed there
+    ├── MlflowError               MLflow returned an error
+    ├── OllamaError               Ollama returned an error or an unusable response
+    ├── AirflowError              Airflow returned an error
+    ├── ResidencyError            unexpected weights are in memory
     ├── LockHeld                  another collect uses the server or the experiment
-    ├── JournalError              a result could not be written down; the run stops at once
-    ├── CorruptText               a text read back does not match its hash
-    ├── MixedRubrics              scores of different rubrics do not compare
-    ├── SheetRefused              a filled sheet has mistakes; each names item, tip and field
-    ├── WeightsError              the embedded model's file is missing or wrong
+    ├── JournalError              a result could not be saved to disk; the run stops at once
+    ├── CorruptText               a stored text does not match its hash
+    ├── MixedRubrics              scores of different rubrics cannot be compared
+    ├── SheetRefused              invalid sheet; each problem has item, tip and field
+    ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalServerError          the local MLflow could not be started or stopped
-    ├── JobConflict               a used key, a job that has ended or still runs
-    └── NotStarted                a runner cannot start a job, and trying again would not help
+    ├── JobConflict               the key is in use, or the job has ended or is still running
+    └── JobStartError             a runner cannot start a job, and a retry would not help
 
-A message gives the rule, the value seen and the next step; the command line prints it without a traceback.
+A message states the rule, the value found and the next step; the command line prints it without a traceback.
 Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
 not an exception but a value: `tipbench.generate.engine.EngineFailure`.
 """
@@ -36,7 +36,7 @@ from pathlib import Path
 
 
 class TipbenchError(Exception):
-    """Something the user can understand and act on."""
+    """Base class of errors that the user can understand and act on."""
 
     exit_code = 1
 
@@ -46,7 +46,7 @@ class UsageError(TipbenchError):
 
 
 class SuiteError(UsageError):
-    """A broken suite file, with the place."""
+    """A suite file is invalid; has its path, the line and the reason."""
 
     def __init__(self, path: Path | str, line: int | None, reason: str) -> None:
         self.path = Path(path)
@@ -57,35 +57,35 @@ class SuiteError(UsageError):
 
 
 class ModelRefused(UsageError):
-    """One or more models may not run; the message lists each with its reason."""
+    """One or more models are not allowed to run; the message lists each with its reason."""
 
 
-class JobMissing(UsageError):
-    """There is no such job."""
+class JobNotFound(UsageError):
+    """There is no job with this id."""
 
 
 class NotEnoughData(TipbenchError):
     exit_code = 3
 
 
-class ServerAway(TipbenchError):
+class ServerUnavailable(TipbenchError):
     pass
 
 
-class OllamaAway(ServerAway):
+class OllamaUnavailable(ServerUnavailable):
     pass
 
 
-class MlflowAway(ServerAway):
+class MlflowUnavailable(ServerUnavailable):
     pass
 
 
-class AirflowAway(ServerAway):
+class AirflowUnavailable(ServerUnavailable):
     pass
 
 
-class MlflowRefused(TipbenchError):
-    """MLflow answered with an error that trying again will not cure."""
+class MlflowError(TipbenchError):
+    """MLflow returned an error that a retry will not fix."""
 
     def __init__(self, message: str, *, code: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -93,12 +93,12 @@ class MlflowRefused(TipbenchError):
         self.status = status
 
 
-class OllamaRefused(TipbenchError):
+class OllamaError(TipbenchError):
     pass
 
 
-class AirflowRefused(TipbenchError):
-    """Airflow answered with an error that trying again will not cure."""
+class AirflowError(TipbenchError):
+    """Airflow returned an error that a retry will not fix."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -126,7 +126,7 @@ class MixedRubrics(TipbenchError):
 
 
 class SheetRefused(TipbenchError):
-    """A sheet that may not be applied. `problems` has every mistake found, as `tipbench.judge.checking.Problem`."""
+    """A sheet is invalid and was not applied; `problems` has every `tipbench.judge.check.Problem` found."""
 
     def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -142,8 +142,8 @@ class LocalServerError(TipbenchError):
 
 
 class JobConflict(TipbenchError):
-    """What was asked does not go with what is there: a used key, a job that has ended or still runs."""
+    """The request conflicts with the current state: the key is in use, or the job has ended or is still running."""
 
 
-class NotStarted(TipbenchError):
-    """A runner could not start a job, and trying again would not help."""
+class JobStartError(TipbenchError):
+    """A runner could not start a job, and a retry would not help."""

@@ -1,6 +1,6 @@
-"""Settings: flags, then environment, then tipbench.toml, then defaults. Read once, at the edge.
+"""Settings from flags, environment variables, tipbench.toml and defaults, in this order of precedence.
 
-`SETTINGS` is the one table of everything that can be set; the docs are generated from it.
+They are read once, at startup. `SETTINGS` lists every setting; the docs are generated from it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tipbench.addresses import identity_of, is_web_address
 from tipbench.errors import UsageError
+from tipbench.http import canonical_url, is_http_url
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, make_config
 
 CONFIG_FILE = "tipbench.toml"
@@ -22,7 +22,7 @@ LOCAL_HOME = ".tipbench"
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be set: its key in tipbench.toml, its variables (first that is set wins), its meaning."""
+    """One setting: its key in tipbench.toml, its environment variables (the first that is set wins), its meaning."""
 
     key: str
     variables: tuple[str, ...]
@@ -177,7 +177,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment and the file say; `sources` names where each value came from."""
+    """Values from the environment and tipbench.toml; `sources` has the origin of each value."""
 
     home: Path
     values: Mapping[str, str] = field(default_factory=dict)
@@ -188,13 +188,13 @@ class Settings:
         return None if value is None else str(value)
 
     def listed(self, key: str) -> tuple[str, ...]:
-        """A setting that is a list: in the file a list or a text, elsewhere a text with commas."""
+        """Return a list setting: a list or a comma-separated string in the file, a comma-separated string elsewhere."""
         value: object = self.values.get(key)
         parts = value if isinstance(value, list) else str(value or "").split(",")
         return tuple(text for text in (str(part).strip() for part in parts) if text)
 
     def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
-        """The configuration of a collect: flags over everything else."""
+        """Return the configuration of a collect; flags override all other sources."""
         values: dict[str, object] = {key: self.values[key] for key in CollectConfig.model_fields if key in self.values}
         sources = dict(self.sources)
         for key, value in flags.items():
@@ -205,7 +205,7 @@ class Settings:
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """Read the environment and tipbench.toml (of the working folder, then of the home folder)."""
+    """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder."""
     env = os.environ if environment is None else environment
     here = folder or Path.cwd()
     home = find_home(env, here)
@@ -226,11 +226,11 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
 
 
 def mlflow_pages(settings: Settings, url: str) -> str | None:
-    """Where browsers find the pages of the MLflow at `url`; None when that is their address too."""
+    """Return the public URL of the MLflow at `url`, for links; None if browsers use the same URL."""
     public, configured = settings.get("mlflow_public_url"), settings.get("mlflow_url") or ""
-    if not public or not is_web_address(configured) or identity_of(configured) != identity_of(url):
+    if not public or not is_http_url(configured) or canonical_url(configured) != canonical_url(url):
         return None
-    if "@" in public or not is_web_address(public):
+    if "@" in public or not is_http_url(public):
         raise UsageError(
             "mlflow_public_url takes a web address without a login, such as https://mlflow.example "
             f"(got {public.rpartition('@')[2][:80]!r})."
@@ -239,7 +239,7 @@ def mlflow_pages(settings: Settings, url: str) -> str | None:
 
 
 def find_home(env: Mapping[str, str], here: Path) -> Path:
-    """TIPBENCH_HOME, else a `.tipbench` in the working folder, else the user's data folder."""
+    """Return TIPBENCH_HOME, else `.tipbench` in the working folder if it exists, else the user's data folder."""
     if env.get("TIPBENCH_HOME"):
         return Path(env["TIPBENCH_HOME"]).expanduser().resolve()
     if (here / LOCAL_HOME).is_dir():
@@ -249,7 +249,7 @@ def find_home(env: Mapping[str, str], here: Path) -> Path:
 
 
 def ollama_url(host: str) -> str:
-    """OLLAMA_HOST as Ollama reads it: scheme and port may be missing, 0.0.0.0 means this machine."""
+    """Parse OLLAMA_HOST as Ollama does: scheme and port are optional, and 0.0.0.0 means this machine."""
     text = host.strip().rstrip("/")
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -259,7 +259,7 @@ def ollama_url(host: str) -> str:
         name, port = parts.hostname or "127.0.0.1", parts.port
     except ValueError as exc:
         raise UsageError(f"OLLAMA_HOST is {host!r}, which is no address: {exc}. Write host:port.") from None
-    if name in ("0.0.0.0", "::"):  # noqa: S104 - what to connect to when a server binds everywhere
+    if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
     default = {"http": 80, "https": 443}.get(scheme, 11434) if separator else urlsplit(DEFAULT_OLLAMA_URL).port
     shown = f"[{name}]" if ":" in name else name
@@ -267,7 +267,7 @@ def ollama_url(host: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    """The keys of a tipbench.toml; nothing when there is none."""
+    """Return the keys of a tipbench.toml; empty if the file does not exist."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,8 @@ from support.real_airflow import ROOT, DagProgram, RealAirflow
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The waits of these tests end before pytest's own limit does, since they tell what they saw."""
+    """All of them need Airflow's environment; their own waits end before pytest's limit and show what was seen."""
+    item.add_marker(pytest.mark.real)
     item.add_marker(pytest.mark.timeout(1800))
 
 
@@ -24,7 +25,7 @@ def airflow(airflow: RealAirflow) -> Iterator[RealAirflow]:
 
 
 @pytest.fixture(scope="session")
-def dag_program(tmp_path_factory: pytest.TempPathFactory, mlflow_url: str, worker_home: Path) -> DagProgram:
+def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, worker_home: Path) -> DagProgram:
     """With a database of its own, migrated, and the pool."""
     folder = tmp_path_factory.mktemp("dag")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))}
@@ -35,7 +36,7 @@ def dag_program(tmp_path_factory: pytest.TempPathFactory, mlflow_url: str, worke
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-        "MLFLOW_TRACKING_URI": mlflow_url,
+        "MLFLOW_TRACKING_URI": real_mlflow_url,
         "TIPBENCH_HOME": str(worker_home),
     }
     program = DagProgram(environment, folder)

@@ -15,9 +15,8 @@ from support.command import tipbench
 from support.judging import Desk, fill
 from support.real_airflow import DAG, RealAirflow, fresh
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
-from tipbench.errors import AirflowAway, NotStarted
-from tipbench.jobs.airflow_dag import AirflowDag
-from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
+from tipbench.errors import AirflowUnavailable, JobStartError
+from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi, AirflowDag
 from tipbench.record.mlflow import MlflowStore
 from web.panels import API, Served, serving
 
@@ -111,7 +110,7 @@ def test_an_airflow_that_stops_in_mid_run_is_told_and_the_run_is_finished_when_i
     assert len(keys) == len(set(keys)) == 8
 
 
-def test_a_retry_has_only_what_failed_done_again_in_the_same_dag_run(
+def test_a_failed_model_blocks_no_other_and_a_retry_repeats_only_it_in_the_same_dag_run(
     served: Served, airflow: RealAirflow, scripted: ScriptedOllama
 ) -> None:
     fickle, experiment = f"{fresh('fickle')}:135m", fresh("tip-bench-airflow-retry")
@@ -122,56 +121,55 @@ def test_a_retry_has_only_what_failed_done_again_in_the_same_dag_run(
     failed = job_once(served, job["id"], "succeeded", "failed")["job"]
     assert failed["state"] == "failed", failed
     assert fickle in failed["reason"]
+    run_id = f"tipbench__{job['id']}"
+    states = airflow.states(run_id)
+    assert (states[f"collect {fickle}"], states["collect beta:135m"], states["compare"]) == ("failed", *["success"] * 2)
+    assert f"Not collected in full: {fickle}" in airflow.logs(run_id, "outcome")
     scripted.clear_faults()
     again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
     ended = job_once(served, again["id"], "succeeded", "failed")
     assert ended["job"]["state"] == "succeeded", ended
     assert ended["job"]["links"]["airflow"] == failed["links"]["airflow"]
     assert [model["model"] for model in ended["progress"]["models"]] == [fickle]
-    tries = {each["rendered_map_index"]: each["try_number"] for each in airflow.tasks(f"tipbench__{job['id']}")}
+    tries = {each["rendered_map_index"]: each["try_number"] for each in airflow.tasks(run_id)}
     assert (tries[fickle], tries["beta:135m"]) == (2, 1)
 
 
-def test_a_missing_pool_is_told_with_the_command_and_the_run_goes_on_once_it_is_there(
+def test_a_paused_dag_and_a_missing_pool_are_reported_and_the_job_continues_once_fixed(
     served: Served, airflow: RealAirflow
 ) -> None:
-    with airflow.without_pool() as make_it:
-        order = {**SMALL, "experiment": fresh("tip-bench-airflow-no-pool"), "n_scenarios": 2}
-        job = served.post(RUN, json=order).json()["job"]
-        shown = job_once(served, job["id"], "running", reason="Airflow has no pool ollama")
-        assert "`airflow pools set ollama 1 tipbench`" in shown["job"]["reason"]
-        make_it()
-        ended = job_once(served, job["id"], "succeeded", "failed")
-    assert (ended["job"]["state"], ended["job"]["reason"]) == ("succeeded", None)
-
-
-def test_a_paused_dag_is_told_and_the_job_starts_by_itself_once_it_is_not(served: Served, airflow: RealAirflow) -> None:
-    with airflow.paused() as unpause:
+    with airflow.paused() as unpause, airflow.without_pool() as make_pool:
         order = {**SMALL, "experiment": fresh("tip-bench-airflow-paused"), "n_scenarios": 2}
         job = served.post(RUN, json=order).json()["job"]
         job_once(served, job["id"], "queued", reason=f"The DAG {DAG} is paused in Airflow. Unpause it there")
         unpause()
+        shown = job_once(served, job["id"], "running", reason="Airflow has no pool ollama")
+        assert "`airflow pools set ollama 1 tipbench`" in shown["job"]["reason"]
+        make_pool()
         ended = job_once(served, job["id"], "succeeded", "failed")
-    assert ended["job"]["state"] == "succeeded", ended
+    assert (ended["job"]["state"], ended["job"]["reason"]) == ("succeeded", None)
 
 
 def test_a_token_that_has_become_invalid_is_renewed(airflow: RealAirflow) -> None:
     stale = AirflowAccess(airflow.url, "bench", airflow.password, token="eyJhbGciOiJIUzUxMiJ9.e30.c3RhbGU")
-    with closing(AirflowRest(stale)) as rest:
+    with closing(AirflowApi(stale)) as rest:
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
 
 
 def test_a_missing_dag_is_told_with_what_to_do(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", airflow.password, dag_id="no_such_dag")
     with (
-        closing(AirflowRest(access)) as rest,
-        pytest.raises(NotStarted, match=r"There is no DAG no_such_dag in Airflow at .*Put dags/bench_dag\.py into"),
+        closing(AirflowApi(access)) as rest,
+        pytest.raises(JobStartError, match=r"There is no DAG no_such_dag in Airflow at .*Put dags/bench_dag\.py into"),
     ):
         AirflowDag(rest).check_awake()
 
 
 def test_a_wrong_password_is_told_without_it(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", "wrong-a1b2")
-    with closing(AirflowRest(access)) as rest, pytest.raises(AirflowAway, match="does not let bench in") as caught:
+    with (
+        closing(AirflowApi(access)) as rest,
+        pytest.raises(AirflowUnavailable, match="does not let bench in") as caught,
+    ):
         rest.get(f"dags/{DAG}")
     assert "wrong-a1b2" not in str(caught.value)

@@ -19,6 +19,12 @@ PATH = re.compile(r"""(^|[\s"'=(])(~?/|\.\.?/|file:|[A-Za-z]:\\)""")  # of a fil
 CONF = {"prompts": "v1", "n_tips": 2, "n_scenarios": 2, "num_predict": 48}
 
 
+@pytest.fixture(scope="module")
+def mlflow_url(real_mlflow_url: str) -> str:
+    """MLflow itself is part of what is tested here."""
+    return real_mlflow_url
+
+
 def keys(mlflow_url: str, experiment: str) -> list[str]:
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
@@ -62,13 +68,11 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
     assert not [task for task, value in handed_on.items() if PATH.search(value)]
 
 
-@pytest.mark.parametrize("model", ["baseline:template", "alpha:135m"])
 def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
-    dag_program: DagProgram, mlflow_url: str, scripted: ScriptedOllama, home: Path, model: str
+    dag_program: DagProgram, mlflow_url: str, scripted: ScriptedOllama, home: Path
 ) -> None:
-    kind = model.partition(":")[0]
-    by_command, by_dag = fresh(f"tip-bench-{kind}-by-command"), fresh(f"tip-bench-{kind}-by-dag")
-    conf = {**CONF, "models": model, "mlflow_url": mlflow_url, "ollama_url": scripted.url}
+    by_command, by_dag = fresh("tip-bench-by-command"), fresh("tip-bench-by-dag")
+    conf = {**CONF, "models": "alpha:135m", "mlflow_url": mlflow_url, "ollama_url": scripted.url}
     words = [f"--{key.replace('_', '-')}={value}" for key, value in conf.items()]
     before = len(scripted.log.calls())
     tipbench("collect", *words, f"--experiment={by_command}", home=home)
@@ -78,7 +82,21 @@ def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
     assert tipbench_json("collect", *words, f"--experiment={by_dag}", home=home)["generated"] == 0
     assert keys(mlflow_url, by_command) == keys(mlflow_url, by_dag)
     assert len(keys(mlflow_url, by_dag)) == 2
-    assert asked == len(scripted.log.calls()) - before == (4 if model == "alpha:135m" else 0)
+    assert asked == len(scripted.log.calls()) - before == 4
+
+
+def test_models_are_spread_over_the_hosts_that_answer_one_at_a_time_on_each(dag_program: DagProgram) -> None:
+    models = ("alpha:135m", "beta:135m", "delta:135m", "gamma:135m")
+    with ScriptedOllama(models=models) as first, ScriptedOllama(models=models) as second:
+        hosts = f"away=http://127.0.0.1:9,first={first.url},second={second.url}"
+        conf = {**CONF, "models": list(models), "experiment": fresh("tip-bench-many-hosts")}
+        told = dag_program("run", json.dumps(conf), TIPBENCH_OLLAMA_HOSTS=hosts)
+        assert told["state"] == "success", told["tasks"]
+        assert states(told)["collect_on_away"] == ["skipped"]
+        for server in (first, second):
+            assert sorted(len(server.log.calls(model)) for model in models) == [0, 0, 2, 2]
+            assert (server.log.max_resident, server.resident) == (1, ())
+        assert all(len(first.log.calls(model)) + len(second.log.calls(model)) == 2 for model in models)
 
 
 def test_a_key_that_no_run_knows_fails_the_plan_at_once_and_nothing_is_collected(dag_program: DagProgram) -> None:

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.panel_pages import Shown, Visit, furnished_panel, hostile_panel
+from support.panel_site import fixed_draws
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
     from playwright.sync_api import Browser
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No result depends on which answers and controls are drawn."""
+    fixed_draws(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -110,48 +110,45 @@ def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> N
     assert at.page.locator(".conflict").is_hidden()
 
 
-@pytest.mark.parametrize(("choice", "stands"), [("Keep mine", 5), ("Take the other", 2)])
-def test_two_devices_do_not_overwrite_each_other(
-    office: Office, at: AtDesk, visit: Visit, choice: str, stands: int
-) -> None:
+def test_two_devices_do_not_overwrite_each_other(office: Office, at: AtDesk, visit: Visit) -> None:
     other = sit_down(visit, office.site, at.sheet)
-    other.press("2")
-    other.told("Draft saved")
-    at.press("5")
-    at.told("Conflict")
+    conflict(at, other, 1)
     assert at.mark(1) == "conflict"
-    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == 2
-    box = at.page.locator(".conflict")
-    assert "relevance 5" in box.inner_text()
-    assert "relevance 2" in box.inner_text()
-    at.page.get_by_role("button", name=choice).click()
-    at.told("Draft saved")
-    assert at.scores()[0] == stands
-    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == stands
-
-
-def test_a_conflict_is_still_there_after_a_reload(office: Office, at: AtDesk, visit: Visit) -> None:
-    other = sit_down(visit, office.site, at.sheet)
-    other.press("2")
-    other.told("Draft saved")
-    at.press("5")
-    at.told("Conflict")
+    assert relevance(office, at.sheet, 1) == 2
     at.page.reload()
     at.ready()
     at.told("Conflict")
-    assert at.scores()[0] == 5
-
-
-def test_what_was_given_up_in_a_conflict_comes_back_by_undo(office: Office, at: AtDesk, visit: Visit) -> None:
-    other = sit_down(visit, office.site, at.sheet)
-    other.press("2")
-    other.told("Draft saved")
-    at.press("5")
-    at.told("Conflict")
+    box = at.page.locator(".conflict").inner_text()
+    assert "relevance 5" in box
+    assert "relevance 2" in box
     at.page.get_by_role("button", name="Take the other").click()
-    at.press("u")
     at.told("Draft saved")
-    assert office.answer(at.sheet, 1)["tips"][0]["scores"]["relevance"] == 5
+    assert (at.scores()[0], relevance(office, at.sheet, 1)) == (2, 2)
+    with at.page.expect_response(lambda response: response.request.method != "GET"):
+        at.press("u")  # what was given up comes back
+    at.told("Draft saved")
+    assert (at.scores()[0], relevance(office, at.sheet, 1)) == (5, 5)
+
+    at.press("j")
+    other.press("j")
+    conflict(at, other, 2)
+    at.page.get_by_role("button", name="Keep mine").click()
+    at.told("Draft saved")
+    assert (at.scores()[0], relevance(office, at.sheet, 2)) == (5, 5)
+
+
+def conflict(at: AtDesk, other: AtDesk, number: int) -> None:
+    """Two devices score the same item."""
+    for each, score, state in ((other, "2", "Draft saved"), (at, "5", "Conflict")):
+        each.on(number)
+        each.press(score)
+        each.told(state)
+
+
+def relevance(office: Office, sheet: str, number: int) -> int:
+    """The stored score of an item's first tip."""
+    found: int = office.answer(sheet, number)["tips"][0]["scores"]["relevance"]
+    return found
 
 
 def test_two_tabs_of_one_browser_keep_in_step(office: Office, at: AtDesk) -> None:

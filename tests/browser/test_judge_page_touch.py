@@ -10,9 +10,9 @@ import pytest
 
 from support.judge_page import AtDesk, Office, judging_office, sit_down
 from support.judging import always
-from support.looks import NARROW, WHOLE, WIDE, faults
+from support.looks import NARROW, WIDE, faults
 from support.panel_pages import Visit
-from tipbench.web.batch import Kind
+from tipbench.web.batch_store import Kind
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -116,13 +116,13 @@ def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width:
 def test_the_page_has_no_violation(office: Office, visit: Visit, axe: Axe) -> None:
     at = sit_down(visit, office.site, office.open())
     at.press("3", "4", "f", "o")
-    wrong = [f"desk {fault}" for fault in faults(axe, at.sight)]
+    wrong = [f"desk {fault}" for fault in faults(axe, at.sight, both=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
         at.press(key)
-        wrong += [f"{name} {fault}" for fault in faults(axe, at.sight, WHOLE)]
+        wrong += [f"{name} {fault}" for fault in faults(axe, at.sight)]
         at.press("Escape")
     at.page.get_by_role("button", name="Finish batch…").click()
-    wrong += [f"finish {fault}" for fault in faults(axe, at.sight, WHOLE)]
+    wrong += [f"finish {fault}" for fault in faults(axe, at.sight)]
     assert wrong == []
 
 

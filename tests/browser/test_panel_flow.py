@@ -12,7 +12,7 @@ import pytest
 
 from support.judging import fill
 from support.panel_pages import Sight, Visit
-from tipbench.judge.judging import find_judging
+from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from web.panel_process import PanelProcess
 from web.panels import OPERATOR
@@ -122,7 +122,7 @@ def filled_file(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> P
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        judging = find_judging(store, found.experiment_id, experiment, sheet)
+        judging = find_sheet(store, found.experiment_id, experiment, sheet)
     assert judging is not None
     path = folder / "filled.json"
     path.write_text(json.dumps(fill(judging)), "utf-8")

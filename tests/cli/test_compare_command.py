@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from invoking import Ended, invoke, refused
+from invoke_command import Ended, invoke, refused
 
 from support.boards import HOSTILE, TWELVE, board
 from support.judged import judge_at
@@ -19,8 +19,7 @@ from support.judging import Desk, fill, items_of, record_cells
 from support.mlflow_server import free_port
 from tipbench.cli.compare import show_board
 from tipbench.compare.matrix import Pair
-from tipbench.judge.judging import find_judging
-from tipbench.judge.key import Behind
+from tipbench.judge.sheet_store import ItemKind, find_sheet
 from tipbench.plan.suite import load_suite
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import RunChange, StoredRun
@@ -161,13 +160,11 @@ def test_models_or_prompts_are_ranked_alone() -> None:
     assert [row["prompt_version"] for row in prompts["standings"]] == ["v1", "v2-mentor"]
 
 
-@pytest.mark.parametrize(
-    ("by", "name", "full"), [("model", "bad:1b", "bad:1b/*"), ("prompt", "v2-mentor", "*/v2-mentor")]
-)
-def test_a_baseline_among_models_or_prompts_is_named_as_the_table_names_it(by: str, name: str, full: str) -> None:
-    plain = compared(JUDGED, "--by", by, "--baseline", name, "--json")
-    assert name_of(plain.json["baseline"]) == full
-    assert compared(JUDGED, "--by", by, "--baseline", full, "--json").stdout == plain.stdout
+def test_a_baseline_among_models_or_prompts_is_named_as_the_table_names_it() -> None:
+    for by, name, full in [("model", "bad:1b", "bad:1b/*"), ("prompt", "v2-mentor", "*/v2-mentor")]:
+        plain = compared(JUDGED, "--by", by, "--baseline", name, "--json")
+        assert name_of(plain.json["baseline"]) == full
+        assert compared(JUDGED, "--by", by, "--baseline", full, "--json").stdout == plain.stdout
 
 
 def test_claims_about_personas_rest_on_personas() -> None:
@@ -268,15 +265,14 @@ def test_pairs_of_other_names_are_compared_when_mapped() -> None:
     assert row["diff"]["mean"] == pytest.approx(-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_misuse_is_told_before_anything_is_printed() -> None:
+    for options, said in [
         (("mine",), "begins with tip-bench- (got 'mine')"),
         (("--experiment", "mine"), "begins with tip-bench- (got 'mine')"),
         ((JUDGED, "--baseline", "good:1b"), "--baseline takes MODEL/PROMPT (got 'good:1b')"),
         ((JUDGED, "--baseline", ""), "--baseline takes MODEL/PROMPT"),
         ((JUDGED, "--baseline", "nosuch:1b/v1"), f"There is no pair nosuch:1b/v1 on this board. There are: {WORST}"),
-        ((JUDGED, "--by", "model", "--baseline", "nosuch"), "There are: bad:1b/*, good:1b/*."),
+        ((JUDGED, "--by", "model", "--baseline", "nosuch"), "There are: bad:1b/* and good:1b/*."),
         ((JUDGED, "--where", "model"), "--where takes key=value (got 'model')"),
         ((JUDGED, "--where", "kind=judging"), "A board is made of cells"),
         ((JUDGED, "--where", "model=a", "--where", "model=b"), "--where params.model is given twice, as a and b"),
@@ -296,27 +292,22 @@ def test_pairs_of_other_names_are_compared_when_mapped() -> None:
         ((JUDGED, "--by", "persona"), "--by"),
         ((JUDGED, "--cluster", "slot"), "--cluster"),
         ((JUDGED, "--mlflow-url", "file:///runs"), "file:///runs"),
-    ],
-)
-def test_misuse_is_told_before_anything_is_printed(options: tuple[str, ...], said: str) -> None:
-    assert said in refused("compare", *options)
+    ]:
+        assert said in refused("compare", *options)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_too_little_to_say_is_exit_3() -> None:
+    for options, said in [
         (("tip-bench-nosuch",), "There is no experiment tip-bench-nosuch in MLflow at "),
         ((JUDGED, "tip-bench-nosuch"), "There is no experiment tip-bench-nosuch"),
         ((EMPTY,), "No cell matches"),
         ((JUDGED, "--where", "model=nosuch"), "No cell matches"),
         ((JUDGED, "--where", "nosuch tag=`'\"\\"), "No cell matches"),
         ((JUDGED, FRESH), f"Judge {FRESH} first, or pass --provisional"),
-    ],
-)
-def test_too_little_to_say_is_exit_3(options: tuple[str, ...], said: str) -> None:
-    ended = invoke("compare", *options)
-    assert (ended.code, ended.stdout) == (3, "")
-    assert said in ended.stderr
+    ]:
+        ended = invoke("compare", *options)
+        assert (ended.code, ended.stdout) == (3, "")
+        assert said in ended.stderr
 
 
 def test_mixed_rubrics_are_refused_and_one_of_them_can_be_looked_at() -> None:
@@ -334,8 +325,7 @@ def test_a_server_that_is_away_is_a_failure() -> None:
     assert "cannot be reached" in ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--html", "--plot"])
-@pytest.mark.parametrize("missing", ["altair", "vl_convert"])
+@pytest.mark.parametrize(("option", "missing"), [("--html", "altair"), ("--plot", "vl_convert")])
 def test_without_the_charts_extra_it_is_told_how_to_get_it(
     option: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,17 +411,17 @@ def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, 
         assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
         assert not any(model in ended.stderr for model in models), "the sheet is blind, and so is what is said of it"
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
-        found = find_judging(store, desk.experiment.experiment_id, experiment, sheet)
+        found = find_sheet(store, desk.experiment.experiment_id, experiment, sheet)
     assert found is not None
-    runs = [cells[entry.run_id] for entry in found.entries if entry.behind is Behind.CELL and entry.run_id]
+    runs = [cells[entry.run_id] for entry in found.entries if entry.behind is ItemKind.CELL and entry.run_id]
     assert sorted((run.params["model"], run.params["scenario"]) for run in runs) == [
         (model, scenario) for model in ("m0:1b", "m1:1b") for scenario in scenarios[6:]
     ]
 
 
-@pytest.mark.parametrize("experiment", [JUDGED, FRESH])
-def test_focus_without_a_tie_says_what_it_needs(experiment: str, tmp_path: Path) -> None:
-    out = tmp_path / "sheet.json"
-    ended = invoke("judge", "export", "--focus", "--experiment", experiment, "--out", str(out))
-    assert (ended.code, ended.stdout, out.exists()) == (3, "", False)
-    assert "--focus needs judged cells, a leader that others tie with, and unjudged cells of these" in ended.stderr
+def test_focus_without_a_tie_says_what_it_needs(tmp_path: Path) -> None:
+    for experiment in [JUDGED, FRESH]:
+        out = tmp_path / "sheet.json"
+        ended = invoke("judge", "export", "--focus", "--experiment", experiment, "--out", str(out))
+        assert (ended.code, ended.stdout, out.exists()) == (3, "", False)
+        assert "--focus needs judged cells, a leader that others tie with, and unjudged cells of these" in ended.stderr

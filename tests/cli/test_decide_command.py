@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from invoking import invoke, refused
+from invoke_command import invoke, refused
 
 from support.judged import judge_at
 from support.judging import Desk, record_cells
@@ -97,7 +97,7 @@ def test_a_provisional_board_is_told_plainly() -> None:
 def test_an_unknown_pair_is_refused_with_those_there_are(deciding: str, tmp_path: Path) -> None:
     before = len(decisions(deciding))
     said = refused("decide", "--choose", "nosuch:1b/v1", "--because", "x")
-    assert f"There are: {BAD}, {GOOD}." in said
+    assert f"There are: {BAD} and {GOOD}." in said
     assert len(decisions(deciding)) == before
     assert not list(tmp_path.glob("decision*"))
 

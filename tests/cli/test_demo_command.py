@@ -6,39 +6,35 @@ import json
 from pathlib import Path
 
 import pytest
-from invoking import invoke, refused
+from invoke_command import invoke, refused
 
-from support.mlflow_server import require_mlflow
 from tipbench.cli import demo
-from tipbench.cli.session import leads_to, local_mlflow
+from tipbench.cli.session import is_default_server
 from tipbench.plan.config import make_config
-from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.settings import load_settings
 
 
 def test_the_demo_runs_on_its_own_local_mlflow(
     home: Path, weights_home: Path, mlflow_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_mlflow()
     home.mkdir()
     (home / "models").symlink_to(weights_home / "models")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tipbench.toml").write_text('suite = "tips-32"\nprompts = "v1"\n')
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
-    monkeypatch.setenv("TIPBENCH_N_SCENARIOS", "1")
-    monkeypatch.setitem(demo.DEMO, "models", "baseline:template")
-    try:
-        ended = invoke("demo")
-        own = local_mlflow(load_settings())
-        listed = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", own, "--json")
-        assert leads_to(load_settings(), mlflow_url)
-    finally:
-        LocalMlflow(home).down()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("TIPBENCH_N_SCENARIOS", "9")
+    monkeypatch.setattr(demo, "local_mlflow", lambda _settings: mlflow_url)  # its start: test_mlflow_command
+    monkeypatch.setitem(demo.DEMO, "n_scenarios", 1)
+    monkeypatch.setitem(demo.DEMO, "num_predict", 16)
+    ended = invoke("demo")
     assert ended.code == 0, ended.stderr
-    assert f"MLflow: local MLflow at {own}\n" in ended.stderr
-    assert f"--experiment {demo.EXPERIMENT} --mlflow-url {own}\n" in ended.stderr
+    assert f"MLflow: {mlflow_url}\n" in ended.stderr
+    assert f"--experiment {demo.EXPERIMENT} --mlflow-url {mlflow_url}\n" in ended.stderr
+    listed = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", mlflow_url, "--json")
     runs = json.loads(listed.stdout)
-    assert (len(runs), {run["params"]["suite"] for run in runs}) == (12, {"tips"})
+    assert {run["params"]["model"] for run in runs} == {"baseline:template", "embedded:smollm2:135m"}
+    assert (len(runs), {run["params"]["suite"] for run in runs}) == (6, {"tips"})
+    assert is_default_server(load_settings(), "http://127.0.0.1:1")
 
 
 def test_the_configuration_is_the_defaults_and_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:

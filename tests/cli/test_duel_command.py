@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoking import invoke, refused
+from invoke_command import invoke, refused
 
 from support.judged import judge_at
 from support.judging import Desk, record_cells
 from tipbench.cli.main import app
-from tipbench.judge.duel_runs import DuelJudging, find_duel
+from tipbench.judge.duels import StoredDuelSheet, find_duel
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
 
@@ -53,7 +53,7 @@ def exported(file: Path, *options: str) -> dict[str, Any]:
     return raw
 
 
-def key_of(url: str, raw: dict[str, Any]) -> DuelJudging:
+def key_of(url: str, raw: dict[str, Any]) -> StoredDuelSheet:
     with MlflowStore(url) as store:
         experiment = store.experiment(TIED)
         assert experiment is not None

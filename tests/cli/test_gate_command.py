@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from invoking import Ended, invoke, refused
+from invoke_command import Ended, invoke, refused
 
 from support.judged import judge_at
 from support.judging import Desk, record_cells
@@ -125,9 +125,8 @@ def test_a_judge_who_scored_nothing_is_not_enough() -> None:
     assert gate(SAME, GOOD, "--judge", "ben").code == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_misuse_is_told() -> None:
+    for options, said in [
         (("--candidate", "nosuch:1b/v1", "--baseline", GOOD), f"There are: {BAD}, bad:1b/v2-mentor, {GOOD}"),
         (("--candidate", "nosuch", "--baseline", GOOD), "--candidate takes MODEL/PROMPT (got 'nosuch')"),
         (("--candidate", GOOD, "--baseline", "/"), "--baseline takes MODEL/PROMPT"),
@@ -142,10 +141,8 @@ def test_a_judge_who_scored_nothing_is_not_enough() -> None:
             ("--candidate", GOOD, "--baseline", BAD, "--where", "suite=a", "--where", "suite=b"),
             "--where suite is given twice, as a and b; no cell is both",
         ),
-    ],
-)
-def test_misuse_is_told(options: tuple[str, ...], said: str) -> None:
-    assert said in refused("gate", *options)
+    ]:
+        assert said in refused("gate", *options)
 
 
 def test_a_report_says_so_when_mlflow_is_away(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import pytest
 from support.command import start_tipbench, tipbench_json
 from support.scripted_ollama import ScriptedOllama
 
+pytestmark = pytest.mark.process
+
 CELLS = 6
 
 
-@pytest.mark.parametrize(("number", "concurrency"), [(signal.SIGINT, "1"), (signal.SIGINT, "3"), (signal.SIGTERM, "1")])
+@pytest.mark.parametrize(("number", "concurrency"), [(signal.SIGINT, "3"), (signal.SIGTERM, "1")])
 def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
     number: signal.Signals, concurrency: str, home: Path, mlflow_url: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from invoking import invoke, refused
+from invoke_command import invoke, refused
 
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama

@@ -6,13 +6,13 @@ import uuid
 from pathlib import Path
 
 import pytest
-from invoking import invoke
+from invoke_command import invoke
 
 from support.asks import planned
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
-from tipbench.addresses import identity_of
 from tipbench.generate.template import TemplateEngine
+from tipbench.http import canonical_url
 from tipbench.record.journal import Journal, journal_folder
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.tracking import find_tracking
@@ -51,7 +51,7 @@ def test_a_plan_needs_no_ollama_for_models_without_it() -> None:
 
 def test_a_plan_counts_what_waits_in_the_journal_as_done(home: Path, mlflow_url: str) -> None:
     cells = planned("baseline:template", TemplateEngine().facts("baseline:template").digest)
-    journal = Journal(journal_folder(home, identity_of(mlflow_url), "tip-bench-waiting"))
+    journal = Journal(journal_folder(home, canonical_url(mlflow_url), "tip-bench-waiting"))
     journal.append([finished(cell.key) for cell in cells[:3]])
     journal.close()
     options = ("--models", "baseline:template", "--mlflow-url", mlflow_url, "--experiment", "tip-bench-waiting")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.cli.progress import Lines, sentence
+from tipbench.cli.progress import LineProgress, sentence
 from tipbench.plan.grid import Cell
 from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Recording, Resumed, Waiting
 
@@ -20,7 +20,7 @@ CELL = Cell("alpha:135m", "v1", "nurse@morning")
 
 
 def test_lines_tell_blocks_failures_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines() as view:
+    with LineProgress() as view:
         view(BlockStarted("alpha:135m", 24, 10))
         view(CellFinished(CELL))
         view(CellFinished(CELL, failure="x\x1b[2J: incomplete"))
@@ -41,8 +41,9 @@ def test_a_pause_is_visible_with_its_limit() -> None:
     assert sentence(Resumed("ollama")) == "ollama is back"
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_terminal_gets_bars_and_lines_that_fit(width: int, home: Path, mlflow_url: str) -> None:
+@pytest.mark.process
+def test_a_terminal_gets_bars_and_lines_that_fit(home: Path, mlflow_url: str) -> None:
+    width = 80
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
         shown = _on_a_terminal(
             width,

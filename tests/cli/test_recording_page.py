@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from invoking import invoke
+from invoke_command import invoke
 
 from support.judging import fill
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama, tips
 from tipbench.generate.engine import FailureKind
-from tipbench.judge.judging import find_judging
+from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import RunKind
 
@@ -84,7 +84,7 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
-        judging = find_judging(store, experiment.experiment_id, EXPERIMENT, sheet)
+        judging = find_sheet(store, experiment.experiment_id, EXPERIMENT, sheet)
     assert judging is not None
     filled = fill(judging, judge=name)
     for item in filled["items"]:  # every answer alike, so that nobody leads by chance; its tips are not

@@ -7,28 +7,27 @@ from statistics import fmean
 import pytest
 
 from support.boards import SCALES
-from support.judging import MODELS, Desk, record_cells
+from support.judging import MODELS, Desk, SeededStore, record_cells
 from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
-from tipbench.compare.cells import Question, read_board
-from tipbench.compare.leaderboard import Leaderboard, Options, make_board
+from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 
 
 @pytest.fixture(scope="module")
 def desk() -> Desk:
     """Two models in three scenarios, judged by two people."""
-    store = MemoryStore()
+    store = SeededStore()
     desk = Desk(store, record_cells(store, prompts="v1", n_scenarios=3))
     desk.judged_by("anna")
     desk.judged_by("ben", seed=2, everything=True)
     return desk
 
 
-def read(desk: Desk, question: Question | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
-    question = question or Question()
+def read(desk: Desk, question: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
+    question = question or CellFilter()
     cells = read_board(desk.store, desk.experiment.experiment_id, question)
-    made = make_board(desk.experiment.name, cells, Options(scales=SCALES))
+    made = make_board(desk.experiment.name, cells, BoardOptions(scales=SCALES))
     return made, read_answers(desk.store, desk.experiment, made, cells)
 
 
@@ -47,7 +46,7 @@ def test_every_scenario_has_its_card_and_every_pair_in_the_boards_order(desk: De
 
 @pytest.mark.parametrize("judge", [None, "anna", "ben"])
 def test_the_scores_shown_make_the_composite_shown(desk: Desk, judge: str | None) -> None:
-    _, found = read(desk, Question(judge=judge))
+    _, found = read(desk, CellFilter(judge=judge))
     for answer in all_answers(found):
         assert len(answer.tips) == 3
         scales = sum(fmean(tip.scores[name] for tip in answer.tips) for name in SCALES)
@@ -57,19 +56,19 @@ def test_the_scores_shown_make_the_composite_shown(desk: Desk, judge: str | None
 
 def test_one_judges_board_shows_that_judges_scores(desk: Desk) -> None:
     scores = desk.scores()
-    _, found = read(desk, Question(judge="ben"))
+    _, found = read(desk, CellFilter(judge="ben"))
     given = {tuple(tip.scores.values()) for answer in all_answers(found) for tip in answer.tips}
     own = {tuple(map(float, tip.scores.values())) for cell in scores.values() for tip in cell.judges["ben"].tips}
     assert given == own
 
 
 def test_the_filter_of_the_board_is_the_filter_of_its_answers(desk: Desk) -> None:
-    _, found = read(desk, Question(where={"params.model": MODELS[0]}))
+    _, found = read(desk, CellFilter(where={"params.model": MODELS[0]}))
     assert {answer.pair.model for answer in all_answers(found)} == {MODELS[0]}
 
 
 def test_answers_that_wait_for_a_judge_have_no_scores() -> None:
-    store = MemoryStore()
+    store = SeededStore()
     _, found = read(Desk(store, record_cells(store, prompts="v1", n_scenarios=1)))
     for answer in all_answers(found):
         assert answer.state == "pending"
@@ -78,7 +77,7 @@ def test_answers_that_wait_for_a_judge_have_no_scores() -> None:
 
 
 def test_without_the_suite_answers_are_shown_without_cards() -> None:
-    store = MemoryStore()
+    store = SeededStore()
     desk = Desk(store, record_cells(store, prompts="v1", n_scenarios=1))
     for kept in desk.cells().values():
         kept.params["suite"] = "somebody-elses"  # type: ignore[index]

@@ -117,19 +117,19 @@ def test_a_prompt_that_helps_one_model_and_hurts_another_says_both() -> None:
 
 
 def test_without_an_interaction_a_flag_is_raised_in_at_most_one_board_of_twenty() -> None:
-    raised = sum(bool(attributed(planted(PROMPT_V2, seed=seed, n=8)).flags) for seed in range(300))
-    assert raised / 300 <= 0.08
+    raised = sum(bool(attributed(planted(PROMPT_V2, seed=seed, n=8)).flags) for seed in range(150))
+    assert raised / 150 <= 0.09
 
 
 def test_planted_effects_come_back_in_the_marginal_means_with_their_intervals() -> None:
     inside = 0
-    for seed in range(200):
+    for seed in range(100):
         found = attributed(planted(NONE + np.array([[0], [1], [2], [3]]), seed=seed, n=10, scenario=1.0))
         estimate = found.models[3].estimate
         assert estimate.ci_low is not None
         assert estimate.ci_high is not None
         inside += estimate.ci_low <= 13 <= estimate.ci_high
-    assert 0.90 <= inside / 200 <= 0.99
+    assert 0.88 <= inside / 100 <= 0.99
 
 
 def test_persona_effects_show_as_a_part_of_the_scenarios() -> None:

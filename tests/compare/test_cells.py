@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.boards import cell
-from tipbench.compare.cells import BoardCells, Question, choose, read_board
+from tipbench.compare.cells import BoardCells, CellFilter, read_board, select_cells
 from tipbench.compare.matrix import Pair
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.judge.scores import NOBODY, CellScores, Judgement, run_change, scores_text
+from tipbench.judge.scores import NO_SCORES, CellScores, Judgement, run_change, scores_text
 from tipbench.plan.suite import load_suite
 from tipbench.record.memory import MemoryStore
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -55,8 +55,8 @@ def by_rules(*judgements: Judgement) -> CellScores:
 
 
 def chosen(cells: Sequence[StoredRun | Cell], **question: Any) -> BoardCells:
-    pairs = [each if isinstance(each, tuple) else (each, NOBODY) for each in cells]
-    return choose(pairs, Question(**question))
+    pairs = [each if isinstance(each, tuple) else (each, NO_SCORES) for each in cells]
+    return select_cells(pairs, CellFilter(**question))
 
 
 def composites(board: BoardCells) -> dict[str, float | None]:
@@ -223,6 +223,7 @@ def test_repeats_of_a_cell_all_count() -> None:
     assert sorted(composites(chosen(repeats)).values()) == [4.0, 6.0]  # type: ignore[type-var]
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_the_order_of_runs_does_not_change_what_is_chosen(seed: int) -> None:
     cells = [run(pair, conditions=f"c{at % 2}", prompt_hash=f"p{at}", at=at) for pair in (A, B) for at in range(1, 5)]
@@ -252,7 +253,7 @@ def test_a_failed_try_that_was_made_good_is_left_out() -> None:
     failed = recorded(store, "nurse@morning", ok=False)
     again = recorded(store, "nurse@morning", supersedes=(failed,))
     other = recorded(store, "nurse@evening", ok=False)
-    board = read_board(store, "1", Question())
+    board = read_board(store, "1", CellFilter())
     assert {each.run.run_id: each.failed for each in board.cells} == {again: False, other: True}
 
 
@@ -262,7 +263,7 @@ def test_scores_are_read_with_the_cells() -> None:
     scores = by_judges(given_by("anna", 12.0, rubric=rubric.tag))
     assert "anna" in scores_text(scores)
     store.update(run_id, run_change(scores, {rubric.tag: rubric}, 1))
-    board = read_board(store, "1", Question())
+    board = read_board(store, "1", CellFilter())
     assert (board.judges, board.rubric, board.cells[0].values["composite"]) == (("anna",), rubric.tag, 12.0)
 
 
@@ -271,7 +272,7 @@ def test_nothing_recorded_or_nothing_that_matches_is_not_enough() -> None:
     experiment = store.ensure_experiment("tip-bench-cells")
     for where in ({}, {"params.model": "nosuch"}):
         with pytest.raises(NotEnoughData, match="No cell matches"):
-            read_board(store, experiment.experiment_id, Question(where))
+            read_board(store, experiment.experiment_id, CellFilter(where))
         recorded(store, "nurse@morning")
 
 
@@ -279,5 +280,5 @@ def test_other_kinds_of_runs_are_no_cells() -> None:
     store = MemoryStore()
     recorded(store, "nurse@morning")
     with pytest.raises(UsageError, match="A board is made of cells; --where kind=judging"):
-        read_board(store, "1", Question({"kind": "judging"}))
-    assert len(read_board(store, "1", Question({"kind": "cell"})).cells) == 1
+        read_board(store, "1", CellFilter({"kind": "judging"}))
+    assert len(read_board(store, "1", CellFilter({"kind": "cell"})).cells) == 1

@@ -13,7 +13,7 @@ import pytest
 from support.judged import RUBRIC, scored
 from tipbench.compare.decision import BOARD, MARKDOWN, Decision, decision_markdown, decision_run, make_decision
 from tipbench.compare.duels import Duel, duel_table
-from tipbench.compare.leaderboard import Options, make_board
+from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
 from tipbench.record.memory import MemoryStore
@@ -29,7 +29,7 @@ def decided(
     columns: Mapping[Pair, Sequence[float | None]], chosen: Pair, reason: str = "It is good.", **over: Any
 ) -> Decision:
     cells = scored(columns, **over)
-    board = make_board("tip-bench-x", cells, Options())
+    board = make_board("tip-bench-x", cells, BoardOptions())
     return make_decision(board, cells, chosen, reason, decision_id="d" * 32, at="2026-11-15T12:00:00.000+00:00")
 
 
@@ -93,13 +93,13 @@ def test_provisional_scores_are_said_to_be_first() -> None:
 def test_the_winner_of_duels_stands_beside() -> None:
     cells = scored({A: SAME, B: LOW})
     duels = [Duel(A, B, f"s{at}", "second") for at in range(12)]
-    board = replace(make_board("tip-bench-x", cells, Options()), duels=duel_table(duels))
+    board = replace(make_board("tip-bench-x", cells, BoardOptions()), duels=duel_table(duels))
     decision = make_decision(board, cells, A, "x", decision_id="d", at="2026-11-15T12:00:00+00:00")
     assert decision.findings[-1] == "In the duels inside the tied group a:1b/v2 wins."
 
 
 def test_a_stranger_cannot_be_chosen() -> None:
-    with pytest.raises(UsageError, match=r"no pair c:1b/v1 on this board. There are: a:1b/v1, a:1b/v2"):
+    with pytest.raises(UsageError, match=r"no pair c:1b/v1 on this board. There are: a:1b/v1 and a:1b/v2"):
         decided({A: HIGH, B: LOW}, C)
 
 

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.judged import scored
-from support.judging import Desk, fill, items_of, record_cells
-from tipbench.compare.cells import BoardCells, Question, read_board
+from support.judging import Desk, SeededStore, fill, items_of, record_cells
+from tipbench.compare.cells import BoardCells, CellFilter, read_board
 from tipbench.compare.focus import Focus, focus
-from tipbench.compare.leaderboard import Options, make_board
+from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
-from tipbench.judge.key import Behind
-from tipbench.record.memory import MemoryStore
+from tipbench.judge.sheet_store import ItemKind
 from tipbench.record.run import StoredRun
 
 A, B, C, D, E = (Pair(f"{letter}:1b", "v1") for letter in "abcde")
@@ -27,7 +26,7 @@ OPEN: list[float | None] = [None, None, None]
 
 
 def focused(cells: BoardCells) -> Focus | None:
-    return focus(cells, make_board("", cells, Options()).ranking)
+    return focus(cells, make_board("", cells, BoardOptions()).ranking)
 
 
 def cells_of(columns: Mapping[Pair, Sequence[float | None]]) -> BoardCells:
@@ -119,18 +118,18 @@ def near(run: StoredRun, number: int) -> int:
 
 def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -> None:
     """Through a store: six scenarios of eight are judged, then what would tell most."""
-    store = MemoryStore()
+    store = SeededStore()
     models = ("one:1b", "two:1b", "three:1b", "four:1b", "five:1b", "six:1b")
     desk = Desk(store, record_cells(store, models=models, prompts="v1"))
     scenarios = sorted({run.params["scenario"] for run in desk.cells().values()})
     judge_some(desk, set(scenarios[2:]))
-    cells = read_board(store, desk.experiment.experiment_id, Question())
+    cells = read_board(store, desk.experiment.experiment_id, CellFilter())
     found = focused(cells)
     assert found is not None
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
     done = desk.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
     cells_of_desk = desk.cells()
-    runs = {entry.run_id for entry in done.judging.entries if entry.behind is Behind.CELL and entry.run_id}
+    runs = {entry.run_id for entry in done.judging.entries if entry.behind is ItemKind.CELL and entry.run_id}
     assert runs == found.run_ids
     assert {cells_of_desk[run_id].params["scenario"] for run_id in runs} == set(scenarios[:2])
     assert len(runs) == 4

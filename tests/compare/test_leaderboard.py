@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from support.boards import MODELS, PROMPTS, SCALES, TWELVE, board, cell, scenario_names
 from support.judged import scored
-from tipbench.compare.cells import BoardCells, Question, choose
-from tipbench.compare.leaderboard import Leaderboard, Options, make_board
+from tipbench.compare.cells import BoardCells, CellFilter, select_cells
+from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
-from tipbench.judge.scores import NOBODY
+from tipbench.judge.scores import NO_SCORES
 from tipbench.record.run import StoredRun
 
 A, B, C = Pair("a:1b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1")
@@ -39,11 +39,11 @@ SHARES = {"model", "prompt", "interaction", "scenario", "residual"}
 
 
 def made(cells: BoardCells, **options: Any) -> Leaderboard:
-    return make_board("tip-bench-test", cells, Options(**{"scales": SCALES, **options}))
+    return make_board("tip-bench-test", cells, BoardOptions(**{"scales": SCALES, **options}))
 
 
 def of_runs(runs: Sequence[StoredRun], **options: Any) -> Leaderboard:
-    return made(choose([(run, NOBODY) for run in runs], Question()), **options)
+    return made(select_cells([(run, NO_SCORES) for run in runs], CellFilter()), **options)
 
 
 def rows(found: Leaderboard) -> dict[str, dict[str, Any]]:
@@ -254,7 +254,7 @@ def test_what_is_wrong_with_cells_becomes_flags_not_scores() -> None:
 
 
 def test_a_baseline_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"There is no pair c:1b/v1 on this board. There are: a:1b/v1, b:1b/v1\."):
+    with pytest.raises(UsageError, match=r"There is no pair c:1b/v1 on this board. There are: a:1b/v1 and b:1b/v1\."):
         made(scored({A: LOW, B: HIGH}), baseline=C)
 
 
@@ -327,7 +327,7 @@ def test_hosts_are_named_where_speed_does_not_compare() -> None:
 scores = st.lists(st.one_of(st.none(), st.integers(8, 68).map(lambda step: step / 4)), min_size=7, max_size=7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(scores, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, "model", "prompt"]))
 def test_every_board_has_the_shape_whatever_is_judged(
     columns: list[list[float | None]], cluster: bool, by: str | None
@@ -351,7 +351,7 @@ def test_order_and_repetition_change_not_a_byte(seed: int) -> None:
         assert {**row, "judged": 0, "total": 0} == {**alone, "judged": 0, "total": 0}
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(st.floats(2, 17), min_size=8, max_size=8), st.integers(0, 8))
 def test_an_irrelevant_model_changes_no_difference_of_others(values: list[float], judged: int) -> None:
     """Its p may move, being adjusted over more rows; what was measured between two others may not."""

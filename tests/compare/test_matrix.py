@@ -2,7 +2,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import board
 
@@ -33,6 +33,7 @@ def test_repeats_are_averaged_within_pair_and_scenario() -> None:
     assert np.isnan(matrix.values[1, 1])
 
 
+@settings(max_examples=20)
 @given(scores, st.randoms())
 def test_the_order_in_which_scores_are_read_changes_nothing(found: list[Score], random: Random) -> None:
     shuffled = list(found)
@@ -42,6 +43,7 @@ def test_the_order_in_which_scores_are_read_changes_nothing(found: list[Score], 
     np.testing.assert_array_equal(first.values, second.values)
 
 
+@settings(max_examples=20)
 @given(scores)
 def test_scores_that_are_given_twice_change_nothing(found: list[Score]) -> None:
     np.testing.assert_array_equal(score_matrix(found).values, score_matrix(found + found).values)

@@ -7,7 +7,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.boards import HOSTILE, SCALES, TWELVE, board
@@ -16,22 +16,16 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.report import (
     TEXT_COLUMNS,
     State,
-    below,
-    chance,
-    csv_text,
-    interval,
+    footer_lines,
     markdown_table,
-    number,
-    one_line,
-    percent,
     plain_markdown,
-    probability,
-    shortened,
+    probability_text,
     state_of,
     table_rows,
     to_csv,
     to_markdown,
 )
+from tipbench.text import csv_text
 
 
 def gap(pair: Pair, scenario: str) -> bool:
@@ -71,10 +65,10 @@ def test_a_chance_of_being_best_is_shown_to_people_from_six_scenarios_on(n: int,
 def test_the_smallest_difference_that_would_be_found_stands_below() -> None:
     made = board()
     least = made.to_json()["verdict"]["smallest_detectable"]
-    assert below(made)[0] == (
+    assert footer_lines(made)[0] == (
         f"Differences to the leader under {least:.1f} points would probably not be found with 8 scenarios."
     )
-    assert not any("would probably not be found" in line for line in below(board(n=4)))
+    assert not any("would probably not be found" in line for line in footer_lines(board(n=4)))
 
 
 def test_attribution_says_which_rows_it_leaves_out() -> None:
@@ -82,7 +76,7 @@ def test_attribution_says_which_rows_it_leaves_out() -> None:
         return pair.model == "llama3.2:3b" and scenario.startswith("nurse")
 
     made = board(missing=without_llama)
-    (said,) = [line for line in below(made) if line.startswith("The spread")]
+    (said,) = [line for line in footer_lines(made) if line.startswith("The spread")]
     assert said.startswith("The spread of scores (over the complete rows, without llama3.2:3b) is due to: model ")
     assert made.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
 
@@ -132,6 +126,7 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
     assert "'=HYPERLINK(1)" in {cell for row in rows for cell in row}
 
 
+@settings(max_examples=20)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"])), min_size=1, max_size=4))
 def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str]) -> None:
     columns = [f"c{at}" for at in range(len(cells))]
@@ -139,6 +134,7 @@ def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str])
     assert [cell.removeprefix("'") for cell in row] == [cell.removeprefix("'") for cell in cells]
 
 
+@settings(max_examples=20)
 @given(st.text())
 def test_a_csv_holds_nothing_that_moves_a_terminal(text: str) -> None:
     made = csv_text(["a"], [[text]])
@@ -152,9 +148,7 @@ def test_csv_says_on_every_line_whether_it_is_provisional() -> None:
         assert {row["provisional"] for row in rows} == {str(provisional).lower()}
 
 
-@pytest.mark.parametrize(
-    "text", ["@team see", "mail a.b@example.org", "(@team)", "https://evil.example/x", "www.evil.example"]
-)
+@pytest.mark.parametrize("text", ["(@team)", "https://evil.example/x", "www.evil.example"])
 def test_markdown_calls_nobody_and_links_nowhere(text: str) -> None:
     made = plain_markdown(text)
     assert not re.search(r"(?<!\w)@\w|@[\w-]+\.\w|\w://|www\.", made)
@@ -165,6 +159,7 @@ def test_scenarios_and_hashes_stay_as_they_are_in_markdown() -> None:
     assert plain_markdown("nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1") == "nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1"
 
 
+@settings(max_examples=20)
 @given(st.text())
 def test_a_markdown_cell_is_one_cell_and_no_markup(text: str) -> None:
     lines = markdown_table(["a", "b"], [[text, None]]).split("\n")
@@ -184,7 +179,7 @@ def test_markdown_has_verdict_table_and_reasons() -> None:
 
 
 def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
-    (line,) = [line for line in below(board()) if line.startswith("The spread")]
+    (line,) = [line for line in footer_lines(board()) if line.startswith("The spread")]
     assert re.fullmatch(
         r"The spread of scores is due to: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
         r"rest, noise included \d+%\.",
@@ -195,41 +190,12 @@ def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
 def test_duels_stand_below_with_their_points() -> None:
     first, second = TWELVE[:2]
     duels = [Duel(first, second, f"s{at}", "first") for at in range(6)]
-    said = below(board(duels=duel_table(duels)))[-1]
+    said = footer_lines(board(duels=duel_table(duels)))[-1]
     assert f"{first} 6 of 6, {second} 0 of 6" in said
 
 
-@pytest.mark.parametrize(
-    ("share", "said"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
-)
-def test_a_share_is_never_rounded_to_all_or_nothing(share: float | None, said: str | None) -> None:
-    assert percent(share) == said
-
-
 def test_a_chance_from_resampling_is_never_nought_or_one() -> None:
-    assert chance(0.0) == "<1 %"
-    assert chance(1.0) == ">99 %"
-    assert chance(0.62) == "62 %"
-    assert chance(None) is None
-
-
-def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
-    assert number(-1.234) == "−1.23"
-    assert interval(1.0, None) is None
-    assert interval(-1.0, 2.0, "+.1f") == "−1.0 to +2.0"
-    assert (probability(0.0001), probability(0.25), probability(None)) == ("<0.001", "0.250", None)
-
-
-@given(st.text(), st.integers(3, 50))
-def test_a_shortened_text_keeps_its_ends(text: str, most: int) -> None:
-    short = shortened(text, most)
-    assert len(short) <= most
-    assert short == text or (short[0], short[-1]) == (text[0], text[-1])
-
-
-@given(st.text())
-def test_a_text_on_one_line_has_nothing_that_moves_others(text: str) -> None:
-    line = one_line(text)
-    assert len(line.splitlines()) <= 1
-    assert not set(line) & set("\x00\x1b\u202e\u2066\ud800")
-    line.encode()
+    assert probability_text(0.0) == "<1 %"
+    assert probability_text(1.0) == ">99 %"
+    assert probability_text(0.62) == "62 %"
+    assert probability_text(None) is None

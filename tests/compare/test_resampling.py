@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import world
 
+from tipbench.compare import resampling
 from tipbench.compare.matrix import Floats, Mask
 from tipbench.compare.resampling import ALPHA, best_shares, better_than, sign_flips, step_down
 
@@ -41,7 +42,7 @@ def test_beyond_twelve_scenarios_flips_are_drawn_and_the_first_is_the_data() -> 
     assert abs(flips[1:].mean()) < 0.05
 
 
-@pytest.mark.parametrize("n", [2, 5, 8, 12])
+@pytest.mark.parametrize("n", [2, 8])
 def test_one_column_agrees_with_the_exact_permutation_test_of_scipy(n: int) -> None:
     from scipy.stats import permutation_test
 
@@ -71,7 +72,7 @@ def test_one_shared_scenario_gives_no_p() -> None:
     assert step_down(np.empty((0, 2))) == (None, None)
 
 
-@pytest.mark.parametrize("n", range(2, 6))
+@pytest.mark.parametrize("n", [2, 5])
 def test_under_six_scenarios_nothing_is_separated(n: int) -> None:
     p = step_down(column(*range(100, 100 + n)))[0]
     assert p is not None
@@ -100,6 +101,7 @@ differences = (
 )
 
 
+@settings(max_examples=25)
 @given(differences, st.randoms())
 def test_the_order_of_columns_and_their_signs_change_no_p(block: Floats, random: Random) -> None:
     order = list(range(block.shape[1]))
@@ -109,11 +111,13 @@ def test_the_order_of_columns_and_their_signs_change_no_p(block: Floats, random:
     assert step_down(-block) == plain
 
 
+@settings(max_examples=25)
 @given(differences)
 def test_repeated_columns_change_no_p(block: Floats) -> None:
     assert step_down(np.hstack([block, block])) == step_down(block) * 2
 
 
+@settings(max_examples=25)
 @given(differences)
 def test_an_adjusted_p_is_never_below_the_plain_one_and_follows_the_evidence(block: Floats) -> None:
     adjusted = np.array(step_down(block), dtype=float)
@@ -128,11 +132,10 @@ def test_the_same_data_give_the_same_p_every_time() -> None:
     assert step_down(block) == step_down(block.copy())
 
 
-@pytest.mark.parametrize("n", [6, 8, 20])
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize(("n", "missing"), [(6, False), (8, True), (20, True)])
 def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(n: int, missing: bool) -> None:
     rng = np.random.default_rng(n)
-    for _ in range(20):
+    for _ in range(8):
         values = world(rng, np.linspace(0, 8, 7), n)
         if missing:
             values[: n // 3, 4:] = np.nan
@@ -143,7 +146,7 @@ def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(n: int, m
 def test_fewer_rounds_only_reject_less() -> None:
     rng = np.random.default_rng(5)
     gained = 0
-    for _ in range(20):
+    for _ in range(8):
         values = world(rng, np.linspace(0, 6, 10), 12)
         one, all_rounds = better_than(values, rounds=1), better_than(values)
         assert not (one & ~all_rounds).any()
@@ -161,9 +164,10 @@ def test_one_scenario_or_one_column_separates_nothing() -> None:
     assert not better_than(np.ones((9, 1))).any()
 
 
-def test_many_patterns_of_missing_cells_are_worked_with_fewer_flips() -> None:
+def test_many_patterns_of_missing_cells_are_worked_with_fewer_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resampling, "MEMORY", 400_000)  # 1000 flips for 20 rows with 20 patterns
     rng = np.random.default_rng(2)
-    values = world(rng, np.linspace(0, 30, 70), 14)
+    values = world(rng, np.linspace(0, 30, 20), 14)
     values[rng.random(values.shape) < 0.1] = np.nan
     better = better_than(values)
     assert better[-1, 0]
@@ -182,7 +186,7 @@ def test_identical_rows_split_the_chance_of_being_best() -> None:
     np.testing.assert_allclose(best_shares(np.hstack([same, same, same, same - 50])), [1 / 3, 1 / 3, 1 / 3, 0])
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.permutations(range(5)))
 def test_the_order_of_rows_changes_no_share(order: list[int]) -> None:
     values = world(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)

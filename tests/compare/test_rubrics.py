@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from support.judging import Desk, fill, record_cells, three_tips
-from tipbench.compare.cells import BoardCells, Question, read_board
-from tipbench.compare.reading import read_leaderboard, scale_names
-from tipbench.compare.rubrics import find_rubric, read_rubric
-from tipbench.judge.exporting import Request
+from support.judging import Desk, SeededStore, fill, record_cells, three_tips
+from tipbench.compare.cells import BoardCells, CellFilter, find_rubric, read_board, read_rubric
+from tipbench.compare.leaderboard import read_leaderboard, scale_names
+from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import run_judge
+from tipbench.judge.run import run_judge
 from tipbench.judge.scores import SCORES, scores_text
 from tipbench.plan.grid import PlannedCell
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import RunChange
 
 TIPS = load_suite("tips").rubric
@@ -32,7 +30,7 @@ def sometimes_nothing(cell: PlannedCell, rng: random.Random) -> str:
 
 
 def desk() -> Desk:
-    store = MemoryStore()
+    store = SeededStore()
     return Desk(store, record_cells(store, prompts="v1", write=sometimes_nothing))
 
 
@@ -47,7 +45,7 @@ def harder_suite(folder: Path) -> str:
 
 
 def board(at: Desk, **question: object) -> BoardCells:
-    return read_board(at.store, at.experiment.experiment_id, Question(**question))  # type: ignore[arg-type]
+    return read_board(at.store, at.experiment.experiment_id, CellFilter(**question))  # type: ignore[arg-type]
 
 
 def floors(cells: BoardCells) -> set[float]:
@@ -57,7 +55,7 @@ def floors(cells: BoardCells) -> set[float]:
 def test_floors_of_the_collected_rubric_stand_at_the_floor_of_the_judges_rubric(tmp_path: Path) -> None:
     """As a provisional sheet under another rubric leaves them: scored anew, floors as collected."""
     at, folder = desk(), harder_suite(tmp_path)
-    run_judge(at.store, at.experiment, RulesJudge(), Request(suite=folder))
+    run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
     harder = load_suite(folder).rubric
     for run_id, run in at.cells().items():  # whichever floor judging leaves behind
         if run.tags.get("floored") == "true":
@@ -73,7 +71,7 @@ def test_one_experiment_may_have_judges_and_rules_of_two_rubrics(tmp_path: Path)
     """Neither board is refused, and each has its own floor."""
     at, folder = desk(), harder_suite(tmp_path)
     at.judged_by("anna")
-    run_judge(at.store, at.experiment, RulesJudge(), Request(suite=folder))
+    run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
     judged, provisional = board(at), board(at, provisional=True)
     assert (judged.rubric, floors(judged)) == (TIPS.tag, {TIPS.floor_composite})
     assert provisional.rubric == load_suite(folder).rubric.tag
@@ -125,10 +123,10 @@ def test_flags_are_the_judges_own_or_computed_never_somebody_elses(question: dic
     if "judge" in question:
         at.judged_by("anna", overlap=0.0)
     else:
-        run_judge(at.store, at.experiment, RulesJudge(), Request())
+        run_judge(at.store, at.experiment, RulesJudge(), ExportRequest())
         for run_id in list(at.cells())[::3]:  # as if the rules had come before these
             at.store.update(run_id, RunChange(texts={SCORES: _without_provisional(at, run_id)}, at_ms=1))
-    made, cells = read_leaderboard(at.store, at.experiment, Question(**question))  # type: ignore[arg-type]
+    made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**question))  # type: ignore[arg-type]
     assert any(not cell.values for cell in cells.cells)
     answered = [cell for cell in cells.cells if not cell.floored]
     assert {(cell.values or cell.measured)["format_ok"] for cell in answered} == {1.0}

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import board, world
 
@@ -17,7 +17,7 @@ from tipbench.compare.statistics import (
 NAN = np.nan
 
 
-@pytest.mark.parametrize("n", [2, 8, 32])
+@pytest.mark.parametrize("n", [2, 32])
 def test_the_interval_of_a_row_is_that_of_scipy(n: int) -> None:
     from scipy.stats import ttest_1samp
 
@@ -27,7 +27,7 @@ def test_the_interval_of_a_row_is_that_of_scipy(n: int) -> None:
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
-@pytest.mark.parametrize("n", [2, 8, 32])
+@pytest.mark.parametrize("n", [2, 32])
 def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> None:
     from scipy.stats import ttest_rel
 
@@ -68,6 +68,7 @@ def test_nothing_judged_and_nothing_shared_are_unknown() -> None:
     assert paired_difference(np.array([1.0, NAN]), np.array([NAN, 2.0])) is None
 
 
+@settings(max_examples=20)
 @given(st.permutations(range(4)))
 def test_the_order_of_rows_changes_no_difference(order: list[int]) -> None:
     values, pairs = world(np.random.default_rng(1), [0, 1, 2, 3], 8), [Pair(f"m{at}", "v") for at in range(4)]
@@ -143,7 +144,7 @@ def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> No
     np.testing.assert_allclose(np.diff(pseudo[4] - pseudo.mean(axis=0)) / 10, slope, atol=1e-5)
 
 
-@pytest.mark.parametrize("distance", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("distance", [0.5, 8.0])
 def test_the_scenarios_needed_are_the_fewest_that_detect_the_distance(distance: float) -> None:
     n = scenarios_needed(distance, 2.0, at_least=6)
     assert n is not None

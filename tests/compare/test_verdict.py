@@ -13,7 +13,7 @@ from worlds import named, world
 
 from support.judged import scored
 from tipbench.compare.duels import Duel, duel_table
-from tipbench.compare.leaderboard import Leaderboard, Options, make_board
+from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import rank
 from tipbench.compare.verdict import verdict_text
@@ -27,7 +27,7 @@ Columns = Mapping[Pair, Sequence[float | None]]
 
 
 def made(columns: Columns) -> Leaderboard:
-    return make_board("tip-bench-test", scored(columns), Options())
+    return make_board("tip-bench-test", scored(columns), BoardOptions())
 
 
 def verdict(columns: Columns) -> str:
@@ -101,7 +101,7 @@ def test_a_row_that_is_not_ranked_but_ahead_is_pointed_at() -> None:
 
 
 def test_clusters_are_called_what_they_are() -> None:
-    found = make_board("tip-bench-test", scored({A: LOW, B: NEAR}), Options(cluster="persona"))
+    found = make_board("tip-bench-test", scored({A: LOW, B: NEAR}), BoardOptions(cluster="persona"))
     assert "leads over 4 personas" in found.verdict
     assert "scenarios" not in found.verdict
 
@@ -117,7 +117,7 @@ def test_the_winner_of_duels_stands_beside_and_changes_nothing() -> None:
     assert verdict_text(ranking, duel_table(even)) == plain
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 14), st.integers(1, 6), st.floats(0, 6), st.floats(0, 0.4))
 def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     seed: int, n: int, k: int, lead: float, missing: float
@@ -140,7 +140,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
         assert "would decide" not in said
 
 
-@pytest.mark.parametrize("n", [6, 8, 32])
+@pytest.mark.parametrize("n", [6, 32])
 def test_a_large_planted_lead_is_said_to_be_separated(n: int) -> None:
     values = world(np.random.default_rng(n), [0, 0, 30], n)
     ranking = rank(matrix_of(values))

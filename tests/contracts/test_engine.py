@@ -13,10 +13,9 @@ import pytest
 from support.asks import ask
 from support.real_ollama import RealOllama
 from tipbench.errors import ModelRefused
-from tipbench.generate.engine import Ask, Completion, Engine, EngineFailure, FailureKind, engine_of
+from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, engine_of
 from tipbench.generate.llamacpp import LlamaCppEngine
 from tipbench.generate.ollama import OllamaEngine
-from tipbench.generate.parsing import parse_answer
 from tipbench.generate.template import TemplateEngine
 
 
@@ -28,17 +27,24 @@ class Subject:
     model: str
     unknown: str
 
-    def ask(self, **config: object) -> Ask:
-        return ask(self.model, **({"num_predict": 48, "num_ctx": 2048} | config))  # type: ignore[arg-type]
+    def ask(self, **config: object) -> GenerationRequest:
+        return ask(self.model, **({"num_predict": 12, "num_ctx": 1024} | config))  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["baseline", "embedded", "ollama"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "baseline",
+        pytest.param("embedded", marks=pytest.mark.real),
+        pytest.param("ollama", marks=pytest.mark.real),
+    ],
+)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if request.param == "baseline":
         built = Subject(TemplateEngine(), "baseline:template", "baseline:nosuch")
     elif request.param == "embedded":
         home: Path = request.getfixturevalue("weights_home")
-        built = Subject(LlamaCppEngine(home, num_ctx=2048), "embedded:smollm2:135m", "embedded:nosuch")
+        built = Subject(LlamaCppEngine(home, num_ctx=1024, threads=1), "embedded:smollm2:135m", "embedded:nosuch")
     else:
         server: RealOllama = request.getfixturevalue("ollama")
         built = Subject(OllamaEngine(server.url), "alpha:135m", "nosuch:1b")
@@ -54,13 +60,10 @@ def completed(result: Completion | EngineFailure) -> Completion:
     return result
 
 
-def test_its_name_is_the_one_that_models_are_found_by(subject: Subject) -> None:
-    assert engine_of(subject.model) == subject.engine.name
-
-
 def test_facts_pin_the_model_by_digest_and_true_size(subject: Subject) -> None:
     facts = subject.engine.facts(subject.model)
     assert (facts.model, facts.engine) == (subject.model, subject.engine.name)
+    assert engine_of(subject.model) == subject.engine.name
     assert len(facts.digest) == 64
     assert facts.params_b is not None
     assert facts.params_b < 0.2
@@ -75,17 +78,11 @@ def test_an_unknown_model_is_refused_with_its_name(subject: Subject) -> None:
         subject.engine.facts(subject.unknown)
 
 
-def test_it_answers_with_a_text_and_its_time(subject: Subject) -> None:
-    result = completed(subject.engine.complete(subject.ask()))
-    assert result.text
-    assert result.done_reason in ("stop", "length", "aborted")
-    assert result.latency_s is not None
-    assert 0 <= result.latency_s <= result.wall_s + 0.1
-    parse_answer(result.text, 2)
-
-
 def test_the_same_question_gives_the_same_answer_whatever_came_before(subject: Subject) -> None:
     first = completed(subject.engine.complete(subject.ask()))
+    assert first.text
+    assert first.latency_s is not None
+    assert 0 <= first.latency_s <= first.wall_s + 0.1
     completed(subject.engine.complete(subject.ask(seed=7, prompts="v2-mentor")))
     again = completed(subject.engine.complete(subject.ask()))
     if subject.engine.name != "ollama":  # its caches make the same seed only nearly repeatable
@@ -96,7 +93,7 @@ def test_the_same_question_gives_the_same_answer_whatever_came_before(subject: S
 def test_calls_from_several_threads_all_come_back(subject: Subject) -> None:
     results: list[Completion | EngineFailure] = []
     threads = [
-        threading.Thread(target=lambda: results.append(subject.engine.complete(subject.ask(num_predict=8))))
+        threading.Thread(target=lambda: results.append(subject.engine.complete(subject.ask(num_predict=4))))
         for _ in range(3)
     ]
     for thread in threads:
@@ -115,7 +112,7 @@ def test_a_cancelled_question_is_a_value_and_not_an_answer(subject: Subject) -> 
 
 
 def test_a_prompt_beyond_the_window_is_never_answered_in_silence(subject: Subject) -> None:
-    long = dataclasses.replace(subject.ask(), user="Please write tips about gardening. " * 2000, timeout_s=300)
+    long = dataclasses.replace(subject.ask(), user="Please write tips about gardening. " * 400, timeout_s=300)
     result = subject.engine.complete(long)
     if subject.engine.name == "baseline":
         completed(result)  # it reads no prompt
@@ -126,7 +123,6 @@ def test_a_prompt_beyond_the_window_is_never_answered_in_silence(subject: Subjec
 
 
 def test_it_can_be_asked_again_after_its_weights_were_released(subject: Subject) -> None:
-    completed(subject.engine.complete(subject.ask(num_predict=8)))
     subject.engine.release(subject.model)
     subject.engine.prepare(subject.engine.facts(subject.model))
-    completed(subject.engine.complete(subject.ask(num_predict=8)))
+    completed(subject.engine.complete(subject.ask(num_predict=4)))

@@ -34,9 +34,8 @@ def test_nothing_is_wrong_with_the_compose_file(compose: dict[str, Any]) -> None
     assert problems(compose) == []
 
 
-@pytest.mark.parametrize(
-    ("service", "key", "value", "told"),
-    [
+def test_a_planted_fault_is_found(compose: dict[str, Any]) -> None:
+    for service, key, value, told in [
         ("panel", "restrat", "always", "restrat is no attribute"),
         ("panel", "restart", "sometimes", "restart is 'sometimes'"),
         ("panel", "restart", False, "restart is False"),
@@ -51,11 +50,9 @@ def test_nothing_is_wrong_with_the_compose_file(compose: dict[str, Any]) -> None
         ("panel", "environment", {"X_PASSWORD": "${X_PASSWORD:-admin}"}, "has a default"),
         ("panel", "environment", {"FLAG": True}, "not a text"),
         ("ollama", "image", "ollama/ollama:latest", "has no version"),
-    ],
-)
-def test_a_planted_fault_is_found(compose: dict[str, Any], service: str, key: str, value: object, told: str) -> None:
-    compose["services"][service][key] = value
-    assert [fault for fault in problems(compose) if told in fault]
+    ]:
+        compose["services"][service][key] = value
+        assert [fault for fault in problems(compose) if told in fault]
 
 
 def test_ollama_keeps_one_model_in_memory(compose: dict[str, Any]) -> None:
@@ -115,6 +112,7 @@ def test_what_the_images_copy_is_there() -> None:
             assert (DEPLOY.parent / source).exists(), source
 
 
+@pytest.mark.process
 def test_the_entry_refuses_to_start_without_its_secrets() -> None:
     command = ["sh", str(DEPLOY / "airflow-entry.sh"), "version"]
     path = {"PATH": os.environ["PATH"]}
@@ -131,6 +129,7 @@ def has_compose() -> bool:
     )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not has_compose(), reason="docker compose is not here; the rules above are checked all the same")
 @pytest.mark.parametrize("profile", [(), ("--profile", "airflow")])
 def test_docker_compose_takes_the_file(profile: tuple[str, ...]) -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from deploy.stand_in import POOLS
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,39 +1,97 @@
-"""kill -9 at twenty random moments: nothing finished is lost, nothing finished is generated again."""
+"""kill -9 before and after each request of a collect and of an apply: nothing is lost, mixed or done twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+
+import pytest
 
 from support.command import start_tipbench, tipbench
-from support.scripted_ollama import ScriptedProcess
+from support.judging import Desk, by_hand, fill, items_of, record_cells
+from support.scripted_mlflow import Json, ScriptedMlflow
+from support.scripted_ollama import Request, ScriptedOllama
+from tipbench.judge.scores import SCORES, read_scores
+from tipbench.judge.sheet_store import StoredSheet
 from tipbench.plan.suite import load_suite
 from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
+
+pytestmark = pytest.mark.process
 
 MODELS = ("alpha:135m", "beta:135m")
-CELLS = 48
-KILLS = 20
+CELLS = 24
+EXPERIMENT = "tip-bench-kill"
+COLLECT_WRITES = (("experiments/create", 1), ("runs/create", 2), ("runs/log-batch", 2), ("runs/update", 2))
 
 
-def test_a_collect_killed_twenty_times_ends_complete(home: Path, mlflow_url: str, tmp_path: Path) -> None:
-    rng, name = random.Random(20), f"tip-bench-kill-{uuid4().hex[:8]}"
-    with ScriptedProcess(MODELS, call_s=0.45) as server:
+class KillingMlflow(ScriptedMlflow):
+    """Kills its client at a chosen request, before the request takes effect or after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._client: subprocess.Popen[bytes] | None = None
+        self._at, self._after, self._started = ("", 0), False, threading.Event()
+        self._seen: Counter[str] = Counter()
+
+    def run_and_kill(self, *words: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
+        """Run a command that must reach the nth request of this kind."""
+        self._seen.clear()
+        self._started.clear()
+        self._at, self._after = at, after
+        self._client = start_tipbench(*words, home=home, log=log)
+        self._started.set()
+        code = self._client.wait(120)
+        self._at = ("", 0)
+        assert code == -signal.SIGKILL, f"{at} was never reached:\n{log.read_text()[-2000:]}"
+
+    def answer(self, path: str, body: Json) -> Json:
+        self._seen[path] += 1
+        killing = (path, self._seen[path]) == self._at
+        if killing and not self._after:
+            self._kill()
+        answer = super().answer(path, body)
+        if killing and self._after:
+            self._kill()
+        return answer
+
+    def _kill(self) -> None:
+        assert self._started.wait(60)
+        assert self._client is not None
+        self._client.send_signal(signal.SIGKILL)
+        self._client.wait()
+        raise ConnectionError  # ends the request: a killed client sends nothing more and reads nothing
+
+
+@pytest.fixture
+def mlflow() -> Iterator[KillingMlflow]:
+    with KillingMlflow() as server:
+        yield server
+
+
+def test_a_collect_killed_at_each_step_ends_complete(home: Path, mlflow: KillingMlflow, tmp_path: Path) -> None:
+    with ScriptedOllama(MODELS, call_s=0.05) as server:
         options = (
-            "collect", "--models", ",".join(MODELS), "--ollama-url", server.url, "--mlflow-url", mlflow_url,
-            "--experiment", name, "--n-tips", "2", "--num-predict", "64",
+            "collect", "--models", ",".join(MODELS), "--ollama-url", server.url, "--mlflow-url", mlflow.url,
+            "--experiment", EXPERIMENT, "--n-tips", "2", "--num-predict", "64", "--n-scenarios", "4",
         )  # fmt: skip
-        kills = _kill_often(options, home, rng, tmp_path / "collect.log")
+        for path, nth in COLLECT_WRITES:
+            for after in (False, True):
+                mlflow.run_and_kill(*options, home=home, log=tmp_path / "log", at=(path, nth), after=after)
+        _kill_in_mid_answer(options, home, server)
         tipbench(*options, home=home)
-        log = server.log()
+        chats, max_resident = server.log.calls(), server.log.max_resident
 
-    assert kills == KILLS
-    with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(name)
+    with MlflowStore(mlflow.url) as store:
+        experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
         everything = list(store.search(experiment.experiment_id, where={"kind": "cell"}, half_written=True))
         texts = {run.run_id: store.get(run.run_id)[1] for run in everything}
@@ -41,25 +99,22 @@ def test_a_collect_killed_twenty_times_ends_complete(home: Path, mlflow_url: str
     assert len({run.tags["cell_key"] for run in everything}) == CELLS
     for run in everything:
         _check_texts(texts[run.run_id], run.metrics)
-    assert log["max_resident"] == 1
-    _check_nothing_finished_was_asked_again(log["requests"], everything)
+    assert max_resident == 1
+    _check_nothing_finished_was_asked_again(chats, everything)
     assert list((home / "journal").rglob("*.jsonl")) == []
 
 
-def _kill_often(options: tuple[str, ...], home: Path, rng: random.Random, log: Path) -> int:
-    """Start and kill; early in the run, late, and while it is starting. Stops short only if the grid is done."""
-    kills = 0
-    for _ in range(KILLS):
-        process = start_tipbench(*options, home=home, log=log)
-        try:
-            process.wait(rng.uniform(0.4, 1.8))
-        except Exception:  # noqa: BLE001 - still running, as hoped
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        else:
-            raise AssertionError(f"the collect ended before it could be killed:\n{log.read_text()[-2000:]}")
-    return kills
+def _kill_in_mid_answer(options: tuple[str, ...], home: Path, server: ScriptedOllama) -> None:
+    server.set(call_s=0.5)
+    process = start_tipbench(*options, home=home)
+    deadline = time.monotonic() + 60
+    while not server.log.calls(outcome="running"):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    server.set(call_s=0.05)
 
 
 def _check_texts(texts: dict[str, str], metrics: Any) -> None:
@@ -70,12 +125,58 @@ def _check_texts(texts: dict[str, str], metrics: Any) -> None:
     assert hashlib.sha256(texts["artifact:rubric.md"].encode()).hexdigest() == load_suite("tips").rubric.sha256
 
 
-def _check_nothing_finished_was_asked_again(requests: list[dict[str, Any]], runs: list[Any]) -> None:
+def _check_nothing_finished_was_asked_again(chats: list[Request], runs: list[StoredRun]) -> None:
     """A cell's question after its recorded answer had ended would be a cell generated twice."""
-    ended = {(run.params["model"], int(run.tags["cell_seed"])): run.end_ms / 1000 for run in runs}
-    chats = [request for request in requests if request["path"] == "/api/chat"]
+    ended = {(run.params["model"], int(run.tags["cell_seed"])): (run.end_ms or 0) / 1000 for run in runs}
     assert len(chats) >= CELLS
-    for request in chats:
-        key = (request["model"], request["options"]["seed"])
+    for chat in chats:
+        key = (str(chat.model), int(str(chat.options["seed"])))
         # 50 ms: an answer is journalled some milliseconds after it ended; a kill in between leaves it unfinished
-        assert request["started"] <= ended[key] + 0.05, f"{key} was asked again after it was finished"
+        assert chat.started <= ended[key] + 0.05, f"{key} was asked again after it was finished"
+
+
+def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
+    home: Path, mlflow: KillingMlflow, tmp_path: Path
+) -> None:
+    file = tmp_path / "sheet.json"
+    options = ("judge", "apply", str(file), "--mlflow-url", mlflow.url)
+    with MlflowStore(mlflow.url) as store:
+        desk = Desk(store, record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=6))
+        judging = desk.export("anna", seed=1).judging
+        versions: list[dict[str, Any]] = []
+        for seed in (1, 2):  # new scores, then revised ones
+            versions.append(fill(judging, seed=seed))
+            file.write_text(json.dumps(versions[-1]))
+            for nth, after in ((1, False), (1, True), (4, False)):
+                at = ("runs/log-batch", nth)
+                mlflow.run_and_kill(*options, home=home, log=tmp_path / "log", at=at, after=after)
+                _check_nothing_is_mixed(desk, judging, versions)
+            tipbench(*options, home=home)
+        runs, scores, last = desk.cells(), desk.scores(), items_of(versions[-1], judging)
+    assert len(runs) == 12
+    for run_id, run in runs.items():
+        assert (run.state, run.tags["judge_pending"], run.tags["held"]) == ("judged", "false", "false")
+        numbers = by_hand(last[run_id])
+        assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
+        history = [[dict(tip.scores) for tip in given.tips] for given in scores[run_id].history]
+        assert history == [_scores(versions[0], judging, run_id)], "each version once, in order"
+
+
+def _check_nothing_is_mixed(desk: Desk, judging: StoredSheet, versions: list[dict[str, Any]]) -> None:
+    """Each cell has the scores of the version under way or of the one before; never something in between."""
+    found = desk.store.read(desk.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
+    for run, texts in found:
+        given = read_scores(texts.get(SCORES)).judges.get("anna")
+        if given is None:
+            assert (run.state, len(versions)) == ("pending", 1)
+            assert "composite" not in run.metrics
+            continue
+        tips = [dict(tip.scores) for tip in given.tips]
+        item = next(items_of(raw, judging)[run.run_id] for raw in reversed(versions)
+                    if _scores(raw, judging, run.run_id) == tips)  # fmt: skip
+        assert run.state == "judged"
+        assert run.metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+
+
+def _scores(raw: dict[str, Any], judging: StoredSheet, run_id: str) -> list[dict[str, int]]:
+    return [tip["scores"] for tip in items_of(raw, judging)[run_id]["tips"]]

@@ -1,4 +1,4 @@
-"""Judging on real parts: 48 cells of a real collect, the real command in processes of their own, a real MLflow."""
+"""Judging on real parts: 48 cells of a real collect, the real command in processes of their own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import tipbench as package
 from support.command import tipbench, tipbench_json
 from support.judging import Desk, by_hand, fill, fill_csv, items_of
 from support.scripted_ollama import ScriptedOllama
-from tipbench.judge.judging import Judging, find_judging
-from tipbench.judge.key import Behind
-from tipbench.judge.sheet_csv import unguarded
+from tipbench.judge.sheet_file import unescape_cell
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet
 from tipbench.record.mlflow import MlflowStore
+
+pytestmark = pytest.mark.process
 
 EXPERIMENT = "tip-bench-flow-judging"
 MODELS = ("zebra-unmistakable:135m", "okapi-unmistakable:1b")
@@ -34,8 +35,8 @@ class Place:
     url: str
     suite: Path
 
-    def judging(self, sheet: str) -> Judging:
-        found = find_judging(self.desk.store, self.desk.experiment.experiment_id, EXPERIMENT, sheet)
+    def judging(self, sheet: str) -> StoredSheet:
+        found = find_sheet(self.desk.store, self.desk.experiment.experiment_id, EXPERIMENT, sheet)
         assert found is not None
         return found
 
@@ -101,7 +102,7 @@ def test_a_sheet_of_real_cells_says_nothing_of_where_they_came_from(place: Place
     assert {frozenset(item) for item in raw["items"]} == {
         frozenset(("item", "sha256", "scenario", "format_ok", "tips"))
     }, "a hidden item has the same keys as any other"
-    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.behind is Behind.CONTROL]
+    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.behind is ItemKind.CONTROL]
     assert sum(len(entry.controls) for entry in hidden) >= 40
 
 
@@ -152,8 +153,8 @@ def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> 
     place.export(home, table, "--judge", "ben", "--format", "csv", "--suite", str(place.suite))
     text = table.read_bytes().decode()
     sheet = next(line.split('","')[4] for line in text.splitlines() if line.startswith('"about","sheet"'))
-    judging = place.judging(unguarded(sheet))
-    shared = [entry.run_id for entry in judging.entries if entry.behind is Behind.CELL]
+    judging = place.judging(unescape_cell(sheet))
+    shared = [entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL]
     assert len(shared) == 12, "a fifth of 48, in whole scenarios"
     before = {run_id: run.metrics["composite"] for run_id, run in place.desk.cells().items()}
     raw = fill(judging, seed=2)

@@ -22,11 +22,13 @@ import pytest
 from support.command import tipbench
 from support.judging import fill, items_of
 from support.scripted_ollama import ScriptedOllama
-from tipbench.judge.duel_runs import find_duel
-from tipbench.judge.judging import find_judging
+from tipbench.judge.duels import find_duel
+from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment
+
+pytestmark = pytest.mark.process
 
 MODELS, PROMPTS = ("alpha:1b", "beta:1b", "gamma:1b"), ("v1", "v2-mentor")
 MAY, JUNE = "tip-bench-whole-may", "tip-bench-whole-june"
@@ -78,7 +80,7 @@ class Team:
         sheet = json.loads(file.read_text("utf-8"))["sheet"]
         with self.store() as store:
             found = there(store, experiment)
-            judging = find_judging(store, found.experiment_id, experiment, sheet)
+            judging = find_sheet(store, found.experiment_id, experiment, sheet)
             cells = {run.run_id: run for run in store.search(found.experiment_id, where={"kind": "cell"})}
         assert judging is not None
         raw = fill(judging)
@@ -114,8 +116,8 @@ def pair(row: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def team(home: Path, tmp_path: Path, mlflow_url: str) -> Team:
-    return Team(home, tmp_path, mlflow_url)
+def team(home: Path, tmp_path: Path, real_mlflow_url: str) -> Team:
+    return Team(home, tmp_path, real_mlflow_url)
 
 
 def test_from_collect_to_a_decision(team: Team) -> None:

@@ -12,12 +12,10 @@ import pytest
 
 from support.asks import ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
-from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused, ResidencyError
+from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
 from tipbench.generate import ollama
-from tipbench.generate.engine import Completion, EngineFailure, FailureKind
-from tipbench.generate.ollama import MemoryRule, OllamaEngine
-from tipbench.generate.ollama_facts import find_entry
-from tipbench.generate.sizing import refusal
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind, rejection_reason
+from tipbench.generate.ollama import MemoryPolicy, OllamaEngine, find_entry
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def server() -> Iterator[ScriptedOllama]:
 @pytest.fixture
 def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[OllamaEngine]:
     monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
-    built = OllamaEngine(server.url, rule=MemoryRule(wait_s=5))
+    built = OllamaEngine(server.url, rule=MemoryPolicy(wait_s=5))
     yield built
     built.close()
 
@@ -223,8 +221,8 @@ def test_facts_come_from_the_true_count_and_not_from_the_name(server: ScriptedOl
     assert large.params_b == pytest.approx(4.46)
     assert small.params_b == pytest.approx(0.6)
     limits = {"max_model_b": 4.0, "allow_unknown_size": False}
-    assert "4.46B parameters; the limit is 4B" in (refusal(large, **limits) or "")  # type: ignore[arg-type]
-    assert refusal(small, **limits) is None  # type: ignore[arg-type]
+    assert "4.46B parameters; the limit is 4B" in (rejection_reason(large, **limits) or "")  # type: ignore[arg-type]
+    assert rejection_reason(small, **limits) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +237,7 @@ def test_what_may_not_run_is_refused_with_its_reason(
     server: ScriptedOllama, engine: OllamaEngine, spec: ModelSpec, said: str
 ) -> None:
     server.add_model(spec)
-    assert said in (refusal(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
+    assert said in (rejection_reason(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
 
 
 def test_a_thinking_model_is_told_not_to(server: ScriptedOllama, engine: OllamaEngine) -> None:
@@ -262,9 +260,9 @@ def test_a_name_without_a_tag_means_latest() -> None:
 
 
 def test_nobody_there_and_somebody_else_there_are_said_plainly(mlflow_url: str) -> None:
-    with closing(OllamaEngine("http://127.0.0.1:9")) as nobody, pytest.raises(OllamaAway, match="ollama serve"):
+    with closing(OllamaEngine("http://127.0.0.1:9")) as nobody, pytest.raises(OllamaUnavailable, match="ollama serve"):
         nobody.facts("m")
-    with closing(OllamaEngine(mlflow_url)) as other, pytest.raises(OllamaRefused, match="not Ollama's way"):
+    with closing(OllamaEngine(mlflow_url)) as other, pytest.raises(OllamaError, match="not Ollama's way"):
         other.facts("m")
 
 
@@ -296,7 +294,7 @@ def test_a_model_stuck_in_stopping_ends_the_run_instead_of_loading_a_second(
 
 
 def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
-    engine = OllamaEngine(server.url, rule=MemoryRule(unload="call", wait_s=5))
+    engine = OllamaEngine(server.url, rule=MemoryPolicy(unload="call", wait_s=5))
     server.set(unload_s=0.05)
     engine.prepare(engine.facts("alpha:135m"))
     for _ in range(3):
@@ -309,7 +307,7 @@ def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
 
 def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: ScriptedOllama) -> None:
     said: list[str] = []
-    engine = OllamaEngine(server.url, rule=MemoryRule(wait_s=5, evict=True), report=said.append)
+    engine = OllamaEngine(server.url, rule=MemoryPolicy(wait_s=5, evict=True), report=said.append)
     engine.start()
     engine.prepare(engine.facts("alpha:135m"))
     completed(engine.complete(ask()))
@@ -334,5 +332,5 @@ def test_a_tag_moved_before_its_block_is_not_asked_under_its_old_digest(
 ) -> None:
     facts = engine.facts("alpha:135m")
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
-    with pytest.raises(OllamaRefused, match="its tag was moved"):
+    with pytest.raises(OllamaError, match="its tag was moved"):
         engine.prepare(facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -55,9 +54,8 @@ def test_recorded_tips_are_an_exact_answer_themselves(tips: list[Tip]) -> None:
     assert parse_answer(tips_json(tips), len(tips)) == Answer(tuple(tips), format_ok=True)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_anything_but_the_asked_array_loses_format_ok() -> None:
+    for raw in [
         json.dumps(TWO[:1]),
         json.dumps([*TWO, TWO[0]]),
         json.dumps([TWO[0], TWO[0]]),
@@ -82,16 +80,14 @@ def test_recorded_tips_are_an_exact_answer_themselves(tips: list[Tip]) -> None:
         "",
         "null",
         "[]",
-    ],
-)
-def test_anything_but_the_asked_array_loses_format_ok(raw: str) -> None:
-    assert not parse_answer(raw, 2).format_ok
+    ]:
+        assert not parse_answer(raw, 2).format_ok
 
 
 # Everything else
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(any_text, st.integers(-1, 60))
 @example("\ud800", 1)
 @example('[{"tip": "\\ud800", "rationale": "\\udc00"}]', 1)
@@ -147,9 +143,8 @@ def test_a_cut_off_last_object_counts_only_if_its_tip_is_complete() -> None:
     assert parse_answer(f"[{first}, {second[:-8]}", 2).tips[1] == Tip(TEXTS[1], "")
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_the_same_two_tips_are_found_in_every_shape() -> None:
+    for raw in [
         EXACT + "\n\nAnd again:\n" + EXACT,
         json.dumps([TWO[0]]) + "\n" + json.dumps([TWO[1]]),
         json.dumps({"answer": {"morning": [TWO[0]], "evening": [TWO[1]]}}),
@@ -190,16 +185,13 @@ def test_a_cut_off_last_object_counts_only_if_its_tip_is_complete() -> None:
         f"First I thought of 1. nothing\n</think>{EXACT}",
         f"{EXACT}<think>was that right? 1. Do not know",
         EXACT.replace("timer", "ti\x00mer\x1b".replace("\x00", "\\u0000")),
-    ],
-)
-def test_the_same_two_tips_are_found_in_every_shape(raw: str) -> None:
-    assert texts(raw) == TEXTS
-    assert not parse_answer(raw, 2).format_ok
+    ]:
+        assert texts(raw) == TEXTS
+        assert not parse_answer(raw, 2).format_ok
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_what_holds_no_tip_gives_none() -> None:
+    for raw in [
         "",
         " \n\t ",
         "I'm sorry, but I can't help with that.",
@@ -220,15 +212,12 @@ def test_the_same_two_tips_are_found_in_every_shape(raw: str) -> None:
         '{"name": "Maya", "role": "designer"}',
         "09:00 Get up\n10:00 Go to work",
         "2019. It was a good year.",
-    ],
-)
-def test_what_holds_no_tip_gives_none(raw: str) -> None:
-    assert parse_answer(raw, 2) == Answer((), format_ok=False)
+    ]:
+        assert parse_answer(raw, 2) == Answer((), format_ok=False)
 
 
-@pytest.mark.parametrize(
-    ("raw", "rationale"),
-    [
+def test_the_rationale_is_found_beside_its_tip() -> None:
+    for raw, rationale in [
         ('[{"rationale": "first", "tip": "Do it now"}]', "first"),
         ('{"tip": {"title": "Do it now"}, "reasoning": "beside"}', "beside"),
         ('["Do it now", "rationale": "in an array"]', "in an array"),
@@ -236,11 +225,9 @@ def test_what_holds_no_tip_gives_none(raw: str) -> None:
         ("Tip: Do it now.\n- a detail\n* Rationale: said so", "said so"),
         ("Tip: Do it now.\nRationale:\nbelow", "below"),
         ("Do: 1\n1. Do it now. Rationale: inline", "inline"),
-    ],
-)
-def test_the_rationale_is_found_beside_its_tip(raw: str, rationale: str) -> None:
-    (tip,) = parse_answer(raw, 2).tips
-    assert (tip.tip.rstrip("."), tip.rationale) == ("Do it now", rationale)
+    ]:
+        (tip,) = parse_answer(raw, 2).tips
+        assert (tip.tip.rstrip("."), tip.rationale) == ("Do it now", rationale)
 
 
 def test_quotes_inside_a_string_need_not_be_escaped() -> None:
@@ -411,9 +398,9 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_answers_of_a_tiny_model_are_read_as_a_person_would(name: str) -> None:
-    assert texts(SEEN[name]) == READ[name]
+def test_answers_of_a_tiny_model_are_read_as_a_person_would() -> None:
+    for name, raw in SEEN.items():
+        assert texts(raw) == READ[name], name
 
 
 # Cost
@@ -444,29 +431,30 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize("unit", BOMBS)
-@pytest.mark.parametrize("before", ["", '[{"tip": "', "1. "])
-def test_a_long_repetition_costs_in_proportion_to_its_length(before: str, unit: str) -> None:
-    def cost(chars: int) -> float:
-        raw = before + unit * (chars // len(unit))
+def test_a_long_repetition_costs_in_proportion_to_its_length() -> None:
+    def cost(raw: str) -> float:
         start = time.process_time()
         assert len(parse_answer(raw, 5).tips) <= MAX_TIPS
         return time.process_time() - start
 
-    small = min(cost(20_000) for _ in range(2))
-    assert cost(200_000) < 40 * small + 0.1  # ten times the length; were it quadratic, a hundred times the cost
+    for number, unit in enumerate(BOMBS):
+        for before in ("", ('[{"tip": "', "1. ")[number % 2]):
+            short, long = (before + unit * (chars // len(unit)) for chars in (20_000, 200_000))
+            small = min(cost(short) for _ in range(2))
+            # Ten times the length; were it quadratic, a hundred times the cost.
+            assert cost(long) < 40 * small + 0.1, (before, unit)
 
 
-@pytest.mark.parametrize("unit", ["[", '{"a":', '[{"tip": "Do it", "rationale": "x"}, ', "1. Do it\n", '"', "na "])
-def test_a_megabyte_of_repetition_is_read(unit: str) -> None:
-    assert len(parse_answer(unit * (1_000_000 // len(unit)), 5).tips) <= 1
+def test_a_megabyte_of_repetition_is_read() -> None:
+    for unit in ["[", '{"a":', '[{"tip": "Do it", "rationale": "x"}, ', "1. Do it\n", '"', "na "]:
+        assert len(parse_answer(unit * (1_000_000 // len(unit)), 5).tips) <= 1
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
-def test_deep_nesting_does_not_reach_the_recursion_limit(opening: str) -> None:
-    closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
-    assert texts(opening * 100_000) == []
-    assert texts(opening * 100_000 + "1" + closing * 100_000 + EXACT) in ([], TEXTS)
+def test_deep_nesting_does_not_reach_the_recursion_limit() -> None:
+    for opening in ["[", '{"a":', '[{"a":']:
+        closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
+        assert texts(opening * 100_000) == []
+        assert texts(opening * 100_000 + "1" + closing * 100_000 + EXACT) in ([], TEXTS)
 
 
 def test_a_number_too_long_for_python_is_passed_over() -> None:
@@ -476,9 +464,11 @@ def test_a_number_too_long_for_python_is_passed_over() -> None:
 # Length
 
 
-@pytest.mark.parametrize(
-    ("tip", "limit", "overlong"),
-    [("one two three", 3, False), ("one two three four", 3, True), ("", 0, False), ("one – two • three!", 3, False)],
-)
-def test_a_tip_is_overlong_beyond_the_limit_of_words(tip: str, limit: int, overlong: bool) -> None:
-    assert is_overlong(tip, limit) is overlong
+def test_a_tip_is_overlong_beyond_the_limit_of_words() -> None:
+    for tip, limit, overlong in [
+        ("one two three", 3, False),
+        ("one two three four", 3, True),
+        ("", 0, False),
+        ("one – two • three!", 3, False),
+    ]:
+        assert is_overlong(tip, limit) is overlong

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tipbench.errors import OllamaAway, ResidencyError
+from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.generate.residency import (
     Evidence,
     Monitor,
@@ -47,7 +47,7 @@ def test_our_model_is_gone_even_if_another_stays() -> None:
 
 
 def test_no_answer_is_not_taken_for_empty() -> None:
-    with pytest.raises(OllamaAway, match="did not say what is in memory"):
+    with pytest.raises(OllamaUnavailable, match="did not say what is in memory"):
         wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
     with pytest.raises(ResidencyError, match="does not say"):
         wait_until_empty(Memory([None]), wait_s=0.1)

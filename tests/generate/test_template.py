@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import ModelRefused
 from tipbench.generate import template
-from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.generate.template import MODEL, TemplateEngine
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task
@@ -38,8 +38,8 @@ SCENARIO = Scenario(PERSONA, Slot("dawn", "at dawn", time(5, 50)), DAY)
 VERBS = {"Set", "Start", "Put", "Use", "Do", "Take", "Block", "Spend", "Look"}
 
 
-def ask(scenario: Scenario = SCENARIO, n_tips: int = 5, seed: int = 42, model: str = MODEL) -> Ask:
-    return Ask(model=model, system="", user="", scenario=scenario, n_tips=n_tips, options={"seed": seed})
+def ask(scenario: Scenario = SCENARIO, n_tips: int = 5, seed: int = 42, model: str = MODEL) -> GenerationRequest:
+    return GenerationRequest(model=model, system="", user="", scenario=scenario, n_tips=n_tips, options={"seed": seed})
 
 
 def answer(scenario: Scenario = SCENARIO, n_tips: int = 5, seed: int = 42) -> str:
@@ -52,23 +52,23 @@ def tips(scenario: Scenario = SCENARIO, n_tips: int = 5, seed: int = 42) -> list
     return [tip["tip"] for tip in json.loads(answer(scenario, n_tips, seed))]
 
 
-@pytest.mark.parametrize("suite", builtin_suites())
-def test_every_built_in_scenario_gets_exact_answers_of_one_to_twenty_tips(suite: str) -> None:
-    for scenario in load_suite(suite).scenarios:
-        for n_tips in (1, 2, 3, 5, 20):
-            parsed = parse_answer(answer(scenario, n_tips), n_tips)
-            assert parsed.format_ok, (scenario.id, n_tips)
-            assert len({tip.tip for tip in parsed.tips}) == n_tips
+def test_every_built_in_scenario_gets_exact_answers_of_one_to_twenty_tips() -> None:
+    for suite in builtin_suites():
+        for scenario in load_suite(suite).scenarios:
+            for n_tips in (1, 2, 3, 5, 20):
+                parsed = parse_answer(answer(scenario, n_tips), n_tips)
+                assert parsed.format_ok, (scenario.id, n_tips)
+                assert len({tip.tip for tip in parsed.tips}) == n_tips
 
 
-@pytest.mark.parametrize("suite", builtin_suites())
-def test_every_tip_is_a_short_instruction_with_a_duration_about_one_of_the_tasks(suite: str) -> None:
-    for scenario in load_suite(suite).scenarios:
-        for tip in tips(scenario, 20):
-            assert not is_overlong(tip, 39), tip
-            assert tip.split()[0] in VERBS, tip
-            assert re.search(r"\b\d+ minutes\b", tip), tip
-            assert any(f"“{task.title}”" in tip for task in scenario.persona.tasks), tip
+def test_every_tip_is_a_short_instruction_with_a_duration_about_one_of_the_tasks() -> None:
+    for suite in builtin_suites():
+        for scenario in load_suite(suite).scenarios:
+            for tip in tips(scenario, 20):
+                assert not is_overlong(tip, 39), tip
+                assert tip.split()[0] in VERBS, tip
+                assert re.search(r"\b\d+ minutes\b", tip), tip
+                assert any(f"“{task.title}”" in tip for task in scenario.persona.tasks), tip
 
 
 @settings(deadline=None, max_examples=30)
@@ -105,9 +105,8 @@ def test_the_evening_ends_with_a_note_and_the_morning_does_not() -> None:
     assert not any("then stop for today" in tip for tip in tips())
 
 
-@pytest.mark.parametrize(
-    "tasks",
-    [
+def test_odd_tasks_and_no_habits_still_give_exact_short_answers() -> None:
+    for tasks in [
         (),
         (Task("Only one", 1, None, 0),),
         (Task("Twice", 1, None, 0), Task("twice", 4, DAY, 1)),
@@ -115,14 +114,11 @@ def test_the_evening_ends_with_a_note_and_the_morning_does_not() -> None:
         (Task(" ".join(["very"] * 300) + " long", 2, None, 0),),
         (Task(" ".join(["same"] * 30) + " a", 2, None, 0), Task(" ".join(["same"] * 30) + " b", 2, None, 0)),
         (Task("Lone \ud800 surrogate", 2, date.max, 0), Task("Nul \x00 inside", 2, date.min, 0)),
-    ],
-    ids=["none", "one", "twice", "braces", "long", "same-start", "odd-characters"],
-)
-def test_odd_tasks_and_no_habits_still_give_exact_short_answers(tasks: tuple[Task, ...]) -> None:
-    odd = replace(SCENARIO, persona=replace(PERSONA, tasks=tasks, habits=()))
-    parsed = parse_answer(answer(odd, 20), 20)
-    assert parsed.format_ok
-    assert not any(is_overlong(tip.tip, 39) for tip in parsed.tips)
+    ]:
+        odd = replace(SCENARIO, persona=replace(PERSONA, tasks=tasks, habits=()))
+        parsed = parse_answer(answer(odd, 20), 20)
+        assert parsed.format_ok
+        assert not any(is_overlong(tip.tip, 39) for tip in parsed.tips)
 
 
 def test_facts_say_that_nothing_is_loaded() -> None:

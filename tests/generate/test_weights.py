@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from support.weights import shared_weights_home
 from tipbench.errors import WeightsError
 from tipbench.generate import weights
-from tipbench.generate.download import download
 from tipbench.generate.weights import (
     EMBEDDED_MODELS,
     SMOLLM2,
     EmbeddedModel,
+    download,
     fetch_model,
     fetch_weights,
     is_fetched,

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tipbench.jobs.local import LocalRunner
-from tipbench.jobs.queue import Supervisor
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.store import JobStore
+from tipbench.jobs.supervisor import Supervisor
 
 
 def main(home: Path) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, story, told, wait_for
 from support.little_airflow import DAG
-from tipbench.errors import AirflowAway, MlflowAway, NotStarted, TipbenchError
+from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
-from tipbench.jobs.airflow_dag import TaskInstance
-from tipbench.jobs.airflow_story import Kept, Tally
+from tipbench.jobs.airflow_api import TaskInstance
+from tipbench.jobs.airflow_progress import StoredProgress, TaskTotals
 from tipbench.jobs.events import event_line
 from tipbench.jobs.job import Job, JobState
-from tipbench.jobs.queue import Supervisor, retry
+from tipbench.jobs.supervisor import Supervisor, retry
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def site(home: Path) -> Iterator[Site]:
 def test_a_trigger_whose_answer_is_lost_makes_one_run(site: Site) -> None:
     job = site.job()
     site.airflow.lose_answers_to = f"dags/{DAG}/dagRuns"
-    with pytest.raises(AirflowAway):
+    with pytest.raises(AirflowUnavailable):
         site.runner.start(job)
     site.runner.start(job)
     assert list(site.airflow.runs) == [run_id_of(job)]
@@ -44,7 +44,7 @@ def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> 
     site.airflow.pools.clear()
     job = site.job()
     site.airflow.lose_answers_to = f"dags/{DAG}/dagRuns"
-    with pytest.raises(AirflowAway):
+    with pytest.raises(AirflowUnavailable):
         site.runner.start(job)
     site.runner.cancel(job)
     site.airflow.runs[run_id_of(job)].join()
@@ -55,7 +55,7 @@ def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> 
 def test_a_job_that_airflow_never_heard_of_is_cancelled_without_it(site: Site) -> None:
     job = site.job()
     site.airflow.fault = "away"
-    with pytest.raises(AirflowAway):
+    with pytest.raises(AirflowUnavailable):
         site.runner.start(job)
     site.runner.cancel(job)
     assert site.runner.observe(job).state is JobState.CANCELLED
@@ -64,7 +64,7 @@ def test_a_job_that_airflow_never_heard_of_is_cancelled_without_it(site: Site) -
 def test_a_paused_dag_is_told_and_waited_for(site: Site) -> None:
     site.airflow.paused = True
     job = site.job()
-    with pytest.raises(AirflowAway, match=f"The DAG {DAG} is paused in Airflow. Unpause it"):
+    with pytest.raises(AirflowUnavailable, match=f"The DAG {DAG} is paused in Airflow. Unpause it"):
         site.runner.start(job)
     assert not site.airflow.runs
     site.airflow.paused = False
@@ -77,7 +77,7 @@ def test_a_paused_dag_is_not_asked_about_each_time_the_queue_tries(site: Site) -
     job = site.job()
     runner = AirflowRunner(site.home, site.rest, site.cells, poll_s=60)
     for _ in range(3):
-        with pytest.raises(AirflowAway, match="is paused in Airflow"):
+        with pytest.raises(AirflowUnavailable, match="is paused in Airflow"):
             runner.start(job)
     assert site.airflow.asked("GET", f"/dags/{DAG}") == 1
 
@@ -96,20 +96,20 @@ def test_a_cancel_that_airflow_does_not_allow_is_told_once(site: Site) -> None:
 
 def test_a_missing_dag_cannot_be_started(site: Site) -> None:
     site.airflow.has_dag = False
-    with pytest.raises(NotStarted, match=f"There is no DAG {DAG} in Airflow at .*bench_dag.py"):
+    with pytest.raises(JobStartError, match=f"There is no DAG {DAG} in Airflow at .*bench_dag.py"):
         site.runner.start(site.job())
 
 
 def test_a_conf_that_airflow_refuses_cannot_be_started(site: Site) -> None:
     job = site.job()
     wrong = replace(job, arguments={**job.arguments, "n_tips": "many"})
-    with pytest.raises(NotStarted, match="Invalid input for param n_tips"):
+    with pytest.raises(JobStartError, match="Invalid input for param n_tips"):
         site.runner.start(wrong)
 
 
 def test_without_an_mlflow_there_is_nothing_to_start(site: Site) -> None:
     site.cells.url = None
-    with pytest.raises(NotStarted, match="needs an MLflow that its workers and the panel reach"):
+    with pytest.raises(JobStartError, match="needs an MLflow that its workers and the panel reach"):
         site.runner.start(site.job())
     assert not site.airflow.requests
 
@@ -218,7 +218,7 @@ def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_away(si
     job = site.job(models="alpha:1b")
     site.runner.start(job)
     site.airflow.fault = "away"
-    with pytest.raises(AirflowAway):
+    with pytest.raises(AirflowUnavailable):
         site.runner.observe(job)
     site.airflow.fault = ""
     before = len(site.airflow.requests)
@@ -259,7 +259,7 @@ def test_what_a_task_waited_for_and_had_on_the_way_ends_with_its_attempt(site: S
 def test_what_only_follows_from_the_first_failure_is_no_reason() -> None:
     names = ("plan", "export_for_judge", "outcome")
     failed = [TaskInstance(task_id=name, state="failed") for name in names]
-    kept = Kept(tallies={name: Tally(failure=f"{name} failed.") for name in names})
+    kept = StoredProgress(tallies={name: TaskTotals(failure=f"{name} failed.") for name in names})
     assert _why(failed, kept) == "plan failed."
 
 
@@ -298,7 +298,7 @@ def test_somebody_who_answers_in_airflow_is_as_good(site: Site) -> None:
 
 
 def test_an_mlflow_that_is_away_keeps_the_job_waiting(site: Site) -> None:
-    site.cells.trouble = MlflowAway("MLflow cannot be reached.")
+    site.cells.trouble = MlflowUnavailable("MLflow cannot be reached.")
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     seen = site.until(job, lambda seen: "cannot be seen" in seen.reason)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from support.airflow_site import MLFLOW, Site, airflow_site, story, told
-from tipbench.errors import AirflowRefused
-from tipbench.jobs import airflow_rest, airflow_story
+from tipbench.errors import AirflowError
+from tipbench.jobs import airflow_api as airflow_rest
+from tipbench.jobs import airflow_progress
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import run_id_of
-from tipbench.jobs.airflow_dag import AirflowDag, LogLine, LogPart, SeenRun, TaskInstance
-from tipbench.jobs.airflow_story import Kept, Story
+from tipbench.jobs.airflow_api import AirflowDag, DagRun, LogLine, LogPart, TaskInstance
+from tipbench.jobs.airflow_progress import RunProgress, StoredProgress
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import Job, JobState
 
@@ -133,17 +134,17 @@ class TooLongAtFirst(AirflowDag):
 
     def log(self, _run_id: str, _task: TaskInstance, attempt: int, _token: str | None, skip: int) -> LogPart:
         if attempt == 1:
-            raise AirflowRefused("That is too much.", status=airflow_rest.TOO_LONG)
+            raise AirflowError("That is too much.", status=airflow_rest.TOO_LONG)
         return LogPart((LogLine(f"attempt {attempt}"),)[skip:], None)
 
 
 def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), TooLongAtFirst(site.rest)
     folder.make()
-    telling = Story(folder, Kept(run_id="x"), time.time)
+    telling = RunProgress(folder, StoredProgress(run_id="x"), time.time)
     for tries in (1, 2, 2, 2):
         task = TaskInstance(task_id="collect", state="running", try_number=tries)
-        telling.read_logs(dag, SeenRun("running", (task,)))
+        telling.read_logs(dag, DagRun("running", (task,)))
     telling.save()
     assert folder.tail(10_000).text.count("] attempt 2") == 1
 
@@ -161,7 +162,7 @@ def test_logs_that_airflow_does_not_give_cost_their_progress_and_not_the_job(sit
 def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends_all_the_same(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(airflow_story, "MOST_KEPT", 20_000)
+    monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
 
     def chatty(model: str, log: list[str]) -> int:
         for _ in range(100):

@@ -16,7 +16,9 @@ import pytest
 from support.command import tipbench
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs import events as wire
-from tipbench.jobs.event_log import read_events
+from tipbench.jobs.event_file import read_events
+
+pytestmark = pytest.mark.process
 
 SMALL = ("--prompts", "v1", "--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
 
@@ -40,9 +42,7 @@ def told(file: Path) -> list[wire.Event]:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("--version",), 0),
         (("nosuch",), 2),
-        (("collect", "--n-tips", "many"), 2),
         (("compare", "--experiment", "tip-bench-none", "--mlflow-url", "http://127.0.0.1:9"), 1),
     ],
 )

@@ -14,10 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.jobs import events as wire
-from tipbench.jobs.event_log import EventWriter, read_ending, read_events
-from tipbench.jobs.events import MOST_LINE, MOST_TEXT, VOCABULARY, event_json, event_line, parse_line, without_logins
+from tipbench.jobs.event_file import EventWriter, read_events, read_result
+from tipbench.jobs.events import (
+    EVENT_TYPES,
+    MOST_LINE,
+    MOST_TEXT,
+    event_json,
+    event_line,
+    parse_line,
+    strip_logins,
+)
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: without_logins(text) == text)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: strip_logins(text) == text)
 EVENTS = st.one_of(
     st.builds(wire.Message, TEXT, st.booleans()),
     st.builds(wire.BlockStarted, TEXT, st.integers(0, 10**6), st.integers(0, 10**6)),
@@ -49,8 +57,8 @@ def read(path: Path, after: int = 0) -> list[wire.Event]:
 
 
 def test_the_vocabulary_names_every_event_once() -> None:
-    assert set(VOCABULARY.values()) == set(get_args(wire.Event))
-    assert all("event" not in {field.name for field in fields(kind)} for kind in VOCABULARY.values())
+    assert set(EVENT_TYPES.values()) == set(get_args(wire.Event))
+    assert all("event" not in {field.name for field in fields(kind)} for kind in EVENT_TYPES.values())
 
 
 @given(EVENTS, st.floats(0, 4e9))
@@ -82,19 +90,16 @@ def test_damage_and_odd_cursors_never_raise_and_never_hide_what_follows(
     path.write_bytes(noise + b"\n" + b"".join(lines))
     assert read(path)[-len(events) :] == events if events else True
     assert all(event in events for event in read(path, max(after, len(noise) + 1)))
-    read_ending(path)
+    read_result(path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_what_is_no_event_is_passed_over() -> None:
+    for line in [
         *(b"", b"\n", b"{", b"null", b"[1]", b'"x"', b"{}", b'{"at": "x"}', b'{"at": 1, "event": "nosuch"}'),
         *(b'{"at": "x", "event": []}', b'{"at": "x", "event": "exit", "code": "many"}', b"[" * 50_000),
         b'{"at": "x", "event": "message", "text": "' + b"x" * MOST_LINE + b'"}',
-    ],
-)
-def test_what_is_no_event_is_passed_over(line: bytes) -> None:
-    assert parse_line(line) is None
+    ]:
+        assert parse_line(line) is None
 
 
 def test_what_a_later_version_adds_is_passed_over() -> None:
@@ -116,10 +121,10 @@ def test_texts_are_bounded_and_hold_no_login() -> None:
     assert len(told["text"]) == MOST_TEXT
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_number_that_json_does_not_have_is_unknown(value: float) -> None:
-    cell = wire.CellFinished("m", "p", "s", 1, 2, tokens_per_s=value)
-    assert json.loads(event_line(cell, 0))["tokens_per_s"] is None
+def test_a_number_that_json_does_not_have_is_unknown() -> None:
+    for value in [float("inf"), float("nan")]:
+        cell = wire.CellFinished("m", "p", "s", 1, 2, tokens_per_s=value)
+        assert json.loads(event_line(cell, 0))["tokens_per_s"] is None
 
 
 def test_half_a_character_is_written_and_read() -> None:
@@ -180,7 +185,7 @@ def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
     ],
 )
 def test_the_ending_is_the_exit_and_why(events: list[Any], ending: tuple[int, str, str] | None, tmp_path: Path) -> None:
-    found = read_ending(written(tmp_path / "e", *events))
+    found = read_result(written(tmp_path / "e", *events))
     if ending is None:
         assert found is None
     else:
@@ -191,4 +196,4 @@ def test_the_ending_is_the_exit_and_why(events: list[Any], ending: tuple[int, st
 
 def test_a_file_that_is_not_there_holds_no_events(tmp_path: Path) -> None:
     assert read_events(tmp_path / "nosuch") == []
-    assert read_ending(tmp_path / "nosuch") is None
+    assert read_result(tmp_path / "nosuch") is None

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from support.commands import COMMANDS
 from tipbench.errors import UsageError
-from tipbench.jobs.command import JUDGE_OPTIONS, collect_order, command_words, judge_order
-from tipbench.jobs.job import JobKind, Order
+from tipbench.jobs.command import JUDGE_OPTIONS, collect_request, command_arguments, judge_request
+from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.plan.config import CollectConfig, make_config
 
 OLLAMA = "http://localhost:11434"
@@ -44,7 +44,7 @@ def parsed(words: tuple[str, ...]) -> dict[str, Any]:
 )
 def test_the_command_line_understands_exactly_the_configuration(values: dict[str, Any]) -> None:
     config = make_config(values)
-    understood = parsed(command_words(collect_order(config)))
+    understood = parsed(command_arguments(collect_request(config)))
     given_back = {key: understood[key] for key in CollectConfig.model_fields if understood[key] is not None}
     assert make_config(given_back) == config
 
@@ -65,8 +65,8 @@ def test_a_judges_order_becomes_its_command() -> None:
         "all": True,
         "rejudge": False,
     }
-    order = judge_order(options, ollama_url=OLLAMA)
-    understood = parsed(command_words(order))
+    order = judge_request(options, ollama_url=OLLAMA)
+    understood = parsed(command_arguments(order))
     assert (order.kind, order.experiment) == (JobKind.JUDGE, "tip-bench-a")
     assert (understood["with_"], understood["judge"], understood["limit"]) == (
         "command:python judge.py --all",
@@ -76,9 +76,8 @@ def test_a_judges_order_becomes_its_command() -> None:
     assert (understood["all_"], understood["rejudge"]) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_what_is_no_judges_order_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"bogus": 1}, "no option"),
         ({"with": ""}, "with takes"),
         ({"with": None}, "with takes"),
@@ -91,26 +90,25 @@ def test_a_judges_order_becomes_its_command() -> None:
         ({"batch": 3}, "batch belongs to command:"),
         ({"evict": True}, "evict belongs to ollama:"),
         ({"with": "command:x", "num_ctx": 512}, "num_ctx belongs to ollama:"),
-    ],
-)
-def test_what_is_no_judges_order_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        judge_order({**RULES, **change}, ollama_url=OLLAMA)
+    ]
+    for change, said in cases:
+        with pytest.raises(UsageError, match=said):
+            judge_request({**RULES, **change}, ollama_url=OLLAMA)
 
 
 def test_the_operators_program_goes_into_the_environment_and_nowhere_else() -> None:
-    order = judge_order({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
+    order = judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
     assert order.private == {"TIPBENCH_JUDGE_COMMAND": "scribe --key hidden"}
-    assert parsed(command_words(order))["with_"] == "command"
-    assert "hidden" not in repr(order) + " ".join(command_words(order))
+    assert parsed(command_arguments(order))["with_"] == "command"
+    assert "hidden" not in repr(order) + " ".join(command_arguments(order))
     with pytest.raises(UsageError, match="with takes"):
-        judge_order({**RULES, "with": "command"}, ollama_url=OLLAMA)
+        judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA)
 
 
 def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
     config = make_config({"mlflow_url": "https://anna:pw@box/mlflow", "ollama_url": "http://tok@gpu:11434"})
-    order = collect_order(config)
-    words = " ".join(command_words(order))
+    order = collect_request(config)
+    words = " ".join(command_arguments(order))
     assert order.private == {
         "TIPBENCH_MLFLOW_URL": "https://anna:pw@box/mlflow",
         "TIPBENCH_OLLAMA_URL": "http://tok@gpu:11434",
@@ -121,7 +119,7 @@ def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
 
 
 def resources(**values: object) -> tuple[str, ...]:
-    return collect_order(make_config({"experiment": "tip-bench-a", **values})).resources
+    return collect_request(make_config({"experiment": "tip-bench-a", **values})).resources
 
 
 def test_a_collect_needs_its_server_and_its_models_in_the_experiment() -> None:
@@ -146,15 +144,15 @@ def test_the_template_needs_no_server() -> None:
     assert resources(models="baseline:template") == ("baseline:template for tip-bench-a",)
 
 
-@pytest.mark.parametrize(("with_", "needed"), [("rules", ()), ("ollama:a:1b", (LOCAL_SERVER,)), ("command:x", ())])
-def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model(with_: str, needed: tuple[str, ...]) -> None:
-    own = f"judge {with_} in tip-bench-a"
-    assert judge_order({**RULES, "with": with_}, ollama_url=OLLAMA).resources == (*needed, own)
+def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model() -> None:
+    for with_, needed in [("rules", ()), ("ollama:a:1b", (LOCAL_SERVER,)), ("command:x", ())]:
+        own = f"judge {with_} in tip-bench-a"
+        assert judge_request({**RULES, "with": with_}, ollama_url=OLLAMA).resources == (*needed, own)
 
 
 def test_a_program_takes_turns_with_others_that_judge_under_its_name() -> None:
     first, second = (
-        judge_order({**RULES, "with": f"command:{program}", "judge": "ben"}, ollama_url=OLLAMA)
+        judge_request({**RULES, "with": f"command:{program}", "judge": "ben"}, ollama_url=OLLAMA)
         for program in ("one", "two")
     )
     assert first.resources == second.resources
@@ -168,5 +166,5 @@ def test_options_belong_to_the_judges_that_the_command_line_gives_them_to() -> N
 
 
 def test_an_order_shows_no_secret() -> None:
-    order = Order(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
+    order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
     assert "secret" not in repr(order)

@@ -18,15 +18,17 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from tipbench.jobs import events as wire
-from tipbench.jobs.command import collect_order
+from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
 from tipbench.jobs.local import LocalRunner, is_alive
-from tipbench.jobs.queue import cancel, submit
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.store import JobStore
+from tipbench.jobs.supervisor import cancel, submit
 from tipbench.plan.config import make_config
 
-CELLS = 8
+pytestmark = pytest.mark.process
+
+CELLS = 6
 
 
 class Panels:
@@ -91,7 +93,7 @@ def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -
         "mlflow_url": mlflow_url,
         **changes,
     }
-    return submit(store, collect_order(make_config(values))).job
+    return submit(store, collect_request(make_config(values))).job
 
 
 def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 120) -> Job:
@@ -109,7 +111,7 @@ def told(home: Path, job: Job, kind: type[Any]) -> list[Any]:
 def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.5) as server:
+    with ScriptedOllama(call_s=0.3) as server:
         job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
         until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
@@ -126,44 +128,32 @@ def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     assert done.links["mlflow"].startswith(mlflow_url)
 
 
-def test_what_ends_while_nobody_supervises_is_known_afterwards(
-    panels: Panels, store: JobStore, home: Path, mlflow_url: str
-) -> None:
-    job = ordered(store, "meanwhile", mlflow_url)
-    panel = panels.start_and_lead()
-    until(store, job, lambda job: job.state is JobState.RUNNING)
-    panels.kill(panel)
-    deadline = time.monotonic() + 120
-    while not told(home, job, wire.Exit):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert store.get(job.id).state is JobState.RUNNING
-    panels.start_and_lead()
-    assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
-
-
-def test_panels_killed_at_random_moments_start_every_job_once(
+def test_panels_killed_at_seeded_moments_start_every_job_once(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     rng = random.Random(7)
-    jobs = [ordered(store, f"random-{number}", mlflow_url) for number in range(6)]
-    for _ in range(8):
+    jobs = [ordered(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
+    for _ in range(4):
         panel = panels.start_and_lead()
         time.sleep(rng.uniform(0.0, 0.35))
         panels.kill(panel)
+    deadline = time.monotonic() + 120
+    while any(told(home, job, wire.Started) and not told(home, job, wire.Exit) for job in jobs):
+        assert time.monotonic() < deadline  # what ends while no panel supervises is known to the next one
+        time.sleep(0.05)
     panels.start_and_lead()
     for job in jobs:
         done = until(store, job, lambda job: job.state in ENDED or job.state is JobState.LOST)
         assert done.state is JobState.SUCCEEDED, done.reason
         assert len(told(home, job, wire.Started)) == 1
-        assert sum(cell.failure is None for cell in told(home, job, wire.CellFinished)) == CELLS
+        assert sum(cell.failure is None for cell in told(home, job, wire.CellFinished)) == 1
 
 
 def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     first, _second = panels.start_and_lead(), panels.start()
-    jobs = [ordered(store, f"two-{number}", mlflow_url) for number in range(3)]
+    jobs = [ordered(store, f"two-{number}", mlflow_url) for number in range(2)]
     until(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
     panels.kill(first)
     jobs.append(ordered(store, "two-later", mlflow_url))
@@ -175,7 +165,7 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
 def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.5) as server:
+    with ScriptedOllama(call_s=0.3) as server:
         job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
         until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)

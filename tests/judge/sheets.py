@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.judge.sheet import Item, Sheet, SheetTip, sheet_json
-from tipbench.plan.rubric import Rubric
-from tipbench.plan.rubric_files import parse_rubric
+from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.plan.suite import Suite, load_suite
 
 OTHER_SCALES = """+++

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -19,18 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.judging import Desk, fill, honest, record_cells
-from tipbench.cli.judge_applied import applied_json, show_applied
+from support.judging import Desk, SeededStore, fill, honest, record_cells
+from tipbench.cli.judge import applied_json, show_applied
 from tipbench.generate.parsing import Tip
-from tipbench.judge.hiding import compose
-from tipbench.judge.judging import Judging
-from tipbench.judge.key import Behind, Entry, control_id
-from tipbench.judge.selection import Candidate, Wish, choose_cells
+from tipbench.judge.controls import compose
+from tipbench.judge.material import Candidate, Selection, choose_cells
 from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
+from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 
 SUITE = load_suite("tips")
 CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}
@@ -70,10 +69,11 @@ def _scores(rng: random.Random) -> Mapping[str, int]:
     return {name: rng.randint(1, 5) for name in SUITE.rubric.scale_names}
 
 
-def make_entries(seed: int, cells: Sequence[Candidate] | None = None) -> tuple[Entry, ...]:
+@cache
+def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple[SheetEntry, ...]:
     rng = random.Random(seed)
-    given = candidates(random.Random(seed + 1000)) if cells is None else cells
-    chosen = choose_cells(given, Wish("ann", None), set(CARDS), rng)
+    given = given or tuple(candidates(random.Random(seed + 1000)))
+    chosen = choose_cells(given, Selection("ann", None), set(CARDS), rng)
     earlier = [replace(cell, run_id=f"earlier/{cell.run_id}") for cell in candidates(random.Random(seed + 2000))[::5]]
     return compose(
         chosen,
@@ -87,7 +87,7 @@ def make_entries(seed: int, cells: Sequence[Candidate] | None = None) -> tuple[E
     )
 
 
-def as_sheet(entries: Sequence[Entry], seed: int = 0) -> Sheet:
+def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> Sheet:
     items = tuple(entry.item for entry in entries)
     return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items)
 
@@ -134,22 +134,24 @@ def better_than_chance(right: int, total: int, classes: int) -> bool:
     return right > total * chance + 3.1 * sqrt(total * chance * (1 - chance))
 
 
-def by_model(entries: Sequence[Entry]) -> Labelled:
+def by_model(entries: Sequence[SheetEntry]) -> Labelled:
     rows = signs(as_sheet(entries))
-    real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.behind is Behind.CELL and entry.run_id]
+    real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.behind is ItemKind.CELL and entry.run_id]
     return rows[[at for at, _ in real]], [run_id.split("/")[0] for _, run_id in real]
 
 
-def by_kind(entries: Sequence[Entry]) -> Labelled:
+def by_kind(entries: Sequence[SheetEntry]) -> Labelled:
     """The control items and as many others, drawn at random, so that chance is one half."""
     rows = signs(as_sheet(entries))
-    hidden = [at for at, entry in enumerate(entries) if entry.behind is Behind.CONTROL]
-    others = [at for at, entry in enumerate(entries) if entry.behind is not Behind.CONTROL]
+    hidden = [at for at, entry in enumerate(entries) if entry.behind is ItemKind.CONTROL]
+    others = [at for at, entry in enumerate(entries) if entry.behind is not ItemKind.CONTROL]
     picked = random.Random(entries[0].item.id).sample(others, len(hidden))
     return rows[hidden + picked], ["control"] * len(hidden) + ["other"] * len(picked)
 
 
-def guesses(label: Callable[[Sequence[Entry]], Labelled], leak: Callable[[Sequence[Entry]], Sequence[Entry]]) -> float:
+def guesses(
+    label: Callable[[Sequence[SheetEntry]], Labelled], leak: Callable[[Sequence[SheetEntry]], Sequence[SheetEntry]]
+) -> float:
     right, total = hits([label(leak(make_entries(seed))) for seed in range(20)])
     return right / total
 
@@ -171,7 +173,7 @@ def test_the_classifier_sees_a_model_in_the_order() -> None:
 
 
 def test_the_classifier_sees_a_model_in_the_ids() -> None:
-    def leak(entries: Sequence[Entry]) -> Sequence[Entry]:
+    def leak(entries: Sequence[SheetEntry]) -> Sequence[SheetEntry]:
         names = [fingerprint((e.run_id or "").split("/")[0], 2) + e.item.id[2:] for e in entries]
         return [replace(e, item=replace(e.item, id=name)) for e, name in zip(entries, names, strict=True)]
 
@@ -179,8 +181,10 @@ def test_the_classifier_sees_a_model_in_the_ids() -> None:
 
 
 def test_the_classifier_sees_controls_that_are_always_in_the_asked_form() -> None:
-    def leak(entries: Sequence[Entry]) -> Sequence[Entry]:
-        return [replace(e, item=replace(e.item, format_ok=True)) if e.behind is Behind.CONTROL else e for e in entries]
+    def leak(entries: Sequence[SheetEntry]) -> Sequence[SheetEntry]:
+        return [
+            replace(e, item=replace(e.item, format_ok=True)) if e.behind is ItemKind.CONTROL else e for e in entries
+        ]
 
     assert guesses(by_kind, leak) > 0.6
 
@@ -188,8 +192,8 @@ def test_the_classifier_sees_controls_that_are_always_in_the_asked_form() -> Non
 def test_run_ids_with_another_name_but_the_same_order_give_the_same_bytes() -> None:
     cells = candidates(random.Random(1))
     ranks = {run_id: f"{rank:04}" for rank, run_id in enumerate(sorted(cell.run_id for cell in cells))}
-    renamed = [replace(cell, run_id=ranks[cell.run_id]) for cell in cells]
-    assert sheet_text(as_sheet(make_entries(3, renamed))) == sheet_text(as_sheet(make_entries(3, cells)))
+    renamed = tuple(replace(cell, run_id=ranks[cell.run_id]) for cell in cells)
+    assert sheet_text(as_sheet(make_entries(3, renamed))) == sheet_text(as_sheet(make_entries(3, tuple(cells))))
 
 
 def test_each_model_is_anywhere_on_a_sheet_with_equal_chance() -> None:
@@ -222,16 +226,17 @@ def test_the_file_does_not_say_which_items_are_hidden() -> None:
 # What applying tells
 
 
-def answered() -> tuple[Desk, Judging, dict[str, Any]]:
+@cache
+def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
     """A sheet with answers of another judge's, of this judge's own from before, and controls; filled in."""
-    store = MemoryStore()
+    store = SeededStore()
     desk = Desk(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
         desk.judged_by(judge, everything=True)
     record_cells(store, models=("beta:1b",))
     desk.judged_by("ben", everything=True)
     judging = desk.export("anna", everything=True).judging
-    assert {entry.behind for entry in judging.entries} == set(Behind)
+    assert {entry.behind for entry in judging.entries} == set(ItemKind)
     return desk, judging, fill(judging, honest)
 
 
@@ -243,6 +248,15 @@ def told(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *,
     changes, changed = said.pop("changes", None), said.pop("changed")
     assert changes is None or len(changes) == changed
     return (json.dumps(said) + capsys.readouterr().out).replace(applied.sheet, "the sheet")
+
+
+def some_of_each_kind(judging: StoredSheet) -> list[int]:
+    """The places of three items of each kind."""
+    return [
+        place
+        for behind in ItemKind
+        for place in [at for at, entry in enumerate(judging.entries) if entry.behind is behind][:3]
+    ]
 
 
 def alone(raw: dict[str, Any], at: int) -> dict[str, Any]:
@@ -258,16 +272,19 @@ def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
 
 def test_a_single_finished_item_tells_nothing_of_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     desk, judging, raw = answered()
-    said = {told(desk, alone(raw, at), capsys, dry_run=True) for at in range(len(judging.entries))}
+    said = {told(desk, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
     assert len(said) == 1
 
 
 def test_nor_does_it_in_a_real_apply(capsys: pytest.CaptureFixture[str]) -> None:
     said = set()
-    for behind in Behind:
-        desk, judging, raw = answered()
+    desk, judging, raw = answered()
+    assert isinstance(desk.store, SeededStore)
+    for behind in ItemKind:
+        store = SeededStore()
+        store.copy_from(desk.store)
         at = next(at for at, entry in enumerate(judging.entries) if entry.behind is behind)
-        said.add(told(desk, alone(raw, at), capsys, dry_run=False))
+        said.add(told(replace(desk, store=store), alone(raw, at), capsys, dry_run=False))
     assert len(said) == 1
 
 
@@ -276,7 +293,7 @@ def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdi
 ) -> None:
     desk, judging, raw = answered()
     said: dict[str, set[str]] = {}
-    for at in range(len(judging.entries)):
+    for at in some_of_each_kind(judging):
         text = told(desk, flipped(raw, at), capsys, dry_run=True)
         said.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
     assert {len(texts) for texts in said.values()} == {1}
@@ -284,7 +301,7 @@ def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdi
 
 
 def test_numbers_come_with_a_verdict_and_one_decimal_and_agreement_with_the_whole_sheet() -> None:
-    store = MemoryStore()
+    store = SeededStore()
     desk = Desk(store, record_cells(store))
     judging = desk.export("anna").judging
     raw = fill(judging, honest)

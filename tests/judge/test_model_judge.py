@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +22,20 @@ from support.asks import SUITE, ask
 from support.collecting import Collecting
 from support.real_ollama import PsWatcher, RealOllama
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
-from tipbench.errors import LockHeld, ModelRefused, OllamaAway, ResidencyError, UsageError
+from tipbench.errors import LockHeld, ModelRefused, OllamaUnavailable, ResidencyError, UsageError
 from tipbench.generate import ollama as ollama_module
 from tipbench.generate.ollama import OllamaEngine
-from tipbench.judge.filler import Unscored
-from tipbench.judge.model import ModelJudge, open_model_judge
-from tipbench.judge.model_questions import MOST_TIPS, Question, questions, read_answer, system_prompt, tokens
+from tipbench.judge.model import (
+    MOST_TIPS,
+    ModelJudge,
+    Question,
+    open_model_judge,
+    questions,
+    read_answer,
+    system_prompt,
+    tokens,
+)
+from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip
 from tipbench.plan.rubric import Scale
 
@@ -83,19 +92,18 @@ def reasons(outcomes: Sequence[ItemScore | Unscored]) -> list[str]:
 # What it asks
 
 
-def test_every_item_is_scored_and_the_flags_stay_as_computed(server: ScriptedOllama, home: Path) -> None:
+def test_every_item_is_scored_provisionally_and_the_flags_stay_as_computed(server: ScriptedOllama, home: Path) -> None:
     sheet = sheet_of()
-    outcomes = judged(server, home, sheet)
+    with opened(server, home) as judge:
+        assert (judge.name, judge.provisional) == (f"ollama:{MODEL}", True)
+        assert list(judge.fill(replace(sheet, items=()), lambda _text: None)) == []
+        assert server.log.loads == {}, "a sheet without items loads nothing"
+        outcomes = list(judge.fill(sheet, lambda _text: None))
     for item, outcome in zip(sheet.items, outcomes, strict=True):
         assert isinstance(outcome, ItemScore)
         assert (outcome.item, outcome.format_ok) == (item.id, item.format_ok)
         assert [tip.overlong for tip in outcome.tips] == [tip.overlong for tip in item.tips]
         assert all(dict(tip.scores) == dict.fromkeys(RUBRIC.scale_names, 3) for tip in outcome.tips)
-
-
-def test_its_name_says_the_model_and_its_scores_are_provisional(server: ScriptedOllama, home: Path) -> None:
-    with opened(server, home) as judge:
-        assert (judge.name, judge.provisional) == (f"ollama:{MODEL}", True)
 
 
 def test_the_answer_is_bound_to_the_scales_and_sampling_is_as_still_as_it_gets(
@@ -134,20 +142,6 @@ def test_many_tips_are_asked_for_a_few_at_a_time(server: ScriptedOllama, home: P
     assert len(server.log.calls()) == 3
 
 
-def test_a_sheet_without_items_loads_nothing(server: ScriptedOllama, home: Path) -> None:
-    assert judged(server, home, replace(sheet_of(), items=())) == []
-    assert server.log.loads == {}
-
-
-def test_another_rubric_is_asked_about_by_its_own_scales(server: ScriptedOllama, home: Path) -> None:
-    scale = Scale("warmth", 0, 2, "Is it kind?", ("No.", "A little.", "Yes."))
-    other = replace(RUBRIC, id="kind-v1", text="", scales=(scale,), anchors=())
-    server.set(reply=lambda *_: '[{"warmth": 2}, {"warmth": 0}]')
-    (outcome,) = judged(server, home, replace(sheet_of(1), rubric=other))
-    assert isinstance(outcome, ItemScore)
-    assert [dict(tip.scores) for tip in outcome.tips] == [{"warmth": 2}, {"warmth": 0}]
-
-
 # What may go wrong: never a low score
 
 
@@ -158,22 +152,23 @@ def test_another_rubric_is_asked_about_by_its_own_scales(server: ScriptedOllama,
         ("", "not JSON: nothing"),
         ('{"tone": 3}', "not an array"),
         ("[]", "not an array of 2 objects but 0"),
-        ("[3, 3]", "relevance is None"),
         ('[{"relevance": 6, "actionability": 3, "tone": 3}, {}]', "relevance is 6"),
-        ('[{"relevance": 0, "actionability": 3, "tone": 3}, {}]', "relevance is 0"),
         ('[{"relevance": true, "actionability": 3, "tone": 3}, {}]', "relevance is True"),
-        ('[{"relevance": 3.0, "actionability": 3, "tone": 3}, {}]', "relevance is 3.0"),
         ('[{"relevance": "5", "actionability": 3, "tone": 3}, {}]', "relevance is '5'"),
         ('[{"relevance": 3, "actionability": 3}, {}]', "tone is None"),
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_unscored_with_the_reason(
-    server: ScriptedOllama, home: Path, answer: str, complaint: str
-) -> None:
-    server.set(reply=lambda *_: answer)
-    (reason,) = reasons(judged(server, home, sheet_of(1)))
+def test_an_unusable_answer_gives_a_reason_and_no_score(answer: str, complaint: str) -> None:
+    reason = read_answer(answer, RUBRIC, 2)
+    assert isinstance(reason, str)
     assert complaint in reason
+
+
+def test_an_unusable_answer_leaves_the_item_unscored(server: ScriptedOllama, home: Path) -> None:
+    server.set(reply=lambda *_: "I would rather not. " * 100)
+    (reason,) = reasons(judged(server, home, sheet_of(1)))
+    assert "not JSON" in reason
     assert len(reason) <= 300
 
 
@@ -189,13 +184,8 @@ def test_a_useless_answer_is_asked_for_once_more_with_another_seed(server: Scrip
     ("fault", "complaint"),
     [
         (Fault("length"), "cut off (length)"),
-        (Fault("no_done", 2), "cut off (aborted)"),
         (Fault("error_line", 2), "incomplete"),
-        (Fault("busy"), "busy"),
-        (Fault("reset_after", 2), "reset"),
         (Fault("truncated"), "cut the question"),
-        (Fault("status", 400), "rejected"),
-        (Fault("prompt_too_long"), "prompt_too_long"),
     ],
 )
 def test_a_failed_call_is_unscored_with_the_reason(
@@ -205,7 +195,7 @@ def test_a_failed_call_is_unscored_with_the_reason(
     assert complaint in reasons(judged(server, home, sheet_of(1)))[0]
 
 
-def test_a_passing_failure_costs_one_item_nothing(server: ScriptedOllama, home: Path) -> None:
+def test_a_passing_failure_costs_no_item(server: ScriptedOllama, home: Path) -> None:
     server.add_faults(Fault("error_line", 2, times=1))
     assert all(isinstance(outcome, ItemScore) for outcome in judged(server, home))
 
@@ -262,18 +252,10 @@ def test_a_model_over_the_limit_is_refused_before_anything_is_loaded(server: Scr
     assert server.log.loads == {}
 
 
-def test_a_model_that_is_not_there_is_refused(server: ScriptedOllama, home: Path) -> None:
-    with (
-        pytest.raises(ModelRefused, match="ollama pull nosuch"),
-        open_model_judge("nosuch:1b", ollama_url=server.url, home=home, report=lambda _text: None),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("model", ["embedded:smollm2:135m", "baseline:template", "a:1b,b:1b", "", "a b"])
+@pytest.mark.parametrize("model", ["baseline:template", "a:1b,b:1b", "", "nosuch:1b"])
 def test_a_judge_is_one_model_of_the_server(server: ScriptedOllama, home: Path, model: str) -> None:
     with (
-        pytest.raises(UsageError),
+        pytest.raises((UsageError, ModelRefused)),
         open_model_judge(model, ollama_url=server.url, home=home, report=lambda _text: None),
     ):
         pass
@@ -281,7 +263,7 @@ def test_a_judge_is_one_model_of_the_server(server: ScriptedOllama, home: Path, 
 
 def test_nobody_at_the_address_is_said_at_once(server: ScriptedOllama, home: Path) -> None:
     server.pause_listening()
-    with pytest.raises(OllamaAway, match="does not answer"), opened(server, home):
+    with pytest.raises(OllamaUnavailable, match="does not answer"), opened(server, home):
         pass
 
 
@@ -301,17 +283,8 @@ def test_a_server_that_stays_away_ends_the_judging_with_what_came_before(server:
         outcomes = judge.fill(sheet_of(3), lambda _text: None)
         assert isinstance(next(outcomes), ItemScore)
         server.pause_listening()
-        with pytest.raises(OllamaAway, match="did not come back"):
+        with pytest.raises(OllamaUnavailable, match="did not come back"):
             next(outcomes)
-
-
-def test_the_weights_are_gone_when_somebody_stops_taking_outcomes(server: ScriptedOllama, home: Path) -> None:
-    with opened(server, home) as judge:
-        outcomes = judge.fill(sheet_of(3), lambda _text: None)
-        next(outcomes)
-        assert MODEL in server.resident
-    assert server.resident == ()
-    assert len(server.log.calls()) == 1
 
 
 def test_ctrl_c_unloads_the_model(server: ScriptedOllama, home: Path) -> None:
@@ -392,52 +365,31 @@ def test_the_rubric_is_told_with_steps_text_and_anchors_of_both_ends() -> None:
     assert "[[anchors]]" not in prompt
 
 
-def test_a_rubric_that_leaves_no_room_is_misuse() -> None:
+def test_a_rubric_that_leaves_no_room_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="Raise num_ctx"):
         system_prompt(RUBRIC, 1024)
-
-
-@given(st.text(max_size=200))
-def test_no_text_whatever_is_read_as_a_score_off_the_scale(text: str) -> None:
-    assert isinstance(read_answer(text, RUBRIC, 1), str)
-
-
-@given(st.lists(st.tuples(*[st.integers(1, 5)] * 3), min_size=1, max_size=8))
-def test_a_good_answer_is_read_as_it_is(scores: list[tuple[int, int, int]]) -> None:
-    given_scores = [dict(zip(RUBRIC.scale_names, values, strict=True)) for values in scores]
-    assert read_answer(json.dumps(given_scores), RUBRIC, len(scores)) == given_scores
 
 
 # A real server, real weights
 
 
-def test_real_weights_answer_within_the_scales_and_one_model_is_in_memory(ollama: RealOllama, home: Path) -> None:
-    sheet = sheet_of(2, 2)
-    said: list[str] = []
+def test_real_weights_answer_within_the_scales_and_leave_the_memory(ollama: RealOllama, home: Path) -> None:
+    scale = Scale("warmth", 0, 2, "Is it kind?", ("No.", "A little.", "Yes."))
+    short = replace(RUBRIC, id="kind-v1", text="", scales=(scale,), anchors=())
+    item = replace(item_of(0, ["Sweep the floor.", "Rest."]), scenario={"id": "shop"})  # short questions take less time
+    sheet = replace(sheet_of(), rubric=short, items=(item,))
     with (
         PsWatcher(ollama.url, interval_s=0.02) as watcher,
-        open_model_judge("beta:135m", ollama_url=ollama.url, home=home, report=said.append, num_ctx=2048) as judge,
+        open_model_judge(
+            "beta:135m", ollama_url=ollama.url, home=home, report=lambda _text: None, num_ctx=2048
+        ) as judge,
     ):
-        outcomes = list(judge.fill(sheet, said.append))
+        (outcome,) = judge.fill(sheet, lambda _text: None)
         evidence = judge.evidence()
     assert (watcher.max_resident, watcher.seen) == (1, {"beta:135m"})
-    with PsWatcher(ollama.url, interval_s=0.02) as afterwards:
-        time.sleep(0.2)
-    assert (afterwards.seen, bool(afterwards.samples)) == (set(), True)
+    assert httpx.get(f"{ollama.url}/api/ps").json()["models"] == []
     assert evidence is not None
     assert (evidence.most_resident, evidence.handovers) == (1, 1)
-    for outcome in outcomes:
-        assert isinstance(outcome, ItemScore), outcome
-        assert len(outcome.tips) == 2
-        for tip in outcome.tips:
-            assert set(tip.scores) == set(RUBRIC.scale_names)
-            assert all(1 <= score <= 5 for score in tip.scores.values())
-
-
-def test_real_weights_give_the_same_scores_again(ollama: RealOllama, home: Path) -> None:
-    sheet = sheet_of(1, 2)
-    small = {"ollama_url": ollama.url, "home": home, "num_ctx": 2048}
-    with open_model_judge("beta:135m", report=lambda _text: None, **small) as judge:  # type: ignore[arg-type]
-        first, second = (list(judge.fill(sheet, lambda _text: None)) for _ in range(2))
-    assert isinstance(first[0], ItemScore)
-    assert first == second
+    assert isinstance(outcome, ItemScore), outcome
+    assert all(tip.scores.keys() == {"warmth"} and 0 <= tip.scores["warmth"] <= 2 for tip in outcome.tips)
+    assert len(outcome.tips) == 2

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.judging import Desk, always, at_random, fill, record_cells, three_tips
+from support.judging import Desk, SeededStore, always, at_random, fill, record_cells, three_tips
 from tipbench.cli.judge_status import history_lines
-from tipbench.judge.drawing import history_chart, history_rows
-from tipbench.judge.exporting import Request
+from tipbench.judge.charts import history_chart, history_rows
+from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import run_judge
+from tipbench.judge.run import run_judge
 from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory, judging_status
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import RunChange
 
-CELLS = 48
+CELLS = 24
 
 
 @pytest.fixture
 def desk() -> Desk:
-    store = MemoryStore()
-    return Desk(store, record_cells(store))
+    store = SeededStore()
+    return Desk(store, record_cells(store, models=("alpha:135m",)))
 
 
 def status(desk: Desk) -> JudgingStatus:
@@ -97,8 +95,8 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(des
 def test_two_judges_have_an_agreement_that_tells_alike_from_random() -> None:
     found = {}
     for name, rule in (("alike", None), ("random", at_random)):
-        store = MemoryStore()
-        desk = Desk(store, record_cells(store))
+        store = SeededStore()
+        desk = Desk(store, record_cells(store, models=("alpha:135m",)))
         one, two = (desk.export(judge, everything=True, seed=3).judging for judge in ("anna", "ben"))
         first = fill(one)
         desk.apply(first)
@@ -131,19 +129,23 @@ def test_answers_that_came_again_give_the_share_of_equal_scores(desk: Desk) -> N
 
 
 def test_floored_answers_are_judged_and_counted_apart() -> None:
-    store = MemoryStore()
+    store = SeededStore()
     first = load_suite("tips").scenarios[0].id
     desk = Desk(
         store,
-        record_cells(store, write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)),
+        record_cells(
+            store,
+            models=("alpha:135m",),
+            write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng),
+        ),
     )
     state = status(desk)
-    assert counts(state) == (CELLS, 42, 0, 6)
-    assert state.floored == 6
+    assert counts(state) == (CELLS, 21, 0, 3)
+    assert state.floored == 3
 
 
 def test_provisional_judges_stand_after_people_and_apart(desk: Desk) -> None:
-    run_judge(desk.store, desk.experiment, RulesJudge(), Request(), report=lambda _text: None)
+    run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
     desk.judged_by("zoe")
     state = status(desk)
     assert [(judge.judge, judge.provisional, judge.cells) for judge in state.judges] == [
@@ -161,11 +163,6 @@ def test_history_is_oldest_first_and_says_what_was_accepted(desk: Desk) -> None:
         ("anna", "applied", "agreed"),
         ("ben", "applied", None),
     ]
-
-
-def test_status_is_plain_json(desk: Desk) -> None:
-    desk.judged_by("anna")
-    assert json.loads(json.dumps(status(desk).to_json()))["judged"] == CELLS
 
 
 # The history, drawn
@@ -192,7 +189,7 @@ def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[Shee
     ]
 
 
-@pytest.mark.parametrize(("bias", "at"), [(-9.0, 0), (-2.0, 0), (0.0, 12), (2.0, 24), (50.0, 24)])
+@pytest.mark.parametrize(("bias", "at"), [(-9.0, 0), (0.0, 12), (50.0, 24)])
 def test_a_strip_has_its_dot_where_the_bias_is_and_never_outside(
     bias: float, at: int, history: tuple[SheetHistory, ...]
 ) -> None:

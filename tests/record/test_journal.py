@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tipbench.errors import JournalError
 from tipbench.record import journal as journal_module
-from tipbench.record.journal import Entry, Journal, count_left_behind, journal_folder, journalled_keys, left_behind
+from tipbench.record.journal import Entry, Journal, count_orphaned, journal_folder, journalled_keys, orphaned_journals
 from tipbench.record.run import NewRun, RunKind
 
 
@@ -44,7 +44,7 @@ def taken(journal: Journal) -> Entry:
 
 def taken_over(folder: Path) -> list[NewRun]:
     found: list[NewRun] = []
-    for journal in left_behind(folder):
+    for journal in orphaned_journals(folder):
         while (entry := journal.take(0)) is not None:
             found.append(journal.read(entry))
         journal.close()
@@ -91,16 +91,17 @@ def test_what_was_not_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
     assert entry is not None
     journal.kept(entry)
     journal.close()
-    assert count_left_behind([tmp_path]) == 2
+    assert count_orphaned([tmp_path]) == 2
     assert [found.name for found in taken_over(tmp_path)] == ["b", "c"]
 
 
+@pytest.mark.process
 def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run()])
     code = (
-        "import sys; from pathlib import Path; from tipbench.record.journal import left_behind;"
-        "print(len(list(left_behind(Path(sys.argv[1])))))"
+        "import sys; from pathlib import Path; from tipbench.record.journal import orphaned_journals;"
+        "print(len(list(orphaned_journals(Path(sys.argv[1])))))"
     )
     output = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
@@ -274,6 +275,7 @@ journal.close()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
 def test_a_signal_inside_fsync_leaves_a_journal_that_goes_on(tmp_path: Path, signal: str) -> None:
     command = [sys.executable, "-c", SIGNALLED, str(tmp_path), signal]
@@ -344,7 +346,7 @@ def test_a_drainer_that_is_faster_than_the_owners_lock_costs_no_journal(
     def flock(fd: int, how: int) -> None:
         if not drained:
             monkeypatch.setattr(fcntl, "flock", real)
-            drained.extend(left_behind(tmp_path))
+            drained.extend(orphaned_journals(tmp_path))
             if drains == "removes":
                 drained[0].close()
         real(fd, how)
@@ -370,7 +372,7 @@ def test_a_journal_that_its_owner_removes_meanwhile_is_passed_over(
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert list(left_behind(tmp_path)) == []
+    assert list(orphaned_journals(tmp_path)) == []
     assert open_files() == before - 2
 
 
@@ -389,7 +391,7 @@ def test_a_lock_that_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pyte
 def test_a_drainer_leaves_the_file_of_a_living_owner_where_it_is(tmp_path: Path) -> None:
     owner = Journal(tmp_path)
     before = open_files()
-    assert list(left_behind(tmp_path)) == []
+    assert list(orphaned_journals(tmp_path)) == []
     assert (owner.path.exists(), open_files()) == (True, before)
     owner.close()
 
@@ -438,7 +440,7 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(
     path = left(tmp_path, change)
     content, before = path.read_bytes(), open_files()
     with pytest.raises(JournalError, match=rf"{path.name}.*{seen}.*reads version 1.*move the file away"):
-        list(left_behind(tmp_path))
+        list(orphaned_journals(tmp_path))
     assert (path.read_bytes(), open_files()) == (content, before)
     assert journalled_keys(tmp_path) == set()
 
@@ -510,7 +512,7 @@ def test_keys_of_a_folder_or_file_that_is_not_there_are_none(tmp_path: Path, mon
     vanished = [tmp_path / "0-vanished.jsonl", journal.path]
     monkeypatch.setattr(Path, "glob", lambda _folder, _pattern: iter(vanished))
     assert journalled_keys(tmp_path) == {"one"}
-    assert count_left_behind([tmp_path]) == 1
+    assert count_orphaned([tmp_path]) == 1
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -586,12 +588,12 @@ class AnyOrder(RuleBasedStateMachine):
         if self.journal.path.exists():
             with self.journal.path.open("ab") as file:
                 file.write(torn)
-        self.journal = next(left_behind(self.folder), None) or Journal(self.folder)
+        self.journal = next(orphaned_journals(self.folder), None) or Journal(self.folder)
         self.entries = []
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert self.journal.outstanding() == len(self.there) == count_left_behind([self.folder])
+        assert self.journal.outstanding() == len(self.there) == count_orphaned([self.folder])
         assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.there
 
     def teardown(self) -> None:
@@ -601,4 +603,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40)
+TestAnyOrder.settings = settings(max_examples=15, stateful_step_count=30)

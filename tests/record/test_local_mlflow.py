@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from support.mlflow_server import free_port, mlflow_url, require_mlflow
-from tipbench.addresses import identity_of
-from tipbench.errors import LocalServerError, MlflowAway, TipbenchError, UsageError
+from support.mlflow_server import free_port, require_mlflow
+from tipbench.errors import LocalServerError, MlflowUnavailable, TipbenchError, UsageError
+from tipbench.http import canonical_url
 from tipbench.record import local_mlflow
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.tracking import Tracking, find_tracking
 
-__all__ = ["mlflow_url"]
+pytestmark = pytest.mark.real  # the real server and its stand-ins use the same ports
 
 # Starts in a tenth of a second, and like MLflow: with a second process that does the work.
 STAND_IN = """
@@ -76,6 +77,7 @@ def quiet(_: str) -> None:
     pass
 
 
+@pytest.mark.real
 def test_the_real_server_starts_keeps_its_data_and_its_address_and_ends(home: Path) -> None:
     require_mlflow()
     local, lines = LocalMlflow(home), list[str]()
@@ -97,7 +99,7 @@ def test_the_real_server_starts_keeps_its_data_and_its_address_and_ends(home: Pa
             assert local.status().healthy
             assert local.down()
             assert not local.status().running
-            with pytest.raises(MlflowAway):
+            with pytest.raises(MlflowUnavailable):
                 store.experiments()
             assert local.up(report=quiet) == url
             assert store.get(run_id)[0].status == "FINISHED"
@@ -233,10 +235,10 @@ def find(url: str | None, home: Path, *usual: str, start: bool = False) -> Track
     return find_tracking(url, home, start=start, report=quiet, usual=usual)
 
 
-@pytest.mark.parametrize("url", ["file:./mlruns", "sqlite:///mlflow.db", "databricks"])
-def test_a_store_without_rest_is_refused(home: Path, url: str) -> None:
-    with pytest.raises(UsageError, match="REST"):
-        find(url, home)
+def test_a_store_without_rest_is_refused(home: Path) -> None:
+    for url in ["file:./mlruns", "sqlite:///mlflow.db", "databricks"]:
+        with pytest.raises(UsageError, match="REST"):
+            find(url, home)
 
 
 def test_a_named_server_is_used_whether_it_answers_or_not(home: Path) -> None:
@@ -251,17 +253,15 @@ def test_a_password_is_kept_for_use_and_not_shown(home: Path) -> None:
     assert "secret" not in found.how + found.identity
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:5000/", "http://LOCALHOST:5000", "http://u:p@[::1]:5000/#/experiments"]
-)
-def test_one_server_has_one_identity(url: str) -> None:
-    assert identity_of(url) == "http://localhost:5000"
+def test_one_server_has_one_identity() -> None:
+    for url in ["http://127.0.0.1:5000/", "http://LOCALHOST:5000", "http://u:p@[::1]:5000/#/experiments"]:
+        assert canonical_url(url) == "http://localhost:5000"
 
 
 def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     found = find(None, home, nobody, mlflow_url)
-    assert found == Tracking(mlflow_url, identity_of(mlflow_url), f"MLflow at {mlflow_url} (found there)")
+    assert found == Tracking(mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found there)")
 
 
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
@@ -295,7 +295,7 @@ def test_somebody_else_on_the_port_of_the_local_server_is_not_it(home: Path, mlf
     (home / "mlflow").mkdir(parents=True)
     facts = {"port": int(mlflow_url.rpartition(":")[2])}
     (home / "mlflow" / "server.json").write_text(json.dumps(facts))
-    assert find(mlflow_url, home).identity == identity_of(mlflow_url)
+    assert find(mlflow_url, home).identity == canonical_url(mlflow_url)
 
 
 def test_the_local_server_is_started_when_asked(
@@ -323,7 +323,7 @@ def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(local: LocalMlfl
     ("name", "what"),
     [
         ("starting.lock", "cannot be opened"),
-        ("server.new", "cannot be written"),
+        ("server.json", "cannot be written"),
         ("server.log", "cannot be (read|written)"),
     ],
 )
@@ -333,9 +333,11 @@ def test_a_file_that_may_not_be_written_is_named(home: Path, name: str, what: st
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
 
 
-def test_a_full_disk_is_told(home: Path) -> None:
-    (home / "mlflow").mkdir(parents=True)
-    (home / "mlflow" / "server.new").symlink_to("/dev/full")
+def test_a_full_disk_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tipbench.files.os.fsync", fail)
     with pytest.raises(TipbenchError, match=r"No space left on device\. Make room"):
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
 

@@ -13,11 +13,11 @@ from support.little_airflow import PASSWORD, USER, LittleAirflow
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner
-from tipbench.jobs.airflow_rest import AirflowAccess, AirflowRest
-from tipbench.jobs.command import collect_order
+from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
+from tipbench.jobs.command import collect_request
 from tipbench.jobs.events import event_line
-from tipbench.jobs.job import ENDED, Job, JobState, Sighting
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.job import ENDED, Job, JobState, JobStatus
+from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 
 MLFLOW = "http://mlflow.example:5000"
@@ -66,7 +66,7 @@ class Site:
     airflow: LittleAirflow
     store: JobStore
     home: Path
-    rest: AirflowRest
+    rest: AirflowApi
     cells: Cells = field(default_factory=Cells)
     failing: set[str] = field(default_factory=set)
 
@@ -83,19 +83,19 @@ class Site:
     def job(self, **changes: Any) -> Job:
         wait = changes.pop("wait_for_judge", False)
         config = make_config({"models": MODELS, "experiment": "tip-bench-x", **changes})
-        order = collect_order(config, runner="airflow")
+        order = collect_request(config, runner="airflow")
         if wait:
             order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
         return self.store.add(order)[0]
 
-    def until(self, job: Job, wanted: Callable[[Sighting], bool]) -> Sighting:
+    def until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         deadline = time.monotonic() + 30
         while not wanted(seen := self.runner.observe(job)):
             assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
             time.sleep(0.02)
         return seen
 
-    def ended(self, job: Job) -> Sighting:
+    def ended(self, job: Job) -> JobStatus:
         return self.until(job, lambda seen: seen.state in ENDED)
 
     def events(self, job: Job) -> list[wire.Event]:
@@ -107,7 +107,7 @@ def airflow_site(home: Path) -> Iterator[Site]:
     """One for a test."""
     with JobStore(home / "jobs" / "jobs.db") as store, LittleAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
-        with closing(AirflowRest(access, rest_s=0)) as rest:
+        with closing(AirflowApi(access, rest_s=0)) as rest:
             made = Site(airflow, store, home, rest)
             airflow.collecting = made.collecting
             yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tipbench.generate.engine import Ask
+from tipbench.generate.engine import GenerationRequest
 from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import load_suite
@@ -18,11 +18,13 @@ def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: obje
     return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest)])
 
 
-def ask(model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 120.0, **config: object) -> Ask:
+def ask(
+    model: str = "alpha:135m", *, last: bool = False, timeout_s: float = 120.0, **config: object
+) -> GenerationRequest:
     """The question of the first cell of a small grid."""
     values: dict[str, Any] = {"num_predict": 64, "n_tips": 2, **config}
     cell = planned(model, **values)[0]
-    return Ask(
+    return GenerationRequest(
         model=model,
         system=cell.rendered.system,
         user=cell.rendered.user,

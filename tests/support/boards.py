@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tipbench.compare.answers import Answer, AnswerTip, ScenarioAnswers
-from tipbench.compare.cells import Question, choose
-from tipbench.compare.leaderboard import Leaderboard, Options, make_board
+from tipbench.compare.cells import CellFilter, select_cells
+from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
-from tipbench.judge.scores import NOBODY
+from tipbench.judge.scores import NO_SCORES
 from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import StoredRun
@@ -88,8 +88,8 @@ def board(
             score = min(17.0, max(2.0, level + hard + rng.gauss(0, noise)))
             value = None if missing(pair, scenario) else round(score, 3)
             runs.append(cell(pair, scenario, value, metrics={"latency_s": speed * rng.uniform(0.9, 1.1)}))
-    chosen = choose([(run, NOBODY) for run in runs], Question())
-    made = make_board(experiment, chosen, Options(baseline=baseline, by=by, scales=SCALES))
+    chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter())
+    made = make_board(experiment, chosen, BoardOptions(baseline=baseline, by=by, scales=SCALES))
     return replace(made, **{"judges": ("anna", "ben"), **changes})
 
 

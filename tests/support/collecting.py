@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tipbench.generate.sizing import Memory
+from tipbench.generate.engine import Memory
 from tipbench.plan.config import CollectConfig, make_config
-from tipbench.record.collect import Keeper, Surroundings, run_collect
+from tipbench.record.collect import CollectEnvironment, TrackingStore, run_collect
 from tipbench.record.events import Event, Message
 from tipbench.record.memory import MemoryStore
 from tipbench.record.run import StoredRun
@@ -30,13 +30,13 @@ class Collecting:
 
     def run(self, **changes: object) -> Summary:
         """One collect."""
-        around = Surroundings(
+        environment = CollectEnvironment(
             home=self.home,
-            open_keeper=lambda: Keeper(self.store, "memory", "memory"),
+            open_store=lambda: TrackingStore(self.store, "memory", "memory"),
             free_memory=lambda _model: Memory(),
             observer=self.events.append,
         )
-        return run_collect(self.config(**changes), around)
+        return run_collect(self.config(**changes), environment)
 
     def runs(self, kind: str = "cell", experiment: str = "tip-bench-auto") -> list[StoredRun]:
         found = self.store.experiment(experiment)

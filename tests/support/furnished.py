@@ -12,22 +12,20 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from support.judging import Desk, Rule, fill
-from tipbench.compare.cells import Question
+from tipbench.compare.cells import CellFilter
 from tipbench.compare.decision import decision_run, make_decision
-from tipbench.compare.keeping import keep_board
+from tipbench.compare.leaderboard import read_leaderboard, record_board
 from tipbench.compare.matrix import Pair
-from tipbench.compare.reading import read_leaderboard
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.generate.residency import Evidence
-from tipbench.judge.exporting import Request
-from tipbench.judge.judging import Judging, now_iso
-from tipbench.judge.key import Behind
+from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import run_judge
+from tipbench.judge.run import run_judge
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, now_iso
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.outcome import Circumstances, Setting, cell_run
+from tipbench.record.cell_run import RunContext, Timing, cell_run
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
 from tipbench.record.summary import Summary, Tally, collection_run, refused_run
@@ -78,7 +76,7 @@ def furnish(store: RunStore, name: str = FURNISHED, words: Words | None = None) 
     desk = Desk(store, store.ensure_experiment(name))
     room = _Room(desk, words)
     runs = room.record_grid()
-    run_judge(store, desk.experiment, RulesJudge(), Request())
+    run_judge(store, desk.experiment, RulesJudge(), ExportRequest())
     held, still_open = room.judge()
     runs |= room.record_late()
     room.record_others()
@@ -119,7 +117,7 @@ class _Room:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        setting = Setting(self.config, self.words.suite, COLLECTION)
+        setting = RunContext(self.config, self.words.suite, COLLECTION)
         start = next(self.tick)
         answer: Completion | EngineFailure
         if text is None:
@@ -127,7 +125,7 @@ class _Room:
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 3.0, 140 / speed, 0.4, 0.2, 900, 140, speed)
-        when = Circumstances(start, start + 3000, foreign_resident=text == "", supersedes=tuple(supersedes))
+        when = Timing(start, start + 3000, foreign_resident=text == "", supersedes=tuple(supersedes))
         return self.desk.store.record(self.desk.experiment.experiment_id, cell_run(setting, cell, facts, answer, when))
 
     def answer(self) -> str:
@@ -163,18 +161,18 @@ class _Room:
         still_open = self.desk.export(second, seed=4, everything=True).judging
         return held.sheet.id, still_open.sheet.id
 
-    def send_back(self, judging: Judging) -> None:
+    def send_back(self, judging: StoredSheet) -> None:
         applied = self.desk.apply(self.filled(judging))
         assert applied.status == "applied", applied
 
-    def filled(self, judging: Judging, *, careless: bool = False) -> dict[str, object]:
+    def filled(self, judging: StoredSheet, *, careless: bool = False) -> dict[str, object]:
         """Scores that follow the model and the prompt; controls as agreed on, unless the judge does not look."""
         rule: Rule = (lambda _rng, _reference: 5) if careless else (lambda _rng, reference: reference)
         raw, cells = fill(judging, rule), self.desk.cells()
         for entry, item in zip(judging.entries, raw["items"], strict=True):
             for at, tip in enumerate(item["tips"]):
                 tip["note"] = self.next("notes")
-                if entry.behind is not Behind.CONTROL and entry.run_id is not None and not careless:
+                if entry.behind is not ItemKind.CONTROL and entry.run_id is not None and not careless:
                     params = cells[entry.run_id].params
                     level = 1.6 + 1.4 * _share(params["model"]) + _share(params["prompt_version"])
                     tip["scores"] = {
@@ -198,8 +196,8 @@ class _Room:
         """A judged cell of a scenario that is in no suite at hand."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
-            Setting(self.config, self.words.suite, COLLECTION), cell, facts,
-            Completion(self.answer(), "stop", 3.0), Circumstances(next(self.tick), next(self.tick)),
+            RunContext(self.config, self.words.suite, COLLECTION), cell, facts,
+            Completion(self.answer(), "stop", 3.0), Timing(next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -232,8 +230,8 @@ class _Room:
         for model, reason in refused.items():
             store.record(experiment.experiment_id, refused_run(model, reason, next(self.tick)))
         store.touch(experiment.experiment_id)
-        board, cells = read_leaderboard(store, experiment, Question())
-        keep_board(store, experiment.experiment_id, board)
+        board, cells = read_leaderboard(store, experiment, CellFilter())
+        record_board(store, experiment.experiment_id, board)
         decision = make_decision(
             board, cells, board.standings[0].pair, self.words.rationales[0], decision_id=uuid.uuid4().hex, at=now_iso()
         )

@@ -12,13 +12,12 @@ from uuid import uuid4
 from support.judging import EXPERIMENT, Desk, Rule, agreed, fill, record_cells
 from support.panel_pages import Sight, Visit
 from support.panel_site import JUDGE, Site, panel_site
-from tipbench.judge.judging import Judging, find_judging
+from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.record.memory import MemoryStore
-from tipbench.web.auth import Identity
-from tipbench.web.batch import Kind
-from tipbench.web.batch_shapes import ItemWish
-from tipbench.web.batches import desk_of
-from tipbench.web.tokens import Role
+from tipbench.web.auth import Identity, Role
+from tipbench.web.batch_items import ItemWish
+from tipbench.web.batch_store import Kind
+from tipbench.web.batches import batch_service_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -46,17 +45,17 @@ class Office:
 
     def open(self, kind: Kind = Kind.SHEET, limit: int | None = None) -> str:
         """The judge's batch; its sheet."""
-        return desk_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
+        return batch_service_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
 
-    def judging(self, sheet: str) -> Judging:
+    def judging(self, sheet: str) -> StoredSheet:
         experiment = self.desk.experiment
-        found = find_judging(self.desk.store, experiment.experiment_id, experiment.name, sheet)
+        found = find_sheet(self.desk.store, experiment.experiment_id, experiment.name, sheet)
         assert found is not None
         return found
 
     def whole(self, sheet: str) -> dict[str, Any]:
         """The batch as the server has it."""
-        return desk_of(self.site.app).one(self.who, sheet)
+        return batch_service_of(self.site.app).one(self.who, sheet)
 
     def answer(self, sheet: str, number: int) -> dict[str, Any]:
         """What the server has of an item, by its place from 1."""
@@ -69,7 +68,7 @@ class Office:
         for item, now in list(zip(filled, there, strict=True))[: len(there) - but]:
             tips = [{name: tip[name] for name in _GIVEN} for tip in item["tips"]]
             wish = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
-            desk_of(self.site.app).save(self.who, sheet, item["item"], ItemWish.model_validate(wish))
+            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemWish.model_validate(wish))
 
 
 @contextmanager

@@ -7,24 +7,23 @@ import io
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from tipbench.generate.engine import Completion, ModelFacts
-from tipbench.judge.applying import Application, Applied
-from tipbench.judge.exporting import Exported, Request, export_sheet
-from tipbench.judge.judging import ANSWERS, DRIFT, KEY, SHEET, Judging
-from tipbench.judge.key import Behind
-from tipbench.judge.receiving import receive
+from tipbench.judge.apply import ApplyResult, SheetApplier
+from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
 from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.judge.sheet import sheet_json
-from tipbench.judge.sheet_csv import unguarded
+from tipbench.judge.sheet_file import unescape_cell
+from tipbench.judge.sheet_store import ANSWERS, DRIFT, KEY, SHEET, ItemKind, StoredSheet, receive
 from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.outcome import Circumstances, Setting, cell_run
-from tipbench.record.run import StoredRun
+from tipbench.record.cell_run import RunContext, Timing, cell_run
+from tipbench.record.memory import MemoryStore
+from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import Experiment, RunStore
 
 EXPERIMENT = "tip-bench-judging"
@@ -60,14 +59,35 @@ def record_cells(
     suite = suite or load_suite("tips")
     values = {"models": ",".join(models), "n_tips": 3, "experiment": experiment, "prompts": ",".join(suite.prompts)}
     config = make_config({**values, **options})
-    setting = Setting(config, suite, "c" * 32)
+    setting = RunContext(config, suite, "c" * 32)
     for model in models:
         facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
         for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
             answer = Completion(write(cell, random.Random(cell.key)), "stop", wall_s=1.0, latency_s=1.0)
-            run = cell_run(setting, cell, facts, answer, Circumstances(start_ms, start_ms + 1))
+            run = cell_run(setting, cell, facts, answer, Timing(start_ms, start_ms + 1))
             store.record(found.experiment_id, run)
     return found
+
+
+class SeededStore(MemoryStore):
+    """A store in memory whose run ids are the same in every test run: what a sheet shows may depend on their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids = random.Random(1)
+
+    def begin(self, experiment_id: str, run: NewRun) -> str:
+        """As `MemoryStore.begin`, with a seeded id."""
+        kept = self._runs.pop(super().begin(experiment_id, run))
+        run_id = f"{self._ids.getrandbits(128):032x}"
+        self._runs[run_id] = replace(kept, run=replace(kept.run, run_id=run_id))
+        return run_id
+
+    def copy_from(self, other: SeededStore) -> None:
+        """Start from what the other store has, without changing it later."""
+        self._experiments = dict(other._experiments)
+        self._runs = {run_id: replace(kept, texts=dict(kept.texts)) for run_id, kept in other._runs.items()}
+        self._ids.setstate(other._ids.getstate())
 
 
 Rule = Callable[[random.Random, int], int]
@@ -92,7 +112,7 @@ def always(score: int) -> Rule:
     return lambda _rng, _reference: score
 
 
-def fill(judging: Judging, rule: Rule = agreed, *, judge: str | None = None, seed: int = 1) -> dict[str, Any]:
+def fill(judging: StoredSheet, rule: Rule = agreed, *, judge: str | None = None, seed: int = 1) -> dict[str, Any]:
     """The sheet's JSON with every score filled in; the rule sees the reference of a control, else any score."""
     rng = random.Random(seed)
     raw: dict[str, Any] = json.loads(json.dumps(sheet_json(judging.sheet)))
@@ -100,7 +120,7 @@ def fill(judging: Judging, rule: Rule = agreed, *, judge: str | None = None, see
         raw["judge"] = judge
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         for at, tip in enumerate(item["tips"]):
-            reference = entry.references[at] if entry.behind is Behind.CONTROL else {}
+            reference = entry.references[at] if entry.behind is ItemKind.CONTROL else {}
             tip["scores"] = {name: rule(rng, reference.get(name) or rng.randint(1, 5)) for name in tip["scores"]}
     return raw
 
@@ -111,7 +131,7 @@ def fill_csv(text: str, filled: Mapping[str, Any], *, delimiter: str = ",") -> s
     tips = {(item["item"], str(at)): tip for item in filled["items"] for at, tip in enumerate(item["tips"], start=1)}
     for row in rows:
         if row["row"] == "tip":
-            scores = tips[unguarded(row["item"]), unguarded(row["number"])]["scores"]
+            scores = tips[unescape_cell(row["item"]), unescape_cell(row["number"])]["scores"]
             row.update({f"score:{name}": str(score) for name, score in scores.items()})
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
@@ -136,7 +156,7 @@ def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def items_of(raw: Mapping[str, Any], judging: Judging, behind: Behind = Behind.CELL) -> dict[str, Any]:
+def items_of(raw: Mapping[str, Any], judging: StoredSheet, behind: ItemKind = ItemKind.CELL) -> dict[str, Any]:
     """A filled sheet's items of one kind, by the run behind them (by their id where there is none)."""
     items = {item["item"]: item for item in raw["items"]}
     return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.behind is behind}
@@ -149,16 +169,16 @@ class Desk:
     store: RunStore
     experiment: Experiment
 
-    def export(self, judge: str | None = "anna", **wish: Any) -> Exported:
-        return export_sheet(self.store, self.experiment, Request(judge=judge, **wish))
+    def export(self, judge: str | None = "anna", *, seed: int | None = 1, **wish: Any) -> ExportResult:
+        return export_sheet(self.store, self.experiment, ExportRequest(judge=judge, seed=seed, **wish))
 
     def apply(
         self, raw: Mapping[str, Any], *, judge: str | None = None, accept: str | None = None, dry_run: bool = False
-    ) -> Applied:
+    ) -> ApplyResult:
         got = receive(self.store, raw, judge=judge)
-        return Application(self.store, got.experiment, got.judging, got.filled).run(accept=accept, dry_run=dry_run)
+        return SheetApplier(self.store, got.experiment, got.judging, got.filled).run(accept=accept, dry_run=dry_run)
 
-    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> Applied:
+    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> ApplyResult:
         """Export, fill and apply in one go."""
         return self.apply(fill(self.export(judge, **wish).judging, rule, seed=seed))
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tipbench.jobs.command import command_words
-from tipbench.jobs.job import JobKind, Order
+from tipbench.jobs.command import command_arguments
+from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.plan.config import split_names
 
 Collecting = Callable[[str, list[str]], int]  # model, log → exit code
@@ -174,7 +174,7 @@ class LittleRun:
     def _command(self, model: str, log: list[str]) -> int:
         options = {**self.conf, "models": model, "skip_refused": False}
         options.pop("wait_for_judge", None)
-        words = command_words(Order(JobKind.COLLECT, options["experiment"], options))
+        words = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
         reading, writing = os.pipe()
         with subprocess.Popen(
             [sys.executable, "-m", "tipbench", *words],

@@ -1,4 +1,4 @@
-"""A real MLflow server for tests: one for the whole test session, on a free port, in a temporary folder."""
+"""A real MLflow server for tests, on a free port, with its data in a folder of the test run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +17,6 @@ from typing import Self
 import pytest
 
 START_S = 120.0
-_URL = pytest.StashKey[str]()
 
 
 class RealMlflow:
@@ -106,19 +104,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="session")
-def mlflow_url(request: pytest.FixtureRequest) -> str:
-    """The URL of the session's server; every module that imports this fixture gets the same one."""
-    stash = request.config.stash
-    if _URL not in stash:
-        folder = tempfile.TemporaryDirectory(prefix="tipbench-mlflow-", ignore_cleanup_errors=True)
-        request.config.add_cleanup(folder.cleanup)
-        server = start_mlflow(Path(folder.name))
-        request.config.add_cleanup(server.stop)
-        stash[_URL] = server.url
-    return stash[_URL]
 
 
 def _group_alive(group: int) -> bool:

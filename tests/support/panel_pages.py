@@ -19,13 +19,13 @@ from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
 from support.paper_jobs import PaperRunner
 from tipbench.jobs import events
-from tipbench.jobs.command import collect_order, judge_order
-from tipbench.jobs.job import Job, JobState, Order, Sighting
-from tipbench.jobs.sqlite import Which
-from tipbench.judge.judging import find_judging
+from tipbench.jobs.command import collect_request, judge_request
+from tipbench.jobs.job import Job, JobRequest, JobState, JobStatus
+from tipbench.jobs.store import JobFilter
+from tipbench.judge.sheet_store import find_sheet
 from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
 from tipbench.record.memory import MemoryStore
-from tipbench.web.tokens import Role
+from tipbench.web.auth import Role
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Response, Route
@@ -53,7 +53,7 @@ class Shown:
     pages: Mapping[str, str]
 
     def jobs(self) -> Sequence[Job]:
-        return self.site.panel.jobs.store.page(Which(), limit=100).items
+        return self.site.panel.jobs.store.page(JobFilter(), limit=100).items
 
 
 @dataclass
@@ -216,7 +216,9 @@ def page_paths(site: Site, content: Furnished) -> dict[str, str]:
     first, last = content.pairs[0], content.pairs[-1]
     ask = urlencode({"baseline": f"{last.model}/{last.prompt}"})
     pair = urlencode({"model": first.model, "prompt": first.prompt})
-    jobs = {f"job {number}": f"/jobs/{job.id}" for number, job in enumerate(site.panel.jobs.store.page(Which()).items)}
+    jobs = {
+        f"job {number}": f"/jobs/{job.id}" for number, job in enumerate(site.panel.jobs.store.page(JobFilter()).items)
+    }
     runs = {f"run {sort}": f"{here}/runs/{run_id}" for sort, run_id in content.runs.items()}
     return {
         "experiments": "/",
@@ -253,13 +255,13 @@ def _runner(words: Words) -> PaperRunner:
     return PaperRunner(ends=lambda job: _ending(words, job), told=told, printed="\n".join(words.tips))
 
 
-def _ending(words: Words, job: Job) -> Sighting:
+def _ending(words: Words, job: Job) -> JobStatus:
     endings = {
-        "running": Sighting(JobState.RUNNING),
-        "lost": Sighting(JobState.LOST, reason=words.failures[0]),
-        "failed": Sighting(JobState.FAILED, 1, words.failures[-1]),
+        "running": JobStatus(JobState.RUNNING),
+        "lost": JobStatus(JobState.LOST, reason=words.failures[0]),
+        "failed": JobStatus(JobState.FAILED, 1, words.failures[-1]),
     }
-    return endings.get(job.key or "", Sighting(JobState.SUCCEEDED, 0))
+    return endings.get(job.key or "", JobStatus(JobState.SUCCEEDED, 0))
 
 
 def _story(words: Words, *, ended: bool) -> list[events.Event]:
@@ -287,15 +289,15 @@ def _order_jobs(site: Site, content: Furnished, words: Words) -> None:
     models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
     for key in ("succeeded", "failed", "lost", "running", "queued"):
-        order = replace(collect_order(config, started_by=words.judges[0]), resources=(key[:1],))
+        order = replace(collect_request(config, started_by=words.judges[0]), resources=(key[:1],))
         if key == "queued":
             order = replace(order, resources=("r",))
         _submit(site, order, key)
-    judging = judge_order({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
+    judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
     _submit(site, judging, "judge")
 
 
-def _submit(site: Site, order: Order, key: str) -> None:
+def _submit(site: Site, order: JobRequest, key: str) -> None:
     site.panel.jobs.submit(order, key=key)
 
 
@@ -352,7 +354,7 @@ def _upload(sight: Sight, path: str, file: Path) -> None:
 
 def _filled(shown: Shown) -> Any:
     desk = shown.content.desk
-    judging = find_judging(desk.store, desk.experiment.experiment_id, shown.content.name, shown.content.open_sheet)
+    judging = find_sheet(desk.store, desk.experiment.experiment_id, shown.content.name, shown.content.open_sheet)
     assert judging is not None
     raw = fill(judging)
     notes = cycle(text[:2000] for text in shown.words.tips)

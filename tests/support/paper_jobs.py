@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tipbench.jobs.event_log import Recorded
+from tipbench.jobs.event_file import RecordedEvent
 from tipbench.jobs.events import Event
-from tipbench.jobs.job import Job, JobState, LogTail, Sighting
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail
 
 Told = Callable[[Job], Sequence[Event]]
 
@@ -22,7 +22,7 @@ class PaperRunner:
     """Every job ends as `ends` says as soon as it was started, tells `told` and has printed `printed`. Thread-safe."""
 
     name: str = "local"
-    ends: Callable[[Job], Sighting] = lambda _job: Sighting(JobState.SUCCEEDED, 0)
+    ends: Callable[[Job], JobStatus] = lambda _job: JobStatus(JobState.SUCCEEDED, 0)
     told: Told = _nothing
     printed: str = ""
     _cancelled: set[str] = field(default_factory=set)
@@ -31,19 +31,19 @@ class PaperRunner:
     def start(self, job: Job) -> None:
         """Nothing is started."""
 
-    def observe(self, job: Job) -> Sighting:
+    def observe(self, job: Job) -> JobStatus:
         """As it shall end, unless it was cancelled."""
         with self._lock:
-            return Sighting(JobState.CANCELLED) if job.id in self._cancelled else self.ends(job)
+            return JobStatus(JobState.CANCELLED) if job.id in self._cancelled else self.ends(job)
 
     def cancel(self, job: Job) -> None:
         """Ends it at once."""
         with self._lock:
             self._cancelled.add(job.id)
 
-    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[Recorded]:
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
         """All it tells, with its place in the list as cursor."""
-        told = [Recorded(at + 1, "2026-05-04T10:15:00.000Z", event) for at, event in enumerate(self.told(job))]
+        told = [RecordedEvent(at + 1, "2026-05-04T10:15:00.000Z", event) for at, event in enumerate(self.told(job))]
         return told[after : after + limit]
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same

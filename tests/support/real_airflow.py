@@ -238,20 +238,22 @@ class DagProgram:
     environment: Mapping[str, str]
     folder: Path
 
-    def __call__(self, *words: str) -> Any:
+    def __call__(self, *words: str, **environment: str) -> Any:
         told = self.folder / "told.json"
         program = ROOT / "tests" / "airflow" / "dag_program.py"
-        self.run("python", str(program), *words, TIPBENCH_TOLD=str(told))
+        self.run("python", str(program), *words, environment={**environment, "TIPBENCH_TOLD": str(told)})
         return json.loads(told.read_text("utf-8"))
 
-    def run(self, command: str, *words: str, within_s: float = 500.0, **extra: str) -> None:
+    def run(
+        self, command: str, *words: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Run a command of Airflow's environment; fails with its last words when it does not succeed in time."""
         log = self.folder / "program.log"
         how = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [airflow_environment() / "bin" / command, *words],
-                env={**self.environment, **extra},
+                env={**self.environment, **(environment or {})},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 timeout=within_s,

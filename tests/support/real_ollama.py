@@ -36,7 +36,8 @@ TEMPLATE \"\"\"{{{{- range .Messages }}}}<|im_start|>{{{{ .Role }}}}
 {{{{ end }}}}<|im_start|>assistant
 \"\"\"
 PARAMETER stop <|im_end|>
-"""
+PARAMETER num_thread 1
+"""  # threads of a runner spin while they wait: two take many times as long on a busy machine
 BUILD_COMMAND = "python tests/support/real_ollama.py"
 
 

@@ -45,9 +45,3 @@ def airflow(
     own = {"MLFLOW_TRACKING_URI": mlflow_url, "TIPBENCH_HOME": str(worker_home), "OLLAMA_HOST": scripted.url}
     with RealAirflow(tmp_path_factory.mktemp("airflow"), own) as running:
         yield running
-
-
-def needs_airflow(item: pytest.Item) -> bool:
-    """Whether a test uses the real one."""
-    chosen = getattr(getattr(item, "callspec", None), "params", {})
-    return item.path.parent.name == "airflow" or chosen.get("bench") == "airflow"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from support.ollama_talk import (
     talk,
     until_empty,
 )
+from support.real_ollama import RealOllama, variant
 from support.scripted_ollama import MemorySettings, ModelSpec, ScriptedOllama
 
 
@@ -42,20 +44,12 @@ def scripted_site() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def real_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    from support.real_ollama import RealOllama, ollama_binary, variant
-    from support.weights import shared_weights_home
-
-    binary = ollama_binary()
-    gguf = shared_weights_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with RealOllama(tmp_path_factory.mktemp("ollama"), binary=binary) as server:
-        server.create(A, variant(gguf, "alpha"))
-        server.create(B, variant(gguf, "beta"))
-        server.create("twin:135m", variant(gguf, "alpha"))
-        yield Site(server.url)
+def real_site(ollama: RealOllama, gguf: Path) -> Site:
+    ollama.create("twin:135m", variant(gguf, "alpha"))
+    return Site(ollama.url)
 
 
-@pytest.fixture(params=["scripted", "real"])
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.real)])
 def site(request: pytest.FixtureRequest) -> Site:
     site: Site = request.getfixturevalue(f"{request.param}_site")
     for name in resident(site.url):
@@ -72,7 +66,7 @@ class TestContract:
         tags = get(site.url, "/api/tags")["models"]
         assert isinstance(tags, list)
         by_name = {model["name"]: model for model in tags}
-        assert {A, B, site.twin} == set(by_name)
+        assert {A, B, site.twin} <= set(by_name)
         assert all(len(model["digest"]) == 64 and model["size"] > 90_000_000 for model in tags)
         shown = post(site.url, "/api/show", model=A).json()
         assert shown["model_info"]["general.parameter_count"] == 134_515_008
@@ -80,10 +74,10 @@ class TestContract:
         assert shown["capabilities"] == ["completion"]
         assert shown["details"]["parameter_size"] == "134.52M"
 
-    @pytest.mark.parametrize("keep_alive", [0, "0", "0s"])
-    def test_keep_alive_of_zero_unloads_after_the_answer(self, site: Site, keep_alive: object) -> None:
-        assert talk(site.url, keep_alive=keep_alive, options=SHORT).last["done"] is True
-        assert until_empty(site.url)
+    def test_keep_alive_of_zero_unloads_after_the_answer(self, site: Site) -> None:
+        for keep_alive in (0, "0s"):
+            assert talk(site.url, keep_alive=keep_alive, options=SHORT).last["done"] is True
+            assert until_empty(site.url)
 
     def test_keep_alive_sets_when_the_model_expires(self, site: Site) -> None:
         for keep_alive, stay_s in ((None, 300), (60, 60), ("10m", 600), ("1h30m", 5400)):
@@ -95,19 +89,16 @@ class TestContract:
             talk(site.url, keep_alive=keep_alive, options=SHORT)
             assert eventually(lambda: _expires_in(site.url) > 100 * 365 * 86400)
 
-    @pytest.mark.parametrize("keep_alive", ["300", "-1", "1.5"])
-    def test_duration_without_unit_is_refused(self, site: Site, keep_alive: str) -> None:
-        answer = post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive)
-        assert answer.status_code == 400
-        assert "missing unit" in answer.json()["error"]
-
-    @pytest.mark.parametrize("keep_alive", [True, "", "soon", [], "5 min"])
-    def test_keep_alive_that_is_no_duration_is_refused(self, site: Site, keep_alive: object) -> None:
-        assert post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive).status_code == 400
+    def test_keep_alive_that_is_not_a_duration_is_refused(self, site: Site) -> None:
+        wrong: list[object] = [True, "", "soon", [], "5 min", "300", "-1", "1.5"]
+        for keep_alive in wrong:
+            answer = post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive)
+            assert answer.status_code == 400
+            assert keep_alive not in ("300", "-1", "1.5") or "missing unit" in answer.json()["error"]
         assert resident(site.url) == []
 
     def test_model_expires_when_its_stay_is_over(self, site: Site) -> None:
-        talk(site.url, keep_alive="3s", options=SHORT)
+        talk(site.url, keep_alive="2s", options=SHORT)
         assert resident(site.url) == [A]
         assert until_empty(site.url)
 
@@ -160,11 +151,11 @@ class TestContract:
         assert answer.json()["done"] is True
         assert answer.json()["message"]["content"]
 
-    @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
-    def test_missing_model_is_404_with_an_error(self, site: Site, path: str) -> None:
-        answer = post(site.url, path, model="nobody:1b", messages=ASK)
-        assert answer.status_code == 404
-        assert answer.json()["error"]
+    def test_missing_model_is_404_with_an_error(self, site: Site) -> None:
+        for path in ("/api/chat", "/api/generate", "/api/show"):
+            answer = post(site.url, path, model="nobody:1b", messages=ASK)
+            assert answer.status_code == 404
+            assert answer.json()["error"]
 
     def test_bad_bodies_and_unasked_thinking_are_400(self, site: Site) -> None:
         with plain_client() as client:

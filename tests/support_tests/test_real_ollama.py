@@ -1,41 +1,15 @@
-"""The real server is found, started, killed, restarted, and watched from outside."""
+"""Where the real Ollama comes from, and what its watcher counts."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.ollama_talk import eventually
-from support.real_ollama import (
-    OllamaMissingError,
-    PsWatcher,
-    RealOllama,
-    cached_binary,
-    find_binary,
-    fits,
-    ollama_binary,
-    sha256_of,
-    variant,
-)
+from support.real_ollama import OllamaMissingError, PsWatcher, cached_binary, find_binary, fits, ollama_binary
 from support.scripted_ollama import MemorySettings, ScriptedOllama
-
-
-@pytest.fixture(scope="module")
-def gguf() -> Path:
-    from support.weights import shared_weights_home
-
-    ollama_binary()
-    return shared_weights_home() / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealOllama]:
-    with RealOllama(tmp_path_factory.mktemp("ollama")) as server:
-        yield server
 
 
 def ask(url: str, model: str, **more: object) -> dict[str, object]:
@@ -44,46 +18,6 @@ def ask(url: str, model: str, **more: object) -> dict[str, object]:
     request = urllib.request.Request(f"{url}/api/chat", json.dumps(body | more).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:
         return dict(json.load(answer))
-
-
-def test_three_models_are_three_blobs_and_the_watcher_sees_them_together(server: RealOllama, gguf: Path) -> None:
-    models = server.three_models(gguf)
-    with PsWatcher(server.url) as watcher:
-        for model in models:
-            assert ask(server.url, model)["done"] is True
-    assert watcher.max_resident == 3
-    assert watcher.seen == set(models) == {"alpha:135m", "beta:135m", "gamma:135m"}
-    assert 0 < watcher.largest_gap_s < 30
-
-
-def test_killed_server_restarts_on_its_port_with_empty_memory(server: RealOllama, gguf: Path) -> None:
-    server.create("alpha:135m", variant(gguf, "alpha"))
-    ask(server.url, "alpha:135m")
-    url = server.url
-    server.kill()
-    with pytest.raises(OSError, match="refused"):
-        ask(url, "alpha:135m")
-    server.restart()
-    with PsWatcher(url) as watcher:
-        assert eventually(lambda: bool(watcher.samples))
-    assert (server.url, watcher.max_resident) == (url, 0)
-    assert ask(url, "alpha:135m")["done"] is True
-
-
-def test_server_started_for_one_model_keeps_to_one(tmp_path: Path, gguf: Path) -> None:
-    with RealOllama(tmp_path, env={"OLLAMA_MAX_LOADED_MODELS": "1"}) as server:
-        models = server.three_models(gguf)[:2]
-        with PsWatcher(server.url) as watcher:
-            for model in models:
-                ask(server.url, model)
-    assert (watcher.max_resident, watcher.seen) == (1, set(models))
-
-
-def test_variants_differ_in_the_head_only(gguf: Path) -> None:
-    alpha, beta = variant(gguf, "alpha"), variant(gguf, "beta")
-    assert sha256_of(alpha) != sha256_of(beta)
-    tails = {path.read_bytes()[-1_000_000:] for path in (gguf, alpha, beta)}
-    assert len(tails) == 1
 
 
 def test_watcher_counts_two_models_of_the_scripted_server() -> None:

@@ -393,6 +393,7 @@ class TestModels:
 class TestLog:
     def test_requests_are_logged_with_what_they_asked(self, server: ScriptedOllama) -> None:
         talk(server.url, A, keep_alive="2m", options={"seed": 7})
+        assert eventually(lambda: server.log.calls(A)[0].outcome != "running")  # the log is written after the answer
         request = server.log.calls(A)[0]
         assert (request.keep_alive, request.options, request.nth) == ("2m", {"seed": 7}, 1)
         assert (request.messages, request.status, request.outcome) == (messages_hash(ASK), 200, "finished")

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from support.little_airflow import PASSWORD, USER, LittleAirflow
+from support.panel_site import make_app
 from support.paper_jobs import PaperRunner
 from tipbench.jobs.airflow import AirflowRunner
-from tipbench.jobs.airflow_rest import AirflowRest
+from tipbench.jobs.airflow_api import AirflowApi
 from tipbench.jobs.events import Exit, event_line
 from tipbench.jobs.job import Runner
 from tipbench.record.store import RunStore
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
-from tipbench.web.opening import Tracker
-from tipbench.web.runners import PanelRecords, airflow_access
-from tipbench.web.tokens import Role
+from tipbench.web.auth import Role
+from tipbench.web.job_service import PanelRecords, airflow_access
+from tipbench.web.mlflow_connection import MlflowConnection
 from web.panels import API, BASE, JUDGE, Served, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
@@ -48,10 +48,10 @@ def followed(
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
-    records = PanelRecords(Tracker(settings, store))
-    runner = AirflowRunner(home, AirflowRest(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
+    records = PanelRecords(MlflowConnection(settings, store))
+    runner = AirflowRunner(home, AirflowApi(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": PaperRunner(), "airflow": runner}
-    app = create_app(settings, store=store, runners=runners)
+    app = make_app(settings, store=store, runners=runners)
     tokens = app.state.panel.guard.tokens
     admin, judge = (
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))

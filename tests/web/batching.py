@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.judging import Desk, Rule, agreed, fill
-from tipbench.judge.judging import Judging, find_judging
-from tipbench.web.tokens import Role
+from tipbench.judge.sheet_store import StoredSheet, find_sheet
+from tipbench.web.auth import Role
 from web.panels import API, EXPERIMENT, Served
 
 GOOD = {"relevance": 4, "actionability": 5, "tone": 3}
@@ -97,9 +97,9 @@ def desk_of(served: Served) -> Desk:
     return Desk(served.store, experiment)
 
 
-def kept(served: Served, sheet: str) -> Judging:
+def kept(served: Served, sheet: str) -> StoredSheet:
     """The sheet as it stands in the store, with its key."""
-    found = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
+    found = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
     return found
 

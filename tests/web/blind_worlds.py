@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from urllib.parse import unquote
 
 from support.judged import judge_at
 from support.judging import EXPERIMENT, Desk, fill, record_cells
-from tipbench.judge.judging import judgings
+from tipbench.judge.sheet_store import stored_sheets
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.memory import MemoryStore
 from web.batching import Clerk
-from web.panels import API, Served, serving
+from web.panels import API, Served, copied, serving
 
 MODELS = ("okapimodel-7f3a:1b", "tapirmodel-c41d:3b")
 PROMPTS = ("pv-lynx-0d2e", "pv-heron-91ab")
@@ -72,7 +73,7 @@ class World:
         for name in (EXPERIMENT, TIED):
             experiment = self.served.store.experiment(name)
             assert experiment is not None
-            for judging in judgings(self.served.store, experiment.experiment_id, name):
+            for judging in stored_sheets(self.served.store, experiment.experiment_id, name):
                 found |= {control for entry in judging.entries for control in entry.controls}
             for run in self.served.store.search(experiment.experiment_id, where={}):
                 found.add(run.run_id)
@@ -104,14 +105,19 @@ def colleagues(store: MemoryStore) -> None:
     judge_at(Desk(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)
 
 
-@contextmanager
-def blind_world(home: Path) -> Iterator[World]:
-    """Three experiments with marked names, a job that names the models, a program; the judge's answers are kept."""
+@functools.cache
+def _recorded() -> MemoryStore:
     store = MemoryStore()
     for name in (EXPERIMENT, TIED, OTHER):
         record_cells(store, experiment=name, suite=marked_suite(), models=MODELS)
     colleagues(store)
-    with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
+    return store
+
+
+@contextmanager
+def blind_world(home: Path) -> Iterator[World]:
+    """Three experiments with marked names, a job that names the models, a program; the judge's answers are kept."""
+    with serving(home, copied(_recorded()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
         assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
         made = World(served, Clerk(served, served.judge))
         served.client.event_hooks = {"response": [made.hear]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,9 +13,10 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from support.judged import judge_at
 from support.judging import Desk, record_cells
+from tipbench.plan.suite import load_suite
 from tipbench.record.memory import MemoryStore
 from tipbench.record.run import NewRun, StoredRun
-from web.panels import EXPERIMENT, Served, serving
+from web.panels import EXPERIMENT, Served, copied, serving
 
 HTML = {"Accept": "text/html"}
 
@@ -47,21 +49,27 @@ def levels(run: StoredRun, tip: int) -> int:
 
 
 @contextmanager
-def judged_panel(
-    home: Path,
-    *,
-    names: Mapping[str, str] | None = None,
-    experiment: str = EXPERIMENT,
-    judge: str = "anna",
-    **options: Any,
-) -> Iterator[Served]:
+def judged_panel(home: Path, **options: Any) -> Iterator[Served]:
     """A panel on one experiment, all of it judged."""
-    store = RenamingStore(names)
-    found = record_cells(store, experiment=experiment, **options)
+    names = tuple(options.pop("names", {}).items())
+    with serving(home, copied(_judged(names, **options))) as served:
+        yield served
+
+
+@functools.cache
+def _judged(
+    names: tuple[tuple[str, str], ...], experiment: str = EXPERIMENT, judge: str = "anna", **options: Any
+) -> RenamingStore:
+    store = RenamingStore(dict(names))
+    add_judged(store, experiment, judge, **options)
+    return store
+
+
+def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any) -> None:
+    """One more experiment, all of it judged."""
+    found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
     store.touch(found.experiment_id)
     judge_at(Desk(store, found), levels, judge)
-    with serving(home, store) as served:
-        yield served
 
 
 def desk_of(served: Served, name: str = EXPERIMENT) -> Desk:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.web import judging
+from support.panel_site import fixed_draws
+from tipbench.web import judge_service as judging
 from web.panels import Served, answered, serving
 
 
@@ -15,6 +16,12 @@ from web.panels import Served, answered, serving
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judges may ask for a few answers here: most tests need no drift, and small sheets are quick."""
     monkeypatch.setattr(judging, "FEWEST", 1)
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No result depends on which answers and controls are drawn."""
+    fixed_draws(monkeypatch)
 
 
 @pytest.fixture

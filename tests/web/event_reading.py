@@ -14,8 +14,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from tipbench.web.app import listen, panel_url
 from tipbench.web.options import PanelOptions
-from tipbench.web.server import address_of, listen
 
 START_S = 30.0
 
@@ -95,7 +95,7 @@ def on_a_port(app: FastAPI) -> Iterator[str]:
     thread.start()
     try:
         until(lambda: server.started, START_S)
-        yield address_of(sock, options).rstrip("/")
+        yield panel_url(sock, options).rstrip("/")
     finally:
         server.should_exit = True
         thread.join(START_S)

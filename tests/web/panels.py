@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
+import functools
 import os
+import random
+import threading
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRouter
 from starlette.routing import Mount
 
 from support.judging import EXPERIMENT, record_cells
+from support.panel_site import make_app
 from tipbench.record.memory import MemoryStore
 from tipbench.record.store import Experiment, RunStore
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
+from tipbench.web.app import create_app
+from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
-from tipbench.web.tokens import Role
 
 with warnings.catch_warnings():  # Starlette would rather have a client of its own; httpx is what we depend on
     warnings.simplefilter("ignore")
@@ -31,6 +38,7 @@ JUDGE = "reviewer-1"
 BASE = "http://localhost"
 API = "/api/bench"
 OPERATOR = "an-operators-own-long-token"
+S = TypeVar("S", bound=MemoryStore)
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,8 @@ def serving(
     """
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
     store = store if store is not None else MemoryStore()
-    app = create_app(settings, store=None if find_mlflow else store, routers=routers)
+    given = None if find_mlflow else store
+    app = create_app(settings, store=given, routers=routers) if routers else make_app(settings, store=given)
     tokens = app.state.panel.guard.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)
@@ -124,10 +133,28 @@ def another_leads(home: Path) -> Iterator[None]:
 
 def answered() -> tuple[MemoryStore, Experiment]:
     """A store with 48 answered cells of two models and three prompts."""
+    store, found = _recorded()
+    return copied(store), found
+
+
+@functools.cache
+def _recorded() -> tuple[MemoryStore, Experiment]:
     store = MemoryStore()
-    found = record_cells(store)
-    store.touch(found.experiment_id)
+    rng = random.Random(1)
+    with pytest.MonkeyPatch.context() as patch:  # run ids decide the order of equals
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+        found = record_cells(store)
+        store.touch(found.experiment_id)
     return store, found
+
+
+def copied(store: S) -> S:
+    """A store of its own with the same runs: a copy costs less than recording them again."""
+    made = copy.copy(store)
+    made._lock = threading.RLock()
+    made._experiments = dict(store._experiments)
+    made._runs = {run_id: replace(kept) for run_id, kept in store._runs.items()}
+    return made
 
 
 def route_list(app: FastAPI) -> list[tuple[str, str]]:
@@ -145,4 +172,15 @@ def route_list(app: FastAPI) -> list[tuple[str, str]]:
     return found
 
 
-__all__ = ["API", "EXPERIMENT", "JUDGE", "OPERATOR", "Served", "TestClient", "answered", "route_list", "serving"]
+__all__ = [
+    "API",
+    "EXPERIMENT",
+    "JUDGE",
+    "OPERATOR",
+    "Served",
+    "TestClient",
+    "answered",
+    "copied",
+    "route_list",
+    "serving",
+]

@@ -15,19 +15,19 @@ from support.judging import MODELS, Desk, agreed
 from support.little_airflow import DAG, PASSWORD, LittleAirflow
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.jobs import events as wire
-from tipbench.jobs.airflow_rest import AirflowAccess
-from tipbench.jobs.command import collect_order
+from tipbench.jobs.airflow_api import AirflowAccess
+from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Progress
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record.memory import MemoryStore
 from tipbench.settings import load_settings
-from tipbench.web.opening import Tracker
-from tipbench.web.panel.job_words import JobWords
-from tipbench.web.runners import PanelRecords, airflow_access, make_runners, usual_runner
+from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
+from tipbench.web.mlflow_connection import MlflowConnection
+from tipbench.web.panel.job_progress import JobText
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, Served, answered, serving
@@ -37,7 +37,7 @@ SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_ti
 
 
 @pytest.fixture
-def airflow(home: Path) -> Iterator[LittleAirflow]:
+def little_airflow(home: Path) -> Iterator[LittleAirflow]:
     with LittleAirflow(home, quietly) as server:
         yield server
 
@@ -54,15 +54,15 @@ def test_without_airflow_runs_are_local_and_no_other_can_be_named(served: Served
 
 
 def test_where_airflow_is_configured_it_is_the_usual_one_and_either_can_be_named(
-    home: Path, airflow: LittleAirflow
+    home: Path, little_airflow: LittleAirflow
 ) -> None:
-    with serving(home, environment=variables(airflow)) as served:
+    with serving(home, environment=variables(little_airflow)) as served:
         names = [served.post(f"{RUN}{query}", json=SMALL).json()["job"]["runner"] for query in ("", "?runner=local")]
     assert names == ["airflow", "local"]
 
 
-def test_the_setting_says_who_runs_what_names_nobody(home: Path, airflow: LittleAirflow) -> None:
-    with serving(home, environment=variables(airflow, TIPBENCH_RUNNER="local")) as served:
+def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(little_airflow, TIPBENCH_RUNNER="local")) as served:
         assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
 
 
@@ -80,7 +80,7 @@ def test_settings_that_do_not_go_together_are_refused_at_the_start(
 ) -> None:
     settings = load_settings({"TIPBENCH_HOME": str(tmp_path), **given}, tmp_path)
     with pytest.raises(UsageError, match=words):
-        usual_runner(settings, make_runners(settings, Tracker(settings, MemoryStore())))
+        default_runner(settings, make_runners(settings, MlflowConnection(settings, MemoryStore())))
 
 
 def test_waiting_for_the_judge_belongs_to_airflow(served: Served) -> None:
@@ -88,8 +88,8 @@ def test_waiting_for_the_judge_belongs_to_airflow(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
 
-def test_the_body_may_be_the_conf_of_the_dag(home: Path, airflow: LittleAirflow) -> None:
-    with serving(home, environment=variables(airflow)) as served:
+def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(little_airflow)) as served:
         job = served.post(RUN, json={**SMALL, "wait_for_judge": True}).json()["job"]
         assert job["arguments"]["wait_for_judge"] is True
         wrong = served.post(RUN, json={**SMALL, "wait_for_judge": "later"})
@@ -97,8 +97,10 @@ def test_the_body_may_be_the_conf_of_the_dag(home: Path, airflow: LittleAirflow)
         assert served.post(f"{API}/plan", json={**SMALL, "wait_for_judge": True}).status_code == 200
 
 
-def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(home: Path, airflow: LittleAirflow) -> None:
-    with serving(home, environment=variables(airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
+def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(
+    home: Path, little_airflow: LittleAirflow
+) -> None:
+    with serving(home, environment=variables(little_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
         named = {"ollama_url": "http://panels-own:11434", "skip_refused": False}
         silent, chosen = (served.post(RUN, json={**SMALL, **more}).json()["job"]["arguments"] for more in ({}, named))
         form = PageForm(served.get("/run").text, "/run")
@@ -110,9 +112,9 @@ def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(home: Pa
     assert named.items() <= chosen.items()
 
 
-def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, airflow: LittleAirflow) -> None:
+def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airflow: LittleAirflow) -> None:
     store, _ = answered()
-    with serving(home, store, variables(airflow)) as served:
+    with serving(home, store, variables(little_airflow)) as served:
         response = served.post(f"{API}/judge/{EXPERIMENT}/run", json={"with": "rules"})
     assert response.json()["job"]["runner"] == "local"
 
@@ -120,8 +122,8 @@ def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, airflow: Li
 # the form
 
 
-def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, airflow: LittleAirflow) -> None:
-    with serving(home, environment=variables(airflow)) as served:
+def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         assert form.value("runner") == ["airflow"]
         body = form.body(do="start", models="baseline:template", prompts="v1", wait_for_judge="true")
@@ -132,8 +134,8 @@ def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, airflow: L
         assert again.value("wait_for_judge") == ["true"]
 
 
-def test_the_form_tells_what_does_not_go_together(home: Path, airflow: LittleAirflow) -> None:
-    with serving(home, environment=variables(airflow)) as served:
+def test_the_form_tells_what_does_not_go_together(home: Path, little_airflow: LittleAirflow) -> None:
+    with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(do="start", models="baseline:template", runner="local", wait_for_judge="true")
         response = served.post("/run", content=body, headers=HEADERS)
@@ -148,12 +150,14 @@ def test_without_airflow_the_form_says_nothing_of_it(served: Served) -> None:
 # following
 
 
-def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(home: Path, airflow: LittleAirflow) -> None:
+def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(
+    home: Path, little_airflow: LittleAirflow
+) -> None:
     store, experiment = answered()
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(f"{RUN}?wait_for_judge=true", json=OF_ALL).json()["job"]
         waiting = job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
-        assert waiting["links"]["airflow"] == f"{airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
+        assert waiting["links"]["airflow"] == f"{little_airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
         page = served.get(f"/jobs/{job['id']}").text
         assert waiting["links"]["airflow"] in page
         assert "Parked until a judge has answered" in page
@@ -161,32 +165,32 @@ def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(home
         assert "Airflow" in served.get("/jobs").text
         Desk(store, experiment).judged_by("anna", agreed)
         assert job_once(served, job["id"], "succeeded")["exit_code"] == 0
-    assert airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.asked("PATCH", "hitlDetails") == 1
 
 
-def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, airflow: LittleAirflow) -> None:
-    airflow.pools.clear()
+def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, little_airflow: LittleAirflow) -> None:
+    little_airflow.pools.clear()
     store, _ = answered()
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         assert "no pool ollama" in job_once(served, job["id"], "running", "pool")["reason"]
         assert "airflow pools set ollama 1" in served.get(f"/jobs/{job['id']}").text
-        airflow.fault = "away"
+        little_airflow.fault = "away"
         job_once(served, job["id"], "lost", "Is its API server running?")
         assert served.get(f"/jobs/{job['id']}").status_code == 200
         assert served.get(f"{JOBS}/{job['id']}/log").status_code == 200
-        airflow.pools.add("ollama")
-        airflow.fault = ""
+        little_airflow.pools.add("ollama")
+        little_airflow.fault = ""
         job_once(served, job["id"], "succeeded")
 
 
-def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, airflow: LittleAirflow) -> None:
-    airflow.paused = True
+def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, little_airflow: LittleAirflow) -> None:
+    little_airflow.paused = True
     store, _ = answered()
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "queued", "Unpause it there")
-        airflow.paused = False
+        little_airflow.paused = False
         job_once(served, job["id"], "succeeded")
 
 
@@ -195,11 +199,11 @@ def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, ai
 
 def order(home: Path, **changes: Any) -> Job:
     with JobStore(home / "jobs" / "other.db") as jobs:
-        return jobs.add(collect_order(make_config({**OF_ALL, **changes}), runner="airflow"))[0]
+        return jobs.add(collect_request(make_config({**OF_ALL, **changes}), runner="airflow"))[0]
 
 
 def records(home: Path, store: MemoryStore) -> PanelRecords:
-    return PanelRecords(Tracker(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
+    return PanelRecords(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
@@ -221,7 +225,7 @@ def test_what_cannot_be_seen_is_not_taken_for_judged(home: Path, changes: dict[s
 def test_the_tab_says_how_far_a_run_is_or_what_it_waits_for(home: Path, state: str, words: str) -> None:
     progress = Progress().after(wire.BlockStarted(MODELS[0], 2, done=1))
     job = replace(order(home, models=MODELS[0]), state=JobState(state))
-    assert JobWords(job, progress).title == f"{words} · collect {EXPERIMENT}"
+    assert JobText(job, progress).title == f"{words} · collect {EXPERIMENT}"
 
 
 @pytest.mark.parametrize(
@@ -232,21 +236,21 @@ def test_what_is_only_out_of_sight_is_waited_for_rather_than_retried(
     home: Path, reason: str, found_again: bool
 ) -> None:
     job = replace(order(home), state=JobState.LOST, reason=reason)
-    assert JobWords(job, Progress()).found_again is found_again
+    assert JobText(job, Progress()).found_again is found_again
 
 
 # who we are there
 
 
-def test_password_and_token_for_airflow_show_nowhere(home: Path, airflow: LittleAirflow) -> None:
+def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow: LittleAirflow) -> None:
     store, _ = answered()
-    airflow.pools.clear()
-    with followed(home, airflow, store) as served:
+    little_airflow.pools.clear()
+    with followed(home, little_airflow, store) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "running", "pool")
-        airflow.fault = "away"
+        little_airflow.fault = "away"
         job_once(served, job["id"], "lost")
-        airflow.fault = ""
+        little_airflow.fault = ""
         own = f"{JOBS}/{job['id']}"
         paths = ("/settings", "/jobs", f"/jobs/{job['id']}", "/run", own, f"{own}/log", "/api/bench/config", "/metrics")
         shown = [served.get(path) for path in paths]
@@ -255,15 +259,16 @@ def test_password_and_token_for_airflow_show_nowhere(home: Path, airflow: Little
         told = (home / "jobs" / job["id"] / "events.jsonl").read_text()
     assert [response.status_code for response in shown] == [200] * len(paths)
     for text in (told, *(response.text + str(response.headers) for response in shown)):
-        assert not any(secret in text for secret in (PASSWORD, *airflow.tokens))
+        assert not any(secret in text for secret in (PASSWORD, *little_airflow.tokens))
     for file in filter(Path.is_file, home.rglob("*")):
-        assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *airflow.tokens)), file
+        assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *little_airflow.tokens)), file
 
 
-def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, airflow: LittleAirflow) -> None:
-    given = {**variables(airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
+@pytest.mark.process
+def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, little_airflow: LittleAirflow) -> None:
+    given = {**variables(little_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
-    order = collect_order(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
+    order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
     with JobStore(home / "jobs" / "other.db") as jobs:
         job = jobs.add(order)[0]
     runner.start(job)
@@ -287,14 +292,14 @@ def test_what_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
     assert airflow_access(partly) == AirflowAccess("http://a:8080", token="t")
     (tmp_path / "tipbench.toml").write_text('airflow_url = ""\nairflow_public_url = ""\nrunner = ""\n')
     in_file = load_settings(empty, tmp_path)
-    runners = make_runners(in_file, Tracker(in_file, MemoryStore()))
-    assert (list(runners), usual_runner(in_file, runners)) == (["local"], "local")
+    runners = make_runners(in_file, MlflowConnection(in_file, MemoryStore()))
+    assert (list(runners), default_runner(in_file, runners)) == (["local"], "local")
 
 
-def test_links_go_to_the_public_address(home: Path, airflow: LittleAirflow) -> None:
-    given = variables(airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
+def test_links_go_to_the_public_address(home: Path, little_airflow: LittleAirflow) -> None:
+    given = variables(little_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
     store, _ = answered()
-    with followed(home, airflow, store, given) as served:
+    with followed(home, little_airflow, store, given) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
         ended = job_once(served, job["id"], "succeeded")
     assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"

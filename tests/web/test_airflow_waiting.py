@@ -13,17 +13,17 @@ import pytest
 from support.command import tipbench
 from support.judging import MODELS, Desk, agreed, fill, record_cells
 from support.little_airflow import PASSWORD, LittleAirflow
-from tipbench.jobs.command import collect_order
+from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job
-from tipbench.jobs.sqlite import JobStore
+from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record.memory import MemoryStore
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
-from tipbench.web.opening import Tracker
-from tipbench.web.runners import PanelRecords
+from tipbench.web.job_service import PanelRecords
+from tipbench.web.mlflow_connection import MlflowConnection
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.batching import Clerk, kept
 from web.panel_process import PanelProcess
@@ -35,7 +35,7 @@ FEW = {"models": MODELS[0], "prompts": "v1", "n_scenarios": 4, "n_tips": 3}
 
 
 @pytest.fixture
-def airflow(home: Path) -> Iterator[LittleAirflow]:
+def little_airflow(home: Path) -> Iterator[LittleAirflow]:
     with LittleAirflow(home, quietly) as server:
         yield server
 
@@ -69,22 +69,23 @@ def by_webhook(served: Served) -> None:
 
 @pytest.mark.parametrize("judge", [by_batch, by_webhook])
 def test_a_judge_at_the_panel_ends_the_waiting(
-    home: Path, airflow: LittleAirflow, judge: Callable[[Served], None]
+    home: Path, little_airflow: LittleAirflow, judge: Callable[[Served], None]
 ) -> None:
     store, _ = answered()
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
         judge(served)
         job_once(served, job["id"], "succeeded")
-    assert airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.asked("PATCH", "hitlDetails") == 1
 
 
+@pytest.mark.process
 def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
-    home: Path, airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path, little_airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
 ) -> None:
     store, wanted = recorded
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(WAITING, json=wanted).json()["job"]
         job_once(served, job["id"], "waiting", "4 cells wait for a judge.")
         experiment = store.experiment(wanted["experiment"])
@@ -95,11 +96,12 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
         job_once(served, job["id"], "succeeded")
 
 
+@pytest.mark.process
 def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
-    home: Path, airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path, little_airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
 ) -> None:
     store, wanted = recorded
-    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **variables(airflow)}) as panel:
+    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **variables(little_airflow)}) as panel:
         job = panel.client.post(WAITING, json=wanted).json()["job"]
         panel.until(job["id"], lambda now: now["job"]["state"] == "waiting")
         panel.kill()
@@ -109,17 +111,17 @@ def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
         panel.start()
         assert panel.ended(job["id"])["job"]["state"] == "succeeded"
         assert PASSWORD not in panel.stderr
-    assert airflow.asked("POST", "dagRuns") == 1
-    assert airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.asked("POST", "dagRuns") == 1
+    assert little_airflow.asked("PATCH", "hitlDetails") == 1
 
 
 # in nobody's way
 
 
-def test_others_run_while_one_waits(home: Path, airflow: LittleAirflow) -> None:
+def test_others_run_while_one_waits(home: Path, little_airflow: LittleAirflow) -> None:
     store, _ = answered()
-    with followed(home, airflow, store) as served:
-        waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(5)]
+    with followed(home, little_airflow, store) as served:
+        waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(2)]
         for job_id in waiting:
             job_once(served, job_id, "waiting")
         for runner in ("local", "airflow"):
@@ -129,9 +131,11 @@ def test_others_run_while_one_waits(home: Path, airflow: LittleAirflow) -> None:
             job_once(served, job_id, "waiting")
 
 
-def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(home: Path, airflow: LittleAirflow) -> None:
+def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
+    home: Path, little_airflow: LittleAirflow
+) -> None:
     store, experiment = answered()
-    with followed(home, airflow, store) as served:
+    with followed(home, little_airflow, store) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
         job_once(served, job["id"], "waiting")
         assert served.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
@@ -162,7 +166,7 @@ class Counting(MemoryStore):
 
 def waiting_job(home: Path) -> Job:
     with JobStore(home / "jobs" / "other.db") as jobs:
-        return jobs.add(collect_order(make_config(OF_ALL), runner="airflow"))[0]
+        return jobs.add(collect_request(make_config(OF_ALL), runner="airflow"))[0]
 
 
 def test_cells_are_counted_when_somebody_has_written_and_now_and_then(home: Path) -> None:
@@ -170,7 +174,7 @@ def test_cells_are_counted_when_somebody_has_written_and_now_and_then(home: Path
     experiment = record_cells(store)
     store.touch(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
-    records = PanelRecords(Tracker(settings, store), Cache(4, lambda: now[0]))
+    records = PanelRecords(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)
     assert [records.pending(job) for _ in range(10)] == [48] * 10
     first = store.reads

@@ -18,15 +18,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tipbench.web import batch_store
-from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kind, NothingBefore, Said, State, Status
-from tipbench.web.batch_papers import canonical
-from tipbench.web.batch_store import MOST_KEYS, MOST_STEPS, BatchStore
-from tipbench.web.database import FILE, FOLDER, VERSION, Database
+from tipbench.web.batch_items import canonical
+from tipbench.web.batch_store import (
+    MOST_KEYS,
+    MOST_STEPS,
+    Batch,
+    BatchClosed,
+    BatchStore,
+    ItemAnswer,
+    Kind,
+    NothingToUndo,
+    State,
+    Status,
+    VersionConflict,
+)
+from tipbench.web.database import FILE, FOLDER, VERSION, panel_database
 
 SHEET = "a" * 12
 BLANK = "{}"
 BATCH = Batch(SHEET, "here", "tip-bench-x", "anna", Kind.SHEET, 3)
-EMPTY = Said(State.EMPTY, BLANK)
+EMPTY = ItemAnswer(State.EMPTY, BLANK)
 
 
 class Clock:
@@ -44,14 +55,14 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
-        self.database = Database(folder)
+        self.database = panel_database(folder)
         self.store = BatchStore(self.database, self.clock)
         self.store.add(BATCH, '{"items":[]}')
 
     def put(
         self, version: int, text: str = "x", *, item: str = "i1", state: State = State.DRAFT, s: float = 0.0
     ) -> Any:
-        return self.store.put(SHEET, item, version, Said(state, text), s)
+        return self.store.put(SHEET, item, version, ItemAnswer(state, text), s)
 
     def undo(self, version: int, item: str = "i1") -> Any:
         return self.store.undo(SHEET, item, version, BLANK)
@@ -86,40 +97,27 @@ def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_token
     )
     raw.close()
     for _ in range(2):  # the second time there is nothing left to do
-        database = Database(tmp_path)
-        assert database.rows("SELECT name FROM tokens") == [("anna",)]
-        assert database.rows("PRAGMA user_version") == [(VERSION,)]
+        database = panel_database(tmp_path)
+        assert [*database.rows("SELECT name FROM tokens")[0]] == ["anna"]
+        assert database.rows("PRAGMA user_version")[0][0] == VERSION
         BatchStore(database).add(BATCH, "{}")
         database.close()
 
 
-def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    database = Database(tmp_path)
-
-    def half() -> None:
-        with database.change() as db:
-            db.execute("INSERT INTO ended_sessions VALUES ('a', 1)")
-            raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        half()
-    assert database.rows("SELECT * FROM ended_sessions") == []
-    database.close()
-
-
+@pytest.mark.process
 def test_what_was_said_survives_a_kill(tmp_path: Path) -> None:
     """A process that dies right after the answer loses nothing."""
     script = (
-        "import os, sys; from pathlib import Path; from tipbench.web.database import Database\n"
-        "from tipbench.web.batch_store import BatchStore; from tipbench.web.batch import *\n"
-        "s = BatchStore(Database(Path(sys.argv[1])))\n"
+        "import os, sys; from pathlib import Path; from tipbench.web.database import panel_database\n"
+        "from tipbench.web.batch_store import *\n"
+        "s = BatchStore(panel_database(Path(sys.argv[1])))\n"
         f"s.add(Batch('{SHEET}', 'here', 'tip-bench-x', 'anna', Kind.SHEET, 3), '{{}}')\n"
-        f"s.put('{SHEET}', 'i1', 0, Said(State.DRAFT, 'kept'), 1.0)\n"
+        f"s.put('{SHEET}', 'i1', 0, ItemAnswer(State.DRAFT, 'kept'), 1.0)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=dict(os.environ), timeout=60)  # noqa: PLW1510
     assert done.returncode == -9
-    database = Database(tmp_path)
+    database = panel_database(tmp_path)
     kept = BatchStore(database).items(SHEET)["i1"]
     assert (kept.version, kept.said.content) == (1, "kept")
     database.close()
@@ -134,7 +132,7 @@ def test_every_change_counts_up(shelf: Shelf) -> None:
 
 def test_two_tabs_do_not_overwrite_each_other(shelf: Shelf) -> None:
     shelf.put(0, "first tab")
-    with pytest.raises(ItemMoved) as refused:
+    with pytest.raises(VersionConflict) as refused:
         shelf.put(0, "second tab")
     assert refused.value.present is not None
     assert refused.value.present.said.content == "first tab"
@@ -149,7 +147,7 @@ def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
 
 
 def test_a_version_that_never_was_is_a_conflict(shelf: Shelf) -> None:
-    with pytest.raises(ItemMoved):
+    with pytest.raises(VersionConflict):
         shelf.put(7)
 
 
@@ -179,7 +177,7 @@ def test_undo_walks_back_to_the_beginning(shelf: Shelf) -> None:
     for version, text in enumerate(("a", "b", "c")):
         shelf.put(version, text)
     assert [shelf.undo(version).said.content for version in (3, 4, 5)] == ["b", "a", BLANK]
-    with pytest.raises(NothingBefore):
+    with pytest.raises(NothingToUndo):
         shelf.undo(6)
 
 
@@ -198,7 +196,7 @@ def test_saying_the_same_again_is_no_step_to_undo(shelf: Shelf) -> None:
 
 
 def test_nothing_said_is_nothing_to_undo(shelf: Shelf) -> None:
-    with pytest.raises(NothingBefore):
+    with pytest.raises(NothingToUndo):
         shelf.undo(0)
 
 
@@ -291,14 +289,16 @@ class Histories(RuleBasedStateMachine):
     """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of what was said."""
 
     items = st.sampled_from(["i1", "i2", "i3"])
-    said = st.builds(Said, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"]))
+    said = st.builds(
+        ItemAnswer, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"])
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         self.shelf = Shelf(Path(self._folder.name))
         self.shelf.database.rows("PRAGMA synchronous = OFF")
-        self.stack: dict[str, list[Said]] = {}
+        self.stack: dict[str, list[ItemAnswer]] = {}
         self.version: dict[str, int] = {}
         self.last: tuple[Any, ...] = ()
         self.changes = 0
@@ -309,7 +309,7 @@ class Histories(RuleBasedStateMachine):
         self.version = dict.fromkeys(self.stack, 0)
 
     @rule(item=items, said=said, seconds=st.floats(0, 50), passed=st.floats(0, 30))
-    def put(self, item: str, said: Said, seconds: float, passed: float) -> None:
+    def put(self, item: str, said: ItemAnswer, seconds: float, passed: float) -> None:
         self.shelf.clock.now += passed
         seen = self.version[item]
         kept = self.shelf.store.put(SHEET, item, seen, said, seconds)
@@ -324,7 +324,7 @@ class Histories(RuleBasedStateMachine):
     def undo(self, item: str) -> None:
         seen = self.version[item]
         if len(self.stack[item]) == 1:
-            with pytest.raises(NothingBefore):
+            with pytest.raises(NothingToUndo):
                 self.shelf.undo(seen, item)
             return
         self.stack[item].pop()
@@ -342,18 +342,18 @@ class Histories(RuleBasedStateMachine):
         assert again == before
 
     @rule(item=items, said=said, off=st.integers(-5, 5).filter(bool))
-    def stale(self, item: str, said: Said, off: int) -> None:
+    def stale(self, item: str, said: ItemAnswer, off: int) -> None:
         seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
         if off == -1 and present is not None and present.said == said:
             return  # cannot be told from a repeat, and says the same
-        with pytest.raises(ItemMoved):
+        with pytest.raises(VersionConflict):
             self.shelf.store.put(SHEET, item, seen, said, 0.0)
 
     @rule()
     def restart(self) -> None:
         self.shelf.database.close()
         clock = self.shelf.clock
-        self.shelf.database = Database(Path(self._folder.name))
+        self.shelf.database = panel_database(Path(self._folder.name))
         self.shelf.database.rows("PRAGMA synchronous = OFF")
         self.shelf.store = BatchStore(self.shelf.database, clock)
 

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from support.judging import fill, honest, record_cells
-from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
+from support.judging import fill
 from web.batching import Clerk, desk_of, first_item, given, kept, whole_tips
-from web.panels import Served, serving
+from web.panels import Served
 
 JUDGES = ("anna", "ben")
 TABS = 3
 LOST, ANSWER_LOST, TWICE = 0.15, 0.15, 0.1  # what the network does to a request
 TRIES = 50
-
-
-@pytest.fixture
-def large(home: Path) -> Iterator[Served]:
-    """A panel with 576 answers to be judged."""
-    store = MemoryStore()
-    record_cells(store, models=("alpha:135m", "beta:1b", "gamma:2b"), suite=load_suite("tips-32"))
-    with serving(home, store) as served:
-        yield served
 
 
 def together(works: Sequence[Callable[[], object]]) -> None:
@@ -69,12 +55,12 @@ def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Ran
     raise AssertionError("the network never let it through")
 
 
-def test_of_five_hundred_submissions_none_is_lost_doubled_or_leaked(large: Served) -> None:
-    clerks = {name: Clerk.named(large, name) for name in JUDGES}
-    together([partial(clerk.open, limit=260) for clerk in clerks.values()])
+def test_concurrent_submissions_are_not_lost_doubled_or_shown_to_others(served: Served) -> None:
+    clerks = {name: Clerk.named(served, name) for name in JUDGES}
+    together([partial(clerk.open, limit=24) for clerk in clerks.values()])
     raws = {}
     for name, clerk in clerks.items():
-        raw = raws[name] = fill(kept(large, clerk.open()["sheet"]), honest)
+        raw = raws[name] = fill(kept(served, clerk.open()["sheet"]))
         for item in raw["items"]:
             item["tips"][0]["note"] = f"only-{name}-knows"
     requests: list[int] = []
@@ -84,7 +70,7 @@ def test_of_five_hundred_submissions_none_is_lost_doubled_or_leaked(large: Serve
         requests.extend(submitted(clerks[name], raw["sheet"], item, rng) for item in raw["items"][number::TABS])
 
     together([partial(tab, name, number) for name in JUDGES for number in range(TABS)])
-    assert len(requests) == sum(len(raw["items"]) for raw in raws.values()) >= 500
+    assert len(requests) == sum(len(raw["items"]) for raw in raws.values()) >= 48
     assert sum(requests) > len(requests)  # some came twice
     together([partial(clerks[name].close, raws[name]["sheet"]) for name in JUDGES])
     for name, clerk in clerks.items():

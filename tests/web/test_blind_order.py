@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from support.judging import EXPERIMENT, fill, record_cells
-from tipbench.judge import exporting
-from tipbench.judge.judging import Judging
-from tipbench.judge.key import Behind
+from support.panel_site import fixed_draws
+from tipbench.judge import export as exporting
+from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.memory import MemoryStore
 from web.batching import Clerk, kept, whole_tips
@@ -89,14 +89,14 @@ class Drawn:
     """A batch as its judge has it, and the key to it."""
 
     items: Sequence[Mapping[str, Any]]
-    judging: Judging
+    judging: StoredSheet
     models: Mapping[str, str]  # by run
 
     def marks(self, what: str) -> list[bool]:
         """Of each item in order, whether it is what is looked for."""
         if what in MODELS:
             return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
-        return [entry.behind is Behind(what) for entry in self.judging.entries]
+        return [entry.behind is ItemKind(what) for entry in self.judging.entries]
 
     def by_id(self, what: str) -> list[bool]:
         """The same in the order of the ids."""
@@ -104,7 +104,7 @@ class Drawn:
         return [marks[item] for item in sorted(marks)]
 
 
-BATCHES_DRAWN = 30
+BATCHES_DRAWN = 20
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
     runs = store.search(experiment.experiment_id, where={"kind": "cell"})
     models = {run.run_id: run.params["model"] for run in runs}
     found = []
-    with serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
+    with pytest.MonkeyPatch.context() as patch, serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
+        fixed_draws(patch)
         for number in range(BATCHES_DRAWN):
             clerk = Clerk.named(served, f"judge-{number}")
             sheet = clerk.open()["sheet"]
@@ -140,7 +141,7 @@ def clustering(rows: Sequence[Sequence[bool]]) -> float:
         return sum(one and other for row in each for one, other in pairwise(row))
 
     rng = random.Random(1)
-    chance = [neighbours([rng.sample(row, len(row)) for row in rows]) for _ in range(200)]
+    chance = [neighbours([rng.sample(row, len(row)) for row in rows]) for _ in range(60)]
     return (neighbours(rows) - fmean(chance)) / pstdev(chance)
 
 
@@ -215,7 +216,7 @@ def pair_of(clerk: Clerk) -> tuple[str, dict[str, Any], dict[str, Any]]:
     for one in items:
         for other in items:
             kinds = (behind[one["item"]], behind[other["item"]])
-            if kinds == (Behind.CONTROL, Behind.CELL) and flags(one) == flags(other):
+            if kinds == (ItemKind.CONTROL, ItemKind.CELL) and flags(one) == flags(other):
                 return sheet, one, other
     raise AssertionError("no two items are alike")
 

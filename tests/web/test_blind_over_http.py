@@ -17,7 +17,7 @@ import pytest
 from support.judging import EXPERIMENT, agreed, always, fill, fill_csv
 from tipbench.record.memory import MemoryStore
 from tipbench.web.auth import CSRF_HEADER
-from tipbench.web.panel.static_files import assets
+from tipbench.web.panel.pages import assets
 from web.batching import BATCHES, Clerk, first_item, kept, whole_tips
 from web.blind_worlds import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, World, blind_world
 from web.panels import API, Served, route_list
@@ -55,24 +55,21 @@ def places(world: World, sheet: str, item: str) -> dict[str, str]:
 
 
 def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Every route with real values in its path, and the head of each."""
+    """Every route with real values in its path."""
     for method, path in route_list(served.app):
-        filled = re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
-        yield from [(method, filled), ("HEAD", filled), ("OPTIONS", filled)]
+        yield method, re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
 
 
 def test_no_route_answers_a_judge_with_anything_that_unblinds(world: World) -> None:
     served, clerk = world.served, world.clerk
     sheet, item = first_item(clerk)
     asked = sorted(set(knocks(served, places(world, sheet, item["item"]))))
-    assert len(asked) > 100
+    assert len(asked) > 60
     for method, path in asked:
-        for headers in (HTML, JSON):
-            served.ask(method, path, token=served.judge, headers=headers)
-            served.ask(method, path, token=served.judge, headers=headers, json={"experiment": EXPERIMENT})
+        served.ask(method, path, token=served.judge, headers=JSON)
+        served.ask(method, path, token=served.judge, headers=HTML, json={"experiment": EXPERIMENT})
         csrf = served.log_in(served.judge)
-        served.ask(method, path, token=None, headers={**HTML, CSRF_HEADER: csrf}, json={})
-        served.ask(method, path, token=None, headers=HTML)
+        served.ask(method, path, token=None, headers={**HTML, CSRF_HEADER: csrf})
         served.client.cookies.clear()
     assert world.leaks() == []
 
@@ -130,7 +127,7 @@ def test_no_step_of_the_file_road_unblinds(world: World) -> None:
 
 
 @pytest.fixture
-def browser(world: World) -> Callable[..., Any]:
+def as_judge(world: World) -> Callable[..., Any]:
     """A judge's browser: forms carry the session's word."""
     csrf = world.served.log_in(world.served.judge)
 
@@ -141,28 +138,28 @@ def browser(world: World) -> Callable[..., Any]:
     return ask
 
 
-def test_no_page_of_a_judge_unblinds(world: World, browser: Callable[..., Any]) -> None:
+def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any]) -> None:
     for path in ("/judge", f"/judge?experiment={EXPERIMENT}", "/judge?experiment=tip-bench-nowhere", "/nowhere", "/"):
-        browser("GET", path)
+        as_judge("GET", path)
     for name in (EXPERIMENT, TIED):
         for kind in ("sheet", "duel", "odd"):
-            opened = browser("POST", "/judge/batches", {"experiment": name, "kind": kind})
+            opened = as_judge("POST", "/judge/batches", {"experiment": name, "kind": kind})
             if opened.status_code == 303:
-                browser("GET", opened.headers["location"])
+                as_judge("GET", opened.headers["location"])
     sheet = world.clerk.open()["sheet"]
     for rule, status in ((always(5), "held"), (agreed, "applied")):
         world.clerk.answer(fill(kept(world.served, sheet), rule))
         assert world.clerk.close(sheet).json()["batch"]["status"] == status
-        page = browser("GET", f"/judge/batches/{sheet}")
+        page = as_judge("GET", f"/judge/batches/{sheet}")
         assert (page.status_code, "too high" in page.text) == (200, status == "held")
-        assert browser("POST", f"/judge/batches/{sheet}/reopen").status_code == 303
-    file = browser("POST", "/judge/sheet", {"experiment": EXPERIMENT, "format": "json", "limit": "12"})
+        assert as_judge("POST", f"/judge/batches/{sheet}/reopen").status_code == 303
+    file = as_judge("POST", "/judge/sheet", {"experiment": EXPERIMENT, "format": "json", "limit": "12"})
     wrong = file.text.replace('"sha256": "', '"sha256": "0', 3)
     for content in (file.text, wrong, "no sheet", json.dumps(fill(kept(world.served, sheet)))):
-        shown = browser("POST", "/judge/preview", {"experiment": EXPERIMENT}, files={"sheet": ("s.json", content)})
+        shown = as_judge("POST", "/judge/preview", {"experiment": EXPERIMENT}, files={"sheet": ("s.json", content)})
         for url in re.findall(r'action="(/judge/uploads/[^"]+)"', shown.text):
-            done = browser("POST", unescape(url))
-            browser("GET", done.headers["location"])
+            done = as_judge("POST", unescape(url))
+            as_judge("GET", done.headers["location"])
     assert world.leaks() == []
 
 
@@ -178,7 +175,7 @@ def test_no_duel_unblinds(world: World) -> None:
     assert world.leaks() == []
 
 
-def test_no_failure_of_mlflow_unblinds(world: World, browser: Callable[..., Any]) -> None:
+def test_no_failure_of_mlflow_unblinds(world: World, as_judge: Callable[..., Any]) -> None:
     sheet, item = first_item(world.clerk)
     world.clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
     store = world.served.store
@@ -186,8 +183,8 @@ def test_no_failure_of_mlflow_unblinds(world: World, browser: Callable[..., Any]
     store.away = True
     assert world.clerk.close(sheet).status_code == 503
     for path in ("/judge", f"/judge?experiment={EXPERIMENT}", f"/judge/batches/{sheet}", "/readyz", "/healthz"):
-        browser("GET", path)
-    browser("POST", "/judge/batches", {"experiment": TIED})
+        as_judge("GET", path)
+    as_judge("POST", "/judge/batches", {"experiment": TIED})
     world.clerk.ask("POST", json={"kind": "duel"})
     store.away = False
     assert world.leaks() == []

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.judging import Desk, record_cells
-from tipbench.errors import MlflowAway
+from tipbench.errors import MlflowUnavailable
 from tipbench.record.memory import MemoryStore
 from tipbench.web.panel.experiments import MANY, row_of
 from web.panels import API, EXPERIMENT, Served, serving
@@ -41,18 +39,16 @@ def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
     assert "48 judged, 0 pending" in front(served)
 
 
-@pytest.mark.parametrize(
-    ("found", "step", "url"),
-    [
+def test_each_says_what_comes_next() -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         (counts(), "Start a run", "/run?experiment=tip-bench-a%2Fb"),
         (counts(cells=3, pending=2, judged=1), "Judge 2 answers", "/experiments/tip-bench-a%2Fb/judges"),
         (counts(cells=3, failed=1, judged=2), "Run 1 failed cell again", "/run?experiment=tip-bench-a%2Fb"),
         (counts(cells=3, judged=3), "Read the leaderboard", "/experiments/tip-bench-a%2Fb"),
-    ],
-)
-def test_each_says_what_comes_next(found: dict[str, Any], step: str, url: str) -> None:
-    row = row_of(found)
-    assert (row.step, row.step_url) == (step, url)
+    ]
+    for found, step, url in cases:
+        row = row_of(found)
+        assert (row.step, row.step_url) == (step, url)
 
 
 def test_a_share_of_nothing_is_unknown() -> None:
@@ -69,7 +65,7 @@ def test_an_empty_panel_says_how_to_begin(empty: Served) -> None:
 def test_mlflow_away_is_a_notice(home: Path) -> None:
     class Away(MemoryStore):
         def experiments(self) -> Any:
-            raise MlflowAway("MLflow at http://localhost:5000 does not answer.")
+            raise MlflowUnavailable("MLflow at http://localhost:5000 does not answer.")
 
     with serving(home, Away()) as served:
         page = front(served)

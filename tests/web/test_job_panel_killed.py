@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,10 +19,10 @@ from web.event_reading import Frame, Reader, reading
 from web.panel_process import PanelProcess, done
 from web.panels import API
 
-CELLS = 8
-FEW = 4
-CALL_S, HANGING_S = 0.5, 30.0
-EMBEDDED = {"models": "embedded:smollm2:135m", "prompts": "v1", "n_tips": 1, "num_predict": 24, "n_scenarios": FEW}
+pytestmark = pytest.mark.process
+
+CELLS = 6
+CALL_S, HANGING_S = 0.3, 30.0
 Panels = Callable[..., PanelProcess]
 
 
@@ -44,7 +43,8 @@ def slow() -> Iterator[ScriptedOllama]:
 
 def slowly(experiment: str) -> dict[str, Any]:
     name = f"tip-bench-{experiment}-{uuid4().hex[:8]}"
-    return {"models": "alpha:135m", "prompts": "v1", "n_tips": 2, "num_predict": 64, "experiment": name}
+    small = {"prompts": "v1", "n_tips": 2, "num_predict": 64, "n_scenarios": CELLS}
+    return {"models": "alpha:135m", "experiment": name, **small}
 
 
 def until_broken(reader: Reader) -> list[Frame]:
@@ -59,31 +59,39 @@ def cells_of(frames: list[Frame]) -> list[int]:
     return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]
 
 
-def test_a_killed_panel_finds_its_job_again_and_its_events_go_on(
-    panels: Panels, home: Path, weights_home: Path
-) -> None:
-    home.mkdir(exist_ok=True)
-    (home / "models").symlink_to(weights_home / "models")
-    panel = panels()
-    order = {**EMBEDDED, "experiment": f"tip-bench-killed-{time.monotonic_ns()}"}
+def test_a_job_and_its_events_go_on_when_the_panel_is_killed_or_stopped(panels: Panels, slow: ScriptedOllama) -> None:
+    panel = panels(OLLAMA_HOST=slow.url)
+    order = slowly("killed")
     job = panel.run("key-1", **order)
     with reading(panel.client, job["id"], "?after=0") as reader:
-        before = reader.until("cell_finished")
+        seen = reader.until("cell_finished")
         panel.kill()
-        before += until_broken(reader)
-    last = max(frame.id or 0 for frame in before)
+        seen += until_broken(reader)
 
     panel.start()
     assert panel.run("key-1", **order)["id"] == job["id"], "the key is remembered"
-    with reading(panel.client, job["id"], **{"Last-Event-ID": str(last)}) as reader:
-        after = reader.until("end")
-    assert after[0].event == "snapshot"
-    assert done(after[0].data) == len(cells_of(before))
-    assert cells_of(before) + cells_of(after) == list(range(1, FEW + 1))
-    assert [frame.event for frame in before + after].count("started") == 1, "it was started once"
-    assert after[-1].data["job"]["state"] == "succeeded"
-    assert after[-1].data["job"]["links"]["mlflow"].startswith("http")
+    with reading(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
+        (snapshot, *following) = reader.until("cell_finished")
+        assert (snapshot.event, done(snapshot.data)) == ("snapshot", len(cells_of(seen)))
+        seen += following
+        code, seconds = panel.stop()
+        assert (code, seconds < 45) == (0, True), panel.stderr
+        seen += until_broken(reader)
+    assert "Traceback" not in panel.stderr
+
+    panel.start()
+    with reading(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
+        seen += reader.until("end")
+    assert cells_of(seen) == list(range(1, CELLS + 1))
+    assert [frame.event for frame in seen].count("started") == 1
+    assert seen[-1].data["job"]["state"] == "succeeded"
+    assert seen[-1].data["job"]["links"]["mlflow"].startswith("http")
     assert len(panel.client.get(f"{API}/jobs").json()["items"]) == 1
+    assert len(slow.log.calls()) == CELLS
+
+
+def last_id(frames: list[Frame]) -> int:
+    return max(frame.id or 0 for frame in frames)
 
 
 def test_a_job_whose_process_vanished_while_nobody_looked_is_lost(
@@ -114,8 +122,16 @@ def test_two_panels_on_one_home_share_their_jobs_and_one_takes_over(
     panels: Panels, home: Path, mlflow_url: str, slow: ScriptedOllama
 ) -> None:
     first = panels(OLLAMA_HOST=slow.url)
-    second = PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": slow.url})
-    with second:
+    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": slow.url}) as second:
+        cancelled = second.run(**slowly("cancelled"))
+        second.until(cancelled["id"], lambda now: done(now) >= 1)
+        slow.set(call_s=HANGING_S)
+        assert second.client.post(f"{API}/jobs/{cancelled['id']}/cancel").status_code == 200
+        assert second.ended(cancelled["id"])["job"]["state"] == "cancelled"
+        assert not slow.resident
+        slow.set(call_s=CALL_S)
+        before = len(slow.log.calls())
+
         order = slowly("shared")
         job = second.run("key-1", **order)
         assert first.run("key-1", **order)["id"] == job["id"]
@@ -126,35 +142,5 @@ def test_two_panels_on_one_home_share_their_jobs_and_one_takes_over(
             first.kill()
             assert reader.until("end")[-1].data["job"]["state"] == "succeeded"
         assert second.ended(behind["id"])["job"]["state"] == "succeeded"
-        assert len(slow.log.calls()) == 2 * CELLS, "nothing was generated twice"
+        assert len(slow.log.calls()) - before == 2 * CELLS, "nothing was generated twice"
         assert slow.log.max_resident == 1
-
-
-def test_a_job_cancelled_on_the_panel_that_does_not_lead_ends(
-    panels: Panels, home: Path, mlflow_url: str, slow: ScriptedOllama
-) -> None:
-    panels(OLLAMA_HOST=slow.url)
-    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": slow.url}) as second:
-        job = second.run(**slowly("cancel-there"))
-        second.until(job["id"], lambda now: done(now) >= 1)
-        slow.set(call_s=HANGING_S)
-        assert second.client.post(f"{API}/jobs/{job['id']}/cancel").status_code == 200
-        assert second.ended(job["id"])["job"]["state"] == "cancelled"
-    assert not slow.resident
-
-
-def test_a_panel_that_is_told_to_stop_does_so_while_somebody_looks_on_and_the_job_runs_on(
-    panels: Panels, slow: ScriptedOllama
-) -> None:
-    panel = panels(OLLAMA_HOST=slow.url)
-    job = panel.run(**slowly("stopped"))
-    with reading(panel.client, job["id"]) as reader:
-        reader.until("cell_finished")
-        code, seconds = panel.stop()
-        assert code == 0, panel.stderr
-        assert seconds < 45
-    assert "Traceback" not in panel.stderr
-    panel.start()
-    finished = panel.ended(job["id"])
-    assert finished["job"]["state"] == "succeeded"
-    assert len(slow.log.calls()) == CELLS

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tipbench.jobs.command import judge_order
+from tipbench.jobs.command import judge_request
 from tipbench.jobs.job import JobState
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
@@ -88,11 +88,11 @@ def test_without_a_key_every_request_is_a_job(served: Served) -> None:
     assert len({job_of(ordered(served))["id"] for _ in range(3)}) == 3
 
 
-@pytest.mark.parametrize("key", ["", " ", "x" * 201, "a\tb", "caf\u00e9", " a", "a\x7f"])
-def test_a_key_that_is_none_is_refused(served: Served, key: str) -> None:
-    response = served.post(RUN, json=SMALL, headers={"Idempotency-Key": key.encode("latin-1")})
-    assert (response.status_code, response.json()["error"]["path"]) == (422, "header.Idempotency-Key")
-    assert served.get(JOBS).json()["items"] == []
+def test_a_key_that_is_none_is_refused(served: Served) -> None:
+    for key in ["", " ", "x" * 201, "a\tb", "caf\u00e9", " a", "a\x7f"]:
+        response = served.post(RUN, json=SMALL, headers={"Idempotency-Key": key.encode("latin-1")})
+        assert (response.status_code, response.json()["error"]["path"]) == (422, "header.Idempotency-Key")
+        assert served.get(JOBS).json()["items"] == []
 
 
 def test_a_double_click_of_twenty_threads_makes_one_job(served: Served) -> None:
@@ -115,9 +115,8 @@ def test_a_double_click_of_twenty_threads_makes_one_job(served: Served) -> None:
     assert len(served.get(JOBS).json()["items"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
+def test_a_malformed_body_is_refused_and_starts_nothing(served: Served) -> None:
+    for content, kind in [
         (b"{", "application/json"),
         (b"[]", "application/json"),
         (b"null", "application/json"),
@@ -129,8 +128,10 @@ def test_a_double_click_of_twenty_threads_makes_one_job(served: Served) -> None:
         (b'{"models": "a\\u0000b"}', "application/json"),
         (b'{"experiment": "tip-bench-\\u202e\\n"}', "application/json"),
         (b'{"models": "' + b"a:1b," * 5 + b"x" * 900 + b'"}', "application/json"),
-        (b'{"models": ' + b'["a:1b"' + b"".join(b',"m%d:1b"' % number for number in range(4000)) + b"]}",
-         "application/json"),
+        (
+            b'{"models": ' + b'["a:1b"' + b"".join(b',"m%d:1b"' % number for number in range(4000)) + b"]}",
+            "application/json",
+        ),
         (b"\xff\xfe", "application/json"),
         (b"[" * 100_000, "application/json"),
         (b"n_tips=3", "application/x-www-form-urlencoded"),
@@ -138,15 +139,12 @@ def test_a_double_click_of_twenty_threads_makes_one_job(served: Served) -> None:
         (b'{"key": 1}', "application/json"),
         (b'{"models": {"a": 1}}', "application/json"),
         (b'{"wait": "perhaps"}', "application/json"),
-    ],
-    ids=range(19),
-)  # fmt: skip
-@pytest.mark.parametrize("path", [RUN, JUDGE])
-def test_a_malformed_body_is_refused_and_starts_nothing(served: Served, path: str, content: bytes, kind: str) -> None:
-    response = served.post(path, content=content, headers={"Content-Type": kind})
-    assert served.error(response)[0] == 422
-    assert response.json()["error"]["path"].startswith("body")
-    assert served.get(JOBS).json()["items"] == []
+    ]:
+        for path in [RUN, JUDGE]:
+            response = served.post(path, content=content, headers={"Content-Type": kind})
+            assert served.error(response)[0] == 422
+            assert response.json()["error"]["path"].startswith("body")
+            assert served.get(JOBS).json()["items"] == []
 
 
 def test_what_the_suite_does_not_have_is_refused_before_it_is_queued(served: Served) -> None:
@@ -154,10 +152,10 @@ def test_what_the_suite_does_not_have_is_refused_before_it_is_queued(served: Ser
     assert served.get(JOBS).json()["items"] == []
 
 
-@pytest.mark.parametrize("key", ["ollama_url", "mlflow_url"])
-def test_a_server_that_is_not_allowed_is_refused(served: Served, key: str) -> None:
-    assert served.error(ordered(served, **{key: "http://169.254.169.254/latest"})) == (403, "not_allowed")
-    assert served.get(JOBS).json()["items"] == []
+def test_a_server_that_is_not_allowed_is_refused(served: Served) -> None:
+    for key in ["ollama_url", "mlflow_url"]:
+        assert served.error(ordered(served, **{key: "http://169.254.169.254/latest"})) == (403, "not_allowed")
+        assert served.get(JOBS).json()["items"] == []
 
 
 def test_an_allowed_server_is_used_with_the_login_that_nobody_sees(home: Path) -> None:
@@ -193,9 +191,8 @@ def test_a_model_that_judges_waits_for_its_server(served: Served) -> None:
     assert job["arguments"]["ollama_url"] == "http://localhost:11434"
 
 
-@pytest.mark.parametrize(
-    ("body", "answer", "place"),
-    [
+def test_a_judges_wrong_option_is_named(served: Served) -> None:
+    cases: list[tuple[dict[str, Any], int, str]] = [
         ({}, 422, "body.with"),
         ({"with": "people"}, 422, "body.with"),
         ({"with": "ollama:"}, 422, "body.with"),
@@ -212,12 +209,11 @@ def test_a_model_that_judges_waits_for_its_server(served: Served) -> None:
         ({"with": "ollama:a:1b", "ollama_url": "http://evil.example"}, 403, "body.ollama_url"),
         ({"with": "ollama:a:1b", "num_ctx": "x"}, 422, "body.num_ctx"),
         ({"with": "ollama:a:1b", "accept_drift": "why not"}, 422, "body"),
-    ],
-)
-def test_a_judges_wrong_option_is_named(served: Served, body: dict[str, Any], answer: int, place: str) -> None:
-    response = served.post(JUDGE, json=body)
-    assert (response.status_code, response.json()["error"]["path"]) == (answer, place), response.text
-    assert served.get(JOBS).json()["items"] == []
+    ]
+    for body, answer, place in cases:
+        response = served.post(JUDGE, json=body)
+        assert (response.status_code, response.json()["error"]["path"]) == (answer, place), response.text
+        assert served.get(JOBS).json()["items"] == []
 
 
 def test_only_the_operators_program_judges(home: Path) -> None:
@@ -286,12 +282,10 @@ def test_the_list_is_filtered(served: Served, five: list[str]) -> None:
     assert ids(served.get(f"{JOBS}?experiment=tip-bench-none")) == []
 
 
-@pytest.mark.parametrize(
-    "query", ["state=done", "kind=x", "limit=0", "limit=501", "limit=x", "next=x", "next=-1", "next=" + "9" * 30]
-)
-def test_a_wrong_question_to_the_list_is_refused(served: Served, query: str) -> None:
-    response = served.get(f"{JOBS}?{query}")
-    assert (response.status_code, response.json()["error"]["path"]) == (422, f"query.{query.partition('=')[0]}")
+def test_a_wrong_question_to_the_list_is_refused(served: Served) -> None:
+    for query in ["state=done", "kind=x", "limit=0", "limit=501", "limit=x", "next=x", "next=-1", "next=" + "9" * 30]:
+        response = served.get(f"{JOBS}?{query}")
+        assert (response.status_code, response.json()["error"]["path"]) == (422, f"query.{query.partition('=')[0]}")
 
 
 def test_one_job_shows_its_progress_and_why_it_failed_without_a_login(served: Served, five: list[str]) -> None:
@@ -302,16 +296,16 @@ def test_one_job_shows_its_progress_and_why_it_failed_without_a_login(served: Se
     assert served.get(f"{JOBS}/{five[3]}").json()["place"] == 2
 
 
-@pytest.mark.parametrize("path", ["", "/log", "/events"])
-def test_a_job_that_is_not_there_is_not_found(served: Served, path: str) -> None:
-    assert served.error(served.get(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
-    assert served.error(served.get(f"{JOBS}/{'x' * 65}{path}")) == (422, "invalid")
-    assert served.error(served.get(f"{JOBS}/..%2e{path}")) == (422, "invalid")
+def test_a_job_that_is_not_there_is_not_found(served: Served) -> None:
+    for path in ["", "/log", "/events"]:
+        assert served.error(served.get(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
+        assert served.error(served.get(f"{JOBS}/{'x' * 65}{path}")) == (422, "invalid")
+        assert served.error(served.get(f"{JOBS}/..%2e{path}")) == (422, "invalid")
 
 
-@pytest.mark.parametrize("path", ["/cancel", "/retry"])
-def test_what_is_not_there_cannot_be_changed(served: Served, path: str) -> None:
-    assert served.error(served.post(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
+def test_what_is_not_there_cannot_be_changed(served: Served) -> None:
+    for path in ["/cancel", "/retry"]:
+        assert served.error(served.post(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
 
 
 # changes
@@ -347,9 +341,9 @@ def test_the_same_key_gives_the_same_retry_whatever_became_of_it(served: Served,
     assert job_of(served.post(f"{JOBS}/{five[1]}/retry"))["id"] != first["id"]
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_what_succeeded_or_still_waits_is_not_retried(served: Served, five: list[str], number: int) -> None:
-    assert served.error(served.post(f"{JOBS}/{five[number]}/retry")) == (409, "job_conflict")
+def test_what_succeeded_or_still_waits_is_not_retried(served: Served, five: list[str]) -> None:
+    for number in [0, 2]:
+        assert served.error(served.post(f"{JOBS}/{five[number]}/retry")) == (409, "job_conflict")
 
 
 @pytest.mark.parametrize("old_form", [False, True])
@@ -359,7 +353,7 @@ def test_a_retry_runs_the_operators_program_of_today_or_none(home: Path, old_for
         job_id = job_of(served.post(JUDGE, json={"with": "command"}))["id"]
         if old_form:
             options = {"with": "command:old --key x", "experiment": EXPERIMENT}
-            job_id = served.panel.jobs.submit(judge_order(options, ollama_url="http://box:1")).job.id
+            job_id = served.panel.jobs.submit(judge_request(options, ollama_url="http://box:1")).job.id
         move(served, job_id, JobState.CANCELLED)
     with serving(home, store) as served:
         assert served.error(served.post(f"{JOBS}/{job_id}/retry")) == (403, "not_allowed")
@@ -435,7 +429,7 @@ def test_a_wrong_number_of_days_is_refused_at_the_start(home: Path, days: str) -
 
 def test_the_days_of_the_table_are_those_that_apply(home: Path) -> None:
     from tipbench.settings import SETTINGS, load_settings
-    from tipbench.web.desk import KEEP_DAYS, keep_seconds
+    from tipbench.web.job_service import KEEP_DAYS, keep_seconds
 
     table = {setting.key: setting.default for setting in SETTINGS}
     assert float(table["jobs_keep_days"]) == KEEP_DAYS

@@ -14,20 +14,20 @@ from uuid import uuid4
 
 import pytest
 
+from support.panel_site import make_app
 from support.paper_jobs import PaperRunner
 from tipbench.jobs import events
-from tipbench.jobs.command import collect_order, judge_order
-from tipbench.jobs.job import Job, JobState, Sighting
+from tipbench.jobs.command import collect_request, judge_request
+from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.plan.config import make_config
 from tipbench.record.memory import MemoryStore
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
-from tipbench.web.tokens import Role
+from tipbench.web.auth import Role
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, BASE, JUDGE, Served, TestClient, serving
 
 EVIL = '"><script>alert(1)</script>'
-RUNNING = Sighting(JobState.RUNNING)
+RUNNING = JobStatus(JobState.RUNNING)
 
 
 @dataclass
@@ -36,17 +36,19 @@ class Paper:
 
     served: Served
     stories: dict[str, Sequence[events.Event]]
-    ends: dict[str, Sighting]
+    ends: dict[str, JobStatus]
 
-    def order(self, sight: Sighting = RUNNING, *story: events.Event, **config: Any) -> Job:
+    def order(self, sight: JobStatus = RUNNING, *story: events.Event, **config: Any) -> Job:
         """A collect that is seen as told."""
-        return self._ordered(collect_order(make_config({"models": "a:1b", **config}), started_by="boss"), sight, story)
+        return self._ordered(
+            collect_request(make_config({"models": "a:1b", **config}), started_by="boss"), sight, story
+        )
 
-    def judge(self, sight: Sighting = RUNNING, *story: events.Event) -> Job:
+    def judge(self, sight: JobStatus = RUNNING, *story: events.Event) -> Job:
         options = {"with": "rules", "experiment": "tip-bench-auto"}
-        return self._ordered(judge_order(options, ollama_url="http://x:1", started_by="boss"), sight, story)
+        return self._ordered(judge_request(options, ollama_url="http://x:1", started_by="boss"), sight, story)
 
-    def _ordered(self, order: Any, sight: Sighting, story: Sequence[events.Event]) -> Job:
+    def _ordered(self, order: Any, sight: JobStatus, story: Sequence[events.Event]) -> Job:
         desk = self.served.panel.jobs
         job = desk.submit(order).job
         self.stories[job.id], self.ends[job.id] = story, sight
@@ -67,13 +69,13 @@ class Paper:
 def on_paper(home: Path, **environment: str) -> Iterator[Paper]:
     settings = load_settings({"TIPBENCH_HOME": str(home), **environment}, home.parent)
     stories: dict[str, Sequence[events.Event]] = {}
-    ends: dict[str, Sighting] = {}
+    ends: dict[str, JobStatus] = {}
     runner = PaperRunner(
         ends=lambda job: ends.get(job.id, RUNNING),
         told=lambda job: stories.get(job.id, ()),
         printed=f"first\n{EVIL}\nlast",
     )
-    app = create_app(settings, store=MemoryStore(), runners={"local": runner})
+    app = make_app(settings, store=MemoryStore(), runners={"local": runner})
     app.state.panel.jobs.supervisor.start = lambda: None  # the test ticks by itself
     tokens = app.state.panel.guard.tokens
     admin, judge = (
@@ -128,28 +130,26 @@ def test_a_job_that_waits_shows_its_place(paper: Paper) -> None:
     assert "Place 2 in the queue" in paper.page(last)
 
 
-@pytest.mark.parametrize(
-    ("query", "found"), [("state=failed", 1), ("kind=judge", 1), ("experiment=tip-bench-x", 1), ("state=&kind=", 3)]
-)
-def test_filters_are_in_the_url(paper: Paper, query: str, found: int) -> None:
-    paper.order(Sighting(JobState.FAILED, 1, "no"))
-    paper.order(Sighting(JobState.SUCCEEDED, 0), experiment="tip-bench-x")
-    paper.judge(Sighting(JobState.SUCCEEDED, 0))
-    page = paper.served.get(f"/jobs?{query}").text
-    assert len(re.findall(r'<a href="/jobs/2', page)) == found
+def test_filters_are_in_the_url(paper: Paper) -> None:
+    paper.order(JobStatus(JobState.FAILED, 1, "no"))
+    paper.order(JobStatus(JobState.SUCCEEDED, 0), experiment="tip-bench-x")
+    paper.judge(JobStatus(JobState.SUCCEEDED, 0))
+    for query, found in [("state=failed", 1), ("kind=judge", 1), ("experiment=tip-bench-x", 1), ("state=&kind=", 3)]:
+        page = paper.served.get(f"/jobs?{query}").text
+        assert len(re.findall(r'<a href="/jobs/2', page)) == found
 
 
 def test_filters_that_nothing_fits_say_so(paper: Paper) -> None:
     assert "No job fits these filters" in paper.served.get("/jobs?state=lost").text
 
 
-@pytest.mark.parametrize("query", ["state=odd", "kind=collect'--", "limit=0", "next=zz", f"experiment={'x' * 300}"])
-def test_a_wrong_filter_is_refused(paper: Paper, query: str) -> None:
-    assert paper.served.get(f"/jobs?{query}").status_code == 422
+def test_a_wrong_filter_is_refused(paper: Paper) -> None:
+    for query in ["state=odd", "kind=collect'--", "limit=0", "next=zz", f"experiment={'x' * 300}"]:
+        assert paper.served.get(f"/jobs?{query}").status_code == 422
 
 
 def test_pages_follow_each_other_and_show_every_job_once(paper: Paper) -> None:
-    wanted = {paper.order(Sighting(JobState.SUCCEEDED, 0)).id for _ in range(5)}
+    wanted = {paper.order(JobStatus(JobState.SUCCEEDED, 0)).id for _ in range(5)}
     url, seen = "/jobs?limit=2&kind=collect", []
     for _ in range(4):
         page = unescape(paper.served.get(url).text)
@@ -179,7 +179,7 @@ def test_a_running_job_shows_each_model(paper: Paper) -> None:
 
 
 def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
-    page = paper.page(paper.order(Sighting(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
+    page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
     for part in (
         "3 cells generated in 12 s",
         "done, verified empty",
@@ -191,33 +191,29 @@ def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
     assert "Cancel…" not in page
 
 
-@pytest.mark.parametrize(
-    ("memory", "words"),
-    [
+def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
+    cases: list[tuple[events.Memory, str]] = [
         (events.Memory(0, 0, 0.0, 0), "memory was not seen"),
         (events.Memory(0, 0, 0.9, 0, unknown_samples=5), "memory was not seen"),
         (events.Memory(9, 2, 0.9, 1), "more than one model was seen at once"),
         (events.Memory(9, 1, 0.9, 1, foreign=("x:1b",)), "models of others were seen"),
-    ],
-)
-def test_the_evidence_claims_no_more_than_was_seen(paper: Paper, memory: events.Memory, words: str) -> None:
-    page = paper.page(paper.order(Sighting(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))
-    assert words in page
-    assert "never more than one" not in page
+    ]
+    for memory, words in cases:
+        page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))
+        assert words in page
+        assert "never more than one" not in page
 
 
-@pytest.mark.parametrize(
-    ("sight", "words"),
-    [
-        (Sighting(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
-        (Sighting(JobState.CANCELLED, 130, "Cancelled; what is finished is kept."), ("cancelled", "is kept", "Retry")),
-        (Sighting(JobState.LOST, reason="Its process is gone."), ("lost", "Its process is gone.", "Retry", "Cancel…")),
-        (Sighting(JobState.WAITING), ("waiting", "Parked until a judge has answered", "Cancel…")),
-    ],
-)
-def test_every_state_is_told_in_words(paper: Paper, sight: Sighting, words: tuple[str, ...]) -> None:
-    page = paper.page(paper.order(sight, *HALF))
-    assert all(word in page for word in words)
+def test_every_state_is_told_in_words(paper: Paper) -> None:
+    cases: list[tuple[JobStatus, tuple[str, ...]]] = [
+        (JobStatus(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
+        (JobStatus(JobState.CANCELLED, 130, "Cancelled; what is finished is kept."), ("cancelled", "is kept", "Retry")),
+        (JobStatus(JobState.LOST, reason="Its process is gone."), ("lost", "Its process is gone.", "Retry", "Cancel…")),
+        (JobStatus(JobState.WAITING), ("waiting", "Parked until a judge has answered", "Cancel…")),
+    ]
+    for sight, words in cases:
+        page = paper.page(paper.order(sight, *HALF))
+        assert all(word in page for word in words)
 
 
 def test_a_server_that_is_away_is_told(paper: Paper) -> None:
@@ -246,15 +242,15 @@ def test_messages_and_the_log_are_shown_as_text(paper: Paper) -> None:
 
 
 def test_a_link_that_is_no_web_address_is_no_link(paper: Paper) -> None:
-    job = paper.order(Sighting(JobState.SUCCEEDED, 0, links={"mlflow": "javascript:alert(1)"}), *WHOLE)
+    job = paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "javascript:alert(1)"}), *WHOLE)
     assert "javascript:" not in paper.page(job)
 
 
 def test_a_login_in_a_reason_or_an_option_is_not_shown(home: Path) -> None:
     with on_paper(home, MLFLOW_TRACKING_URI="http://me:hidden@mlflow:5000") as paper:
         config = paper.served.panel.allowed.config({"models": "a:1b"})
-        job = paper.served.panel.jobs.submit(collect_order(config)).job
-        paper.ends[job.id] = Sighting(JobState.FAILED, 1, "http://me:hidden@mlflow:5000 is away")
+        job = paper.served.panel.jobs.submit(collect_request(config)).job
+        paper.ends[job.id] = JobStatus(JobState.FAILED, 1, "http://me:hidden@mlflow:5000 is away")
         for _ in range(2):
             paper.served.panel.jobs.supervisor.tick()
         page = paper.page(job)
@@ -298,14 +294,14 @@ def test_cancel_leads_back_to_the_job_which_is_then_cancelled(paper: Paper) -> N
 
 
 def test_a_job_that_has_ended_meanwhile_is_shown_with_a_word_on_it(paper: Paper) -> None:
-    job = paper.order(Sighting(JobState.SUCCEEDED, 0), *WHOLE)
+    job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
     response = paper.post(f"/jobs/{job.id}/cancel")
     assert response.status_code == 409
     assert "there is nothing to cancel" in response.text
 
 
 def test_retry_leads_to_a_new_job_that_names_the_old_one(paper: Paper) -> None:
-    old = paper.order(Sighting(JobState.FAILED, 1, "no"), *HALF)
+    old = paper.order(JobStatus(JobState.FAILED, 1, "no"), *HALF)
     form = PageForm(paper.served.get(f"/jobs/{old.id}").text, f"/jobs/{old.id}/retry")
     places = {paper.post(f"/jobs/{old.id}/retry", form.body()).headers["location"] for _ in range(3)}
     (there,) = places
@@ -313,7 +309,7 @@ def test_retry_leads_to_a_new_job_that_names_the_old_one(paper: Paper) -> None:
 
 
 def test_a_job_that_succeeded_is_not_retried(paper: Paper) -> None:
-    job = paper.order(Sighting(JobState.SUCCEEDED, 0), *WHOLE)
+    job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
     response = paper.post(f"/jobs/{job.id}/retry")
     assert response.status_code == 409
     assert "can be retried" in response.text
@@ -334,6 +330,7 @@ def test_the_header_tells_what_runs_now(paper: Paper) -> None:
 # with a real supervisor, a real command and a real MLflow
 
 
+@pytest.mark.process
 def test_a_run_started_by_its_form_is_seen_to_its_end(home: Path, mlflow_url: str) -> None:
     name = f"tip-bench-page-{uuid4().hex[:8]}"
     with serving(home, environment={"MLFLOW_TRACKING_URI": mlflow_url}, find_mlflow=True, run_jobs=True) as served:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from support.judging import MODELS, agreed, always, fill, fill_csv
-from tipbench.addresses import identity_of
-from tipbench.generate.lock import ResourceLock
-from tipbench.judge.calibration import MIN_CONTROLS
+from tipbench.files import ResourceLock
+from tipbench.http import canonical_url
+from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.sheet import sheet_text
-from tipbench.judge.sheet_csv import sheet_csv
-from tipbench.web import judging as web_judging
+from tipbench.judge.sheet_file import sheet_csv
+from tipbench.web import judge_service as web_judging
 from web.batching import desk_of, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
@@ -130,9 +130,8 @@ def test_a_sheet_of_another_experiment_is_refused(served: Served) -> None:
     assert response.json()["errors"][0]["field"] == "experiment"
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "code"),
-    [
+def test_what_is_no_sheet_is_refused(served: Served) -> None:
+    for content, kind, code in [
         (b"", "application/json", "sheet_refused"),
         (b"{", "application/json", "sheet_refused"),
         (b"[1]", "application/json", "sheet_refused"),
@@ -141,16 +140,13 @@ def test_a_sheet_of_another_experiment_is_refused(served: Served) -> None:
         (b"\xff\xff", "text/csv", "sheet_refused"),
         (b"{}", "text/plain", "invalid"),
         (b"{}", "application/x-www-form-urlencoded", "invalid"),
-    ],
-)
-def test_what_is_no_sheet_is_refused(served: Served, content: bytes, kind: str, code: str) -> None:
-    response = served.post(APPLY, content=content, headers={"Content-Type": kind})
-    assert served.error(response) == (422, code)
+    ]:
+        response = served.post(APPLY, content=content, headers={"Content-Type": kind})
+        assert served.error(response) == (422, code)
 
 
-@pytest.mark.parametrize(
-    ("wish", "place"),
-    [
+def test_a_wrong_wish_is_named(served: Served) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"limit": 0}, "body.limit"),
         ({"overlap": 2}, "body.overlap"),
         ({"odd": 1}, "body.odd"),
@@ -158,11 +154,10 @@ def test_what_is_no_sheet_is_refused(served: Served, content: bytes, kind: str, 
         ({"judge": "x\ny"}, "body.judge"),
         ({"format": "xml"}, "body.format"),
         ({"seed": -1}, "body.seed"),
-    ],
-)
-def test_a_wrong_wish_is_named(served: Served, wish: dict[str, Any], place: str) -> None:
-    response = served.post(SHEETS, json=wish)
-    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+    ]
+    for wish, place in cases:
+        response = served.post(SHEETS, json=wish)
+        assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
 def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served) -> None:
@@ -187,7 +182,7 @@ def test_an_apply_waits_its_turn_and_gives_up_in_words(served: Served, monkeypat
     """The lock is that of `judge apply` on the command line."""
     monkeypatch.setattr(web_judging, "WAIT_S", 0.0)
     raw = filled(served, exported(served, judge="anna", limit=6))
-    server = identity_of(served.panel.tracker.open().place)
+    server = canonical_url(served.panel.tracker.open().place)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     assert served.error(applied(served, raw)) == (409, "in_use")
@@ -218,11 +213,17 @@ def test_a_judge_gets_no_sheet_under_another_name(served: Served) -> None:
     assert served.error(response) == (403, "forbidden")
 
 
-@pytest.mark.parametrize(
-    "wish", [{"seed": 1}, {"focus": True}, {"suite": "tips"}, {"overlap": 1.0}, {"rejudge": True}, {"odd": 1}]
-)
-def test_a_judge_may_not_ask_for_what_would_tell_what_is_hidden(served: Served, wish: dict[str, Any]) -> None:
-    assert served.error(served.post(SHEETS, token=served.judge, json=wish)) == (403, "forbidden")
+def test_a_judge_may_not_ask_for_what_would_tell_what_is_hidden(served: Served) -> None:
+    cases: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"focus": True},
+        {"suite": "tips"},
+        {"overlap": 1.0},
+        {"rejudge": True},
+        {"odd": 1},
+    ]
+    for wish in cases:
+        assert served.error(served.post(SHEETS, token=served.judge, json=wish)) == (403, "forbidden")
 
 
 def test_a_judge_who_asks_again_gets_the_open_sheet_again(served: Served) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from support.judging import MODELS, agreed, always, fill
-from tipbench.web.batches import desk_of
-from tipbench.web.panel.judge_outcome import outcome_view
-from tipbench.web.panel.showing import bias_words
-from tipbench.web.panel.static_files import assets
+from tipbench.web.batches import batch_service_of
+from tipbench.web.panel.judge import batch_result
+from tipbench.web.panel.pages import assets
+from tipbench.web.panel.template_filters import bias_words
 from web.batching import Clerk, kept, whole_tips
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served
@@ -173,14 +173,14 @@ def test_a_batch_whose_sheet_came_back_as_a_file_says_so(judge: Served) -> None:
 def test_a_note_of_an_admin_stands_on_the_page_of_a_returned_batch(judge: Served) -> None:
     path = closed(judge, always(5))
     boss = judge.panel.guard.by_token(judge.admin, "here")
-    desk_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
+    batch_service_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
     assert "Look at &lt;b&gt;tone&lt;/b&gt; again." in shown(judge, path).text
 
 
 def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
     path = closed(judge, always(5))
     boss = judge.panel.guard.by_token(judge.admin, "here")
-    desk_of(judge.app).accept(boss, path.rpartition("/")[2], "agreed in the <team>")
+    batch_service_of(judge.app).accept(boss, path.rpartition("/")[2], "agreed in the <team>")
     page = shown(judge, path).text
     assert "Your scores count" in page
     assert "agreed in the &lt;team&gt;" in page
@@ -215,11 +215,11 @@ def test_when_nothing_is_tied_duels_are_refused_in_words(judge: Served) -> None:
     assert "Nothing waits for you now" in response.text
 
 
-@pytest.mark.parametrize("name", ["tip-bench-nowhere", "nonsense", ""])
-def test_a_wrong_experiment_is_told_at_its_field(judge: Served, name: str) -> None:
-    response = sent(judge, home(judge), "/judge/batches", experiment=name, kind="sheet")
-    assert response.status_code == 404
-    assert re.search(r'id="experiment"[^>]*aria-invalid="true"', response.text)
+def test_a_wrong_experiment_is_told_at_its_field(judge: Served) -> None:
+    for name in ["tip-bench-nowhere", "nonsense", ""]:
+        response = sent(judge, home(judge), "/judge/batches", experiment=name, kind="sheet")
+        assert response.status_code == 404
+        assert re.search(r'id="experiment"[^>]*aria-invalid="true"', response.text)
 
 
 def test_a_wrong_kind_is_refused(judge: Served) -> None:
@@ -228,9 +228,9 @@ def test_a_wrong_kind_is_refused(judge: Served) -> None:
     assert "<b>" not in response.text
 
 
-@pytest.mark.parametrize("sheet", ["nonsense!", "0" * 65, "0" * 12])
-def test_an_unknown_batch_is_not_found_or_refused(judge: Served, sheet: str) -> None:
-    assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
+def test_an_unknown_batch_is_not_found_or_refused(judge: Served) -> None:
+    for sheet in ["nonsense!", "0" * 65, "0" * 12]:
+        assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
 
 
 def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
@@ -239,21 +239,19 @@ def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
         assert judge.error(judge.post(action, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
 
 
-@pytest.mark.parametrize(
-    ("bias", "words"), [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]
-)
-def test_a_bias_is_told_in_words(bias: float, words: str) -> None:
-    assert bias_words(bias, 1) == words
+def test_a_bias_is_told_in_words() -> None:
+    for bias, words in [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]:
+        assert bias_words(bias, 1) == words
 
 
 def test_duels_tell_how_often_the_order_did_not_matter() -> None:
     outcome = {"judged_in_both_orders": 3, "same_in_both_orders": 2, "drift": None}
-    view = outcome_view({"kind": "duel", "items": 6, "done": 6, "outcome": outcome})
+    view = batch_result({"kind": "duel", "items": 6, "done": 6, "outcome": outcome})
     assert view.sentences == ("3 duels came in both orders; in 2 of them you said the same whichever side came first.",)
 
 
 def test_agreement_with_the_earlier_self_is_told() -> None:
     outcome = {"drift": {"verdict": "fine"}, "self_agreement": {"n": 9, "exact": 0.8, "scales": []}}
-    view = outcome_view({"kind": "sheet", "items": 40, "done": 40, "outcome": outcome})
+    view = batch_result({"kind": "sheet", "items": 40, "done": 40, "outcome": outcome})
     assert view.itself is not None
     assert "80\u00a0%" in view.itself

@@ -11,11 +11,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from support.judging import EXPERIMENT, Desk, always, honest
-from tipbench.judge.drift_drawing import MOST_POINTS, drift_chart, drift_points, drift_sentence
-from tipbench.judge.judging import find_judging
+from tipbench.judge.charts import MOST_POINTS, drift_chart, drift_points, drift_sentence
+from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetHistory
-from tipbench.web.panel.judges_view import alpha_words, drift_words
-from tipbench.web.panel.showing import bias_words
+from tipbench.web.panel.judges import alpha_words, drift_words
+from tipbench.web.panel.template_filters import bias_words
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 
@@ -149,14 +149,13 @@ def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
     response = send(served, "export", {"judge": "ben", "limit": "7", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
-    judging = find_judging(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
+    judging = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
     assert judging is not None
     assert (judging.owner, sum(entry.behind == "cell" for entry in judging.entries)) == ("ben", 7)
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
+def test_a_wrong_field_is_named_where_it_stands(served: Served) -> None:
+    cases: list[tuple[dict[str, str], str, str]] = [
         ({"limit": "0"}, "limit", "greater than or equal to 1"),
         ({"limit": "many"}, "limit", "valid integer"),
         ({"overlap": "120"}, "overlap", "A share from 0 to 100 %"),
@@ -164,16 +163,15 @@ def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
         ({"overlap": "nan"}, "overlap", "A share from 0 to 100 %"),
         ({"judge": "rules"}, "judge", "rules"),
         ({"format": "xml"}, "format", "json"),
-    ],
-)
-def test_a_wrong_field_is_named_where_it_stands(served: Served, fields: dict[str, str], field: str, words: str) -> None:
-    response = send(served, "export", {"judge": "anna", **fields})
-    assert response.status_code == 422
-    error = re.search(rf'id="{field}-error">(.*?)</p>', response.text, re.DOTALL)
-    assert error
-    assert words in error[1]
-    assert f'value="{fields.get("judge", "anna")}"' in response.text
-    assert desk_of(served).everything().keys() == desk_of(served).cells().keys()
+    ]
+    for fields, field, words in cases:
+        response = send(served, "export", {"judge": "anna", **fields})
+        assert response.status_code == 422
+        error = re.search(rf'id="{field}-error">(.*?)</p>', response.text, re.DOTALL)
+        assert error
+        assert words in error[1]
+        assert f'value="{fields.get("judge", "anna")}"' in response.text
+        assert desk_of(served).everything().keys() == desk_of(served).cells().keys()
 
 
 def test_when_nothing_waits_the_page_says_so(served: Served) -> None:
@@ -248,27 +246,33 @@ def test_a_local_model_may_judge(served: Served) -> None:
     assert (response.status_code, response.headers["location"].startswith("/jobs/")) == (303, True)
 
 
-@pytest.mark.parametrize("fields", [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}])
-def test_what_may_not_judge_is_told_on_the_page(served: Served, fields: dict[str, str]) -> None:
-    response = send(served, "run", fields)
-    assert response.status_code in (403, 422)
-    assert "That was not done" in response.text
-    assert served.get(f"{API}/jobs").json()["items"] == []
+def test_what_may_not_judge_is_told_on_the_page(served: Served) -> None:
+    cases: list[dict[str, str]] = [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}]
+    for fields in cases:
+        response = send(served, "run", fields)
+        assert response.status_code in (403, 422)
+        assert "That was not done" in response.text
+        assert served.get(f"{API}/jobs").json()["items"] == []
 
 
 # numbers to words and pictures
 
 
-@pytest.mark.parametrize(
-    ("bias", "words"), [(0.5, "0.50 too high"), (-1.25, "1.25 too low"), (0.001, "even"), (None, "unknown")]
-)
-def test_a_bias_is_said_in_words(bias: float | None, words: str) -> None:
-    assert bias_words(bias) == words
+def test_a_bias_is_said_in_words() -> None:
+    cases: list[tuple[float | None, str]] = [
+        (0.5, "0.50 too high"),
+        (-1.25, "1.25 too low"),
+        (0.001, "even"),
+        (None, "unknown"),
+    ]
+    for bias, words in cases:
+        assert bias_words(bias) == words
 
 
-@pytest.mark.parametrize(("alpha", "begins"), [(0.9, "good"), (0.7, "fair"), (0.2, "weak"), (None, "unknown")])
-def test_an_alpha_is_said_in_words(alpha: float | None, begins: str) -> None:
-    assert alpha_words(alpha).startswith(begins)
+def test_an_alpha_is_said_in_words() -> None:
+    cases: list[tuple[float | None, str]] = [(0.9, "good"), (0.7, "fair"), (0.2, "weak"), (None, "unknown")]
+    for alpha, begins in cases:
+        assert alpha_words(alpha).startswith(begins)
 
 
 def test_a_verdict_alone_says_nothing_more() -> None:

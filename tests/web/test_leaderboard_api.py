@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.judging import Desk
-from tipbench.compare.cells import Question
+from tipbench.compare.cells import CellFilter
 from tipbench.compare.html import CSP as REPORT_CSP
+from tipbench.compare.leaderboard import read_leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.compare.reading import read_leaderboard
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 BOARD = f"{API}/leaderboard/{EXPERIMENT}"
@@ -30,7 +30,7 @@ def judged(home: Path) -> Any:
         yield served
 
 
-def board_of(served: Served, question: Question = Question(), **options: Any) -> Any:  # noqa: B008 - frozen
+def board_of(served: Served, question: CellFilter = CellFilter(), **options: Any) -> Any:  # noqa: B008 - frozen
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
     board, _ = read_leaderboard(served.store, experiment, question, **options)
@@ -42,7 +42,7 @@ def test_the_board_is_the_object_that_compare_prints(judged: Served) -> None:
 
 
 def test_the_board_of_one_judge(judged: Served) -> None:
-    assert judged.get(f"{BOARD}?judge=ben").json() == board_of(judged, Question(judge="ben"))
+    assert judged.get(f"{BOARD}?judge=ben").json() == board_of(judged, CellFilter(judge="ben"))
 
 
 def test_a_baseline_adds_the_differences_to_it(judged: Served) -> None:
@@ -52,9 +52,10 @@ def test_a_baseline_adds_the_differences_to_it(judged: Served) -> None:
     assert any(row["diff_to_baseline"] for row in got["standings"])
 
 
-@pytest.mark.parametrize("by", ["model", "prompt"])
-def test_models_or_prompts_alone_are_ranked(judged: Served, by: Any) -> None:
-    assert judged.get(f"{BOARD}?by={by}").json() == board_of(judged, by=by)
+def test_models_or_prompts_alone_are_ranked(judged: Served) -> None:
+    cases: list[Any] = ["model", "prompt"]
+    for by in cases:
+        assert judged.get(f"{BOARD}?by={by}").json() == board_of(judged, by=by)
 
 
 def test_among_models_a_models_name_alone_is_a_baseline(judged: Served) -> None:
@@ -67,7 +68,7 @@ def test_rows_may_rest_on_personas(judged: Served) -> None:
 
 
 def test_a_filter_is_that_of_compare(judged: Served) -> None:
-    wanted = board_of(judged, Question({"params.persona": "nurse", "params.model": "alpha:135m"}))
+    wanted = board_of(judged, CellFilter({"params.persona": "nurse", "params.model": "alpha:135m"}))
     assert judged.get(f"{BOARD}?where=params.persona=nurse&where=model=alpha:135m").json() == wanted
 
 
@@ -81,9 +82,8 @@ def test_nothing_is_written_for_a_board_that_is_looked_at(judged: Served) -> Non
     assert judged.store.experiment(EXPERIMENT) == experiment
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "place"),
-    [
+def test_a_board_that_cannot_be_is_refused_in_words(judged: Served) -> None:
+    cases: list[tuple[str, int, str | None]] = [
         ("baseline=noslash", 422, "query.baseline"),
         ("baseline=no/pair", 400, None),
         ("by=judge", 422, "query.by"),
@@ -94,12 +94,11 @@ def test_nothing_is_written_for_a_board_that_is_looked_at(judged: Served) -> Non
         ("where=kind=judging", 400, None),
         ("where=params.model=nobody", 409, None),
         ("provisional=perhaps", 422, "query.provisional"),
-    ],
-)
-def test_a_board_that_cannot_be_is_refused_in_words(judged: Served, query: str, status: int, place: str | None) -> None:
-    response = judged.get(f"{BOARD}?{query}")
-    assert judged.error(response)[0] == status
-    assert response.json()["error"]["path"] == place
+    ]
+    for query, status, place in cases:
+        response = judged.get(f"{BOARD}?{query}")
+        assert judged.error(response)[0] == status
+        assert response.json()["error"]["path"] == place
 
 
 def test_an_experiment_without_cells_has_no_board_yet(empty: Served) -> None:
@@ -135,7 +134,7 @@ def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
 
 
 def test_a_name_for_a_file_has_nothing_a_header_or_a_file_system_would_act_on() -> None:
-    from tipbench.web.downloads import attachment
+    from tipbench.web.responses import attachment
 
     made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
     assert made == 'attachment; filename="tip-bench-a-b-X-y.csv"'

@@ -7,6 +7,7 @@ import re
 import sys
 import uuid
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -20,18 +21,20 @@ from support.judging import Desk, record_cells
 from support.panel_site import panel_site
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.judge.exporting import Request as SheetWish
+from tipbench.judge.export import ExportRequest as SheetWish
 from tipbench.judge.rules import RulesJudge
-from tipbench.judge.running import run_judge
+from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
-from tipbench.web.panel import leaderboard, standings_view
-from tipbench.web.panel.board_links import BoardUrl, ask_params, page_ask
-from tipbench.web.panel.standings_view import Table
-from tipbench.web.queries import BoardAsk
+from tipbench.web.panel import leaderboard
+from tipbench.web.panel import standings as standings_view
+from tipbench.web.panel.board_url import BoardUrl, ask_params, page_ask
+from tipbench.web.panel.standings import Table
+from tipbench.web.queries import BoardQuery
 from web.board_pages import (
     HTML,
     Page,
     RenamingStore,
+    add_judged,
     board_path,
     desk_of,
     judged_panel,
@@ -93,32 +96,34 @@ def test_the_verdict_stands_before_everything_it_rests_on(judged: Served) -> Non
     assert page.text.index(verdict) < page.text.index("Composite with") < page.text.index("Standings")
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_the_rows_are_those_of_the_json_in_its_order(judged: Served, query: str) -> None:
-    if "sort" not in query and "provisional" not in query:
-        assert names_of(look(judged, f"{BOARD}?{query}")) == order_of(board_of(judged, query))
+def test_the_rows_are_those_of_the_json_in_its_order(judged: Served) -> None:
+    for query in QUERIES:
+        if "sort" not in query and "provisional" not in query:
+            assert names_of(look(judged, f"{BOARD}?{query}")) == order_of(board_of(judged, query))
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_every_link_to_the_board_asks_the_same_question(judged: Served, query: str) -> None:
-    page = look(judged, f"{BOARD}?{query}")
-    asked = {(name, value) for name, value in query_of(f"?{query}") if name != "sort"}
-    own = f"{API}/leaderboard/{EXPERIMENT}"
-    files = [link for name in ("report.html", "standings.csv", "board.md") for link in page.links(f"{own}/{name}")]
-    urls = [*page.links(f"{BOARD}/pairs"), *page.pictures(), *files, *page.links(own)]
-    assert len(files) == 3
-    for url in urls:
-        assert asked <= set(query_of(url)), url
+def test_every_link_to_the_board_asks_the_same_question(judged: Served) -> None:
+    for query in QUERIES:
+        page = look(judged, f"{BOARD}?{query}")
+        asked = {(name, value) for name, value in query_of(f"?{query}") if name != "sort"}
+        own = f"{API}/leaderboard/{EXPERIMENT}"
+        files = [link for name in ("report.html", "standings.csv", "board.md") for link in page.links(f"{own}/{name}")]
+        urls = [*page.links(f"{BOARD}/pairs"), *page.pictures(), *files, *page.links(own)]
+        assert len(files) == 3
+        for url in urls:
+            assert asked <= set(query_of(url)), url
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_every_link_to_the_board_can_be_followed(judged: Served, query: str) -> None:
-    page = look(judged, f"{BOARD}?{query}")
-    links = {link for tag in page.all("a") if (link := tag.get("href", "")).startswith((BOARD, API))}
-    followed = sorted(link for link in links if "/runs" not in link and "/judges" not in link and "report" not in link)
-    assert followed
-    for link in followed[:60]:
-        assert judged.get(link, headers=HTML).status_code == 200, link
+def test_every_link_to_the_board_can_be_followed(judged: Served) -> None:
+    for query in (QUERIES[0], QUERIES[-1]):
+        page = look(judged, f"{BOARD}?{query}")
+        links = {link for tag in page.all("a") if (link := tag.get("href", "")).startswith((BOARD, API))}
+        followed = sorted(
+            link for link in links if "/runs" not in link and "/judges" not in link and "report" not in link
+        )
+        assert followed
+        for link in followed[:60]:
+            assert judged.get(link, headers=HTML).status_code == 200, link
 
 
 # the question in the URL
@@ -126,7 +131,7 @@ def test_every_link_to_the_board_can_be_followed(judged: Served, query: str) -> 
 _names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60).filter(str.strip)
 _rows = st.builds(Pair, _names, _names.filter(lambda name: "/" not in name))
 _asks = st.builds(
-    BoardAsk,
+    BoardQuery,
     where=st.dictionaries(st.sampled_from(["params.model", "suite", "a tag"]), _names, max_size=3).map(
         lambda found: tuple(found.items())
     ),
@@ -138,13 +143,13 @@ _asks = st.builds(
 
 
 @given(_asks)
-def test_a_question_is_read_back_from_its_own_query(ask: BoardAsk) -> None:
+def test_a_question_is_read_back_from_its_own_query(ask: BoardQuery) -> None:
     query = urlencode(ask_params(ask)).encode()
     assert page_ask(Request({"type": "http", "query_string": query, "headers": []})) == ask
 
 
 @given(_asks)
-def test_a_chip_takes_away_what_it_names_and_nothing_else(ask: BoardAsk) -> None:
+def test_a_chip_takes_away_what_it_names_and_nothing_else(ask: BoardQuery) -> None:
     url = BoardUrl("tip-bench-x", ask)
     whole = list(ask_params(ask))
     for chip in url.chips():
@@ -188,11 +193,11 @@ def test_ranking_models_drops_a_baseline_that_is_a_pair(judged: Served) -> None:
     assert "baseline" not in dict(query_of(link))
 
 
-@pytest.mark.parametrize("query", ["by=judge", "cluster=all", "where=x", "judge=anna&provisional=true", "baseline=x"])
-def test_a_question_that_is_none_is_refused_as_the_api_refuses_it(judged: Served, query: str) -> None:
-    page, answer = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
-    assert judged.error(page)[0] == judged.error(answer)[0] == 422
-    assert page.json()["error"]["path"] == answer.json()["error"]["path"]
+def test_a_question_that_is_none_is_refused_as_the_api_refuses_it(judged: Served) -> None:
+    for query in ["by=judge", "cluster=all", "where=x", "judge=anna&provisional=true", "baseline=x"]:
+        page, answer = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
+        assert judged.error(page)[0] == judged.error(answer)[0] == 422
+        assert page.json()["error"]["path"] == answer.json()["error"]["path"]
 
 
 # sorting
@@ -221,25 +226,18 @@ def test_an_order_that_is_none_leaves_that_of_the_board_and_says_so(judged: Serv
     assert "that is no column" in page.text
 
 
-def test_rows_without_a_number_stand_last_in_either_order(home: Path) -> None:
-    with judged_panel(home) as served:
-        store = served.store
-        record_cells(store, models=("late:1b",), start_ms=2_000)
-        store.touch(desk_of(served).experiment.experiment_id)
-        for sort in ("composite", "-composite"):
-            assert all(name.startswith("late:1b") for name in names_of(look(served, f"{BOARD}?sort={sort}"))[-3:])
-
-
-# what there is to see
-
-
-def test_flags_are_told_in_words(home: Path) -> None:
+def test_rows_without_a_number_are_flagged_and_stand_last_in_either_order(home: Path) -> None:
     with judged_panel(home) as served:
         record_cells(served.store, models=("late:1b",), start_ms=2_000)
         served.store.touch(desk_of(served).experiment.experiment_id)
-        page = look(served, BOARD)
+        for sort in ("composite", "-composite"):
+            page = look(served, f"{BOARD}?sort={sort}")
+            assert all(name.startswith("late:1b") for name in names_of(page)[-3:])
         assert "not judged in every scenario, so not ranked" in {each.get("title") for each in page.all("span")}
         assert "not ranked" in page.text
+
+
+# what there is to see
 
 
 def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Served) -> None:
@@ -385,38 +383,43 @@ def test_an_experiment_that_is_not_there_is_not_found(judged: Served) -> None:
 # names
 
 LONG = "hf.co/an-organisation/" + "a-model-with-a-name-that-never-ends-" * 5 + ":Q4_K_M"
-ODD = [
-    ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(2)>"),
-    ("a/model/with/slashes", "v1/with/slashes"),
-    (LONG, "p" * 200),
-    ("\u202eright to left\u202c שלום", "שלום עולם"),
-    ("a?b=c&d#e;f%2Fg+h", "100 % \\ «q» `x`"),
-]
+MODELS = ("<script>alert(1)</script>", "a?b=c&d#e;f%2Fg+h"), (LONG, "\u202eright to left\u202c שלום")
+PROMPTS = ("\"'><img src=x onerror=alert(2)>", "v1/with/slashes", "100 % \\ «q» `x`"), ("p" * 200, "שלום עולם", "a/b/c")
 
 
-@pytest.mark.parametrize(("model", "prompt"), ODD)
-def test_odd_models_and_prompts_show_as_text_and_can_be_followed(home: Path, model: str, prompt: str) -> None:
-    with judged_panel(home, names={"alpha:135m": model, "v1": prompt}) as served:
+@pytest.mark.parametrize(("models", "prompts"), list(zip(MODELS, PROMPTS, strict=True)), ids=["markup", "long"])
+def test_odd_models_and_prompts_show_as_text_and_can_be_followed(
+    home: Path, models: tuple[str, ...], prompts: tuple[str, ...]
+) -> None:
+    usual = ("alpha:135m", "beta:1b", "v1", "v2-mentor", "v3-few-shot")
+    with judged_panel(home, names=dict(zip(usual, models + prompts, strict=True))) as served:
         page = look(served, BOARD)
         assert len(page.all("script")) == 2
         assert all("onerror" not in found for _, found in page.elements)
-        links = [link for link in page.links(f"{BOARD}/pairs") if dict(query_of(link))["model"] == model]
-        assert len(links) == 3
+        links = page.links(f"{BOARD}/pairs")
+        assert {(dict(query_of(link))["model"], dict(query_of(link))["prompt"]) for link in links} == set(
+            product(models, prompts)
+        )
         for link in links:
             assert served.get(link, headers=HTML).status_code == 200
-        option = next(each["value"] for each in page.all("option") if each["value"] == f"{model}/{prompt}")
+        option = next(each["value"] for each in page.all("option") if each["value"] == f"{models[0]}/{prompts[0]}")
         chosen = look(served, f"{BOARD}?{urlencode({'baseline': option})}")
         assert "to baseline" in chosen.text
 
 
-@pytest.mark.parametrize("name", ["a/b", "a/pairs/x", "q\"u'o<b>te</b>", "שלום & co", "x" * 180, "q?#;+", "dots/../x"])
-def test_odd_experiments_have_a_page_and_their_links_lead_back_to_it(home: Path, name: str) -> None:
-    name = f"tip-bench-{name}"
-    with judged_panel(home, experiment=name, models=("alpha:135m",), n_scenarios=2) as served:
-        path = board_path(name)
-        page = look(served, path)
-        for link in [*page.links(path), *page.links(f"{path}/pairs"), *page.pictures()]:
-            assert served.get(link).status_code == 200, link
+def test_odd_experiments_have_a_page_and_their_links_lead_back_to_it(home: Path) -> None:
+    store = RenamingStore()
+    names = [
+        f"tip-bench-{name}" for name in ("a/pairs/x", "q\"u'o<b>te</b>", "שלום & co", "x" * 180, "q?#;+", "a/../x")
+    ]
+    for name in names:
+        add_judged(store, name, models=("alpha:135m",), n_scenarios=2)
+    with serving(home, store) as served:
+        for name in names:
+            path = board_path(name)
+            page = look(served, path)
+            for link in [*page.links(path), *page.links(f"{path}/pairs"), page.pictures()[0]]:
+                assert served.get(link).status_code == 200, link
 
 
 def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
@@ -428,7 +431,7 @@ def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
         assert "None of the 3 pairs is judged yet" in Page(response).text
 
 
-@pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/x', "שלום", "j" * 60])
+@pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/שלום'])
 def test_odd_judges_can_be_asked_for(home: Path, judge: str) -> None:
     with judged_panel(home, judge=judge, n_scenarios=2) as served:
         desk_of(served).judged_by("ben", seed=2)

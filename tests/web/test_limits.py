@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.web.limits import BURST, CLIENTS, FREE, LONGEST_WAIT_S, PER_SECOND, Attempts, client_key
+from tipbench.web.security import BURST, CLIENTS, FREE, LONGEST_WAIT_S, PER_SECOND, LoginLimiter, client_key
 from web.test_tokens import Clock
 
 
-def fail(attempts: Attempts, clock: Clock, times: int, client: str = "a") -> list[float]:
+def fail(attempts: LoginLimiter, clock: Clock, times: int, client: str = "a") -> list[float]:
     """Failed tries of one client, each as soon as it is allowed; how long each had to wait for."""
     waits = []
     for _ in range(times):
@@ -24,23 +23,23 @@ def fail(attempts: Attempts, clock: Clock, times: int, client: str = "a") -> lis
 
 def test_the_first_tries_are_free_and_then_each_waits_twice_as_long() -> None:
     clock = Clock()
-    waits = fail(Attempts(clock), clock, FREE + 5)
+    waits = fail(LoginLimiter(clock), clock, FREE + 5)
     assert waits == [0.0] * FREE + [1, 2, 4, 8, 16]
 
 
 def test_a_wait_has_an_upper_bound() -> None:
     clock = Clock()
-    assert max(fail(Attempts(clock), clock, FREE + 40)) == LONGEST_WAIT_S
+    assert max(fail(LoginLimiter(clock), clock, FREE + 40)) == LONGEST_WAIT_S
 
 
 def test_tries_made_at_the_same_moment_do_not_slip_through() -> None:
-    attempts = Attempts(Clock())
+    attempts = LoginLimiter(Clock())
     assert sum(attempts.admit("a") == 0 for _ in range(100)) == FREE
 
 
 def test_a_right_try_forgives_the_wrong_ones() -> None:
     clock = Clock()
-    attempts = Attempts(clock)
+    attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE - 1)
     attempts.admit("a")
     attempts.forgive("a")
@@ -49,13 +48,13 @@ def test_a_right_try_forgives_the_wrong_ones() -> None:
 
 def test_one_clients_mistakes_do_not_count_for_another() -> None:
     clock = Clock()
-    attempts = Attempts(clock)
+    attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE + 3, "a")
     assert attempts.admit("b") == 0
 
 
 def test_many_clients_that_fail_together_have_to_wait_too() -> None:
-    attempts = Attempts(Clock())
+    attempts = LoginLimiter(Clock())
     waits = [attempts.admit(f"client {n}") for n in range(BURST + 10)]
     assert waits[:BURST] == [0.0] * BURST
     assert all(wait == 1 / PER_SECOND for wait in waits[BURST:])
@@ -63,7 +62,7 @@ def test_many_clients_that_fail_together_have_to_wait_too() -> None:
 
 def test_after_a_quiet_time_everything_is_forgotten() -> None:
     clock = Clock()
-    attempts = Attempts(clock)
+    attempts = LoginLimiter(clock)
     fail(attempts, clock, FREE + 3)
     clock.now += 2 * LONGEST_WAIT_S + 10
     assert [attempts.admit("a") for _ in range(FREE)] == [0.0] * FREE
@@ -71,23 +70,21 @@ def test_after_a_quiet_time_everything_is_forgotten() -> None:
 
 def test_memory_is_bounded_however_many_clients_come() -> None:
     clock = Clock()
-    attempts = Attempts(clock)
+    attempts = LoginLimiter(clock)
     for number in range(CLIENTS + 500):
         clock.now += 1 / PER_SECOND
         attempts.admit(f"client {number}")
     assert len(attempts) == CLIENTS
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_addresses_that_one_client_can_take_at_will_count_as_one() -> None:
+    cases: list[tuple[str | None, str | None]] = [
         ("2001:db8::1", "2001:db8::ffff:1"),
         ("::ffff:10.0.0.7", "10.0.0.7"),
         (None, "no address"),
-    ],
-)
-def test_addresses_that_one_client_can_take_at_will_count_as_one(one: str | None, other: str | None) -> None:
-    assert client_key(one) == client_key(other)
+    ]
+    for one, other in cases:
+        assert client_key(one) == client_key(other)
 
 
 def test_different_networks_are_different_clients() -> None:

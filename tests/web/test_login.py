@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.web.limits import BURST, FREE
+from tipbench.web.auth import Role
 from tipbench.web.login import local_path
-from tipbench.web.tokens import Role
+from tipbench.web.security import BURST, FREE
 from web.panels import API, EXPERIMENT, OPERATOR, Served, answered, serving
 
 PLAN = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 1}
@@ -263,18 +263,27 @@ def test_people_are_told_how_long_to_wait(served: Served) -> None:
 # where a login leads
 
 
-@pytest.mark.parametrize("path", ["/", "/runs", "/runs?model=a%2Fb&x=1#top", "/a//b"])
-def test_a_path_of_the_panel_is_gone_to(path: str) -> None:
-    assert local_path(path) == path
+def test_a_path_of_the_panel_is_gone_to() -> None:
+    for path in ["/", "/runs", "/runs?model=a%2Fb&x=1#top", "/a//b"]:
+        assert local_path(path) == path
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "runs", "//evil.example", "/\\evil.example", "https://evil.example", "javascript:alert(1)", "/\n/evil.example",
-     "\\/evil.example", "/\t/evil.example", "/a\\b", " /x", "/" + "x" * 2000],
-)  # fmt: skip
-def test_any_other_address_is_not(text: str) -> None:
-    assert local_path(text) == "/"
+def test_any_other_address_is_not() -> None:
+    for text in [
+        "",
+        "runs",
+        "//evil.example",
+        "/\\evil.example",
+        "https://evil.example",
+        "javascript:alert(1)",
+        "/\n/evil.example",
+        "\\/evil.example",
+        "/\t/evil.example",
+        "/a\\b",
+        " /x",
+        "/" + "x" * 2000,
+    ]:
+        assert local_path(text) == "/"
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[/\\]{0,3}[a-z.@:]{0,20}", fullmatch=True))

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from support.judging import Desk, fill
-from tipbench.judge.judging import find_judging
+from tipbench.judge.sheet_store import find_sheet
 from web.panels import API, EXPERIMENT, Served
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -125,7 +125,7 @@ def test_real_answers_to_changes_are_as_documented(served: Served, document: dic
     jsonschema.validate(sheet.json(), schema_for(document, f"{API}/judge/{{experiment}}/sheets", "post", 201))
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
-    judging = find_judging(served.store, experiment.experiment_id, EXPERIMENT, sheet.json()["sheet"])
+    judging = find_sheet(served.store, experiment.experiment_id, EXPERIMENT, sheet.json()["sheet"])
     assert judging is not None
     for query, token in (("?dry_run=true", ""), ("", "")):
         done = served.post(f"{API}/judge/{EXPERIMENT}/apply{query}", token=token, json=fill(judging))

@@ -85,9 +85,8 @@ def test_an_ollama_that_is_away_is_told(home: Path) -> None:
         assert served.error(served.post(f"{API}/plan", json={"models": "a:1b"})) == (503, "ollama_away")
 
 
-@pytest.mark.parametrize(
-    ("body", "place"),
-    [
+def test_a_wrong_configuration_is_named_by_its_key(served: Served) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"n_tips": 0}, "body.n_tips"),
         ({"n_tips": "many"}, "body.n_tips"),
         ({"n_tipps": 1}, "body.n_tipps"),
@@ -96,16 +95,15 @@ def test_an_ollama_that_is_away_is_told(home: Path) -> None:
         ({"num_predict": 5000}, "body"),
         ({"temperature": None}, "body.temperature"),
         ({"models": ""}, "body.models"),
-    ],
-)
-def test_a_wrong_configuration_is_named_by_its_key(served: Served, body: dict[str, Any], place: str) -> None:
-    response = served.post(f"{API}/plan", json=body)
-    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+    ]
+    for body, place in cases:
+        response = served.post(f"{API}/plan", json=body)
+        assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
-@pytest.mark.parametrize("prompt", ["v9", "../v1"])
-def test_a_prompt_that_the_suite_does_not_have_is_refused(served: Served, prompt: str) -> None:
-    assert served.error(served.post(f"{API}/plan", json={**SMALL, "prompts": prompt}))[0] == 400
+def test_a_prompt_that_the_suite_does_not_have_is_refused(served: Served) -> None:
+    for prompt in ["v9", "../v1"]:
+        assert served.error(served.post(f"{API}/plan", json={**SMALL, "prompts": prompt}))[0] == 400
 
 
 # what a configuration may name
@@ -123,46 +121,41 @@ def strict(home: Path) -> Any:
         yield served
 
 
-@pytest.mark.parametrize(
-    ("key", "url", "used"),
-    [
+def test_an_allowed_server_is_used_as_the_operator_wrote_it(strict: Served) -> None:
+    cases: list[tuple[str, Any, str]] = [
         ("ollama_url", "http://gpu-box:11434", "http://gpu-box:11434"),
         ("ollama_url", "HTTP://GPU-BOX:11434/", "http://gpu-box:11434"),
         ("ollama_url", "https://other.example:443/ollama", "https://other.example/ollama"),
         ("mlflow_url", "http://mlflow:5000/base", "http://me:hidden@mlflow:5000/base"),
         ("mlflow_url", "http://you:guess@mlflow:5000/base/", "http://me:hidden@mlflow:5000/base"),
         ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
-    ],
-)
-def test_an_allowed_server_is_used_as_the_operator_wrote_it(strict: Served, key: str, url: Any, used: str) -> None:
-    assert getattr(strict.panel.allowed.config({key: url}), key) == used
+    ]
+    for key, url, used in cases:
+        assert getattr(strict.panel.allowed.config({key: url}), key) == used
 
 
-@pytest.mark.parametrize("key", ["ollama_url", "mlflow_url"])
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://169.254.169.254/latest/meta-data",
-        "http://localhost:6379",
-        "http://gpu-box:22",
-        "https://gpu-box:11434",
-        "http://gpu-box:11434/x",
-        "http://gpu-box:11434@evil.example",
-        "http://gpu-box.evil.example:11434",
-        "http://evil.example/?http://gpu-box:11434",
-        "http://evil.example#http://gpu-box:11434",
-    ],
-)
-def test_any_other_server_is_refused_before_it_is_asked(strict: Served, key: str, url: str) -> None:
-    response = strict.post(f"{API}/plan", json={**SMALL, key: url})
-    assert strict.error(response) == (403, "not_allowed")
-    assert response.json()["error"]["path"] == f"body.{key}"
-    assert "hidden" not in response.text
+def test_any_other_server_is_refused_before_it_is_asked(strict: Served) -> None:
+    for key in ["ollama_url", "mlflow_url"]:
+        for url in [
+            "http://169.254.169.254/latest/meta-data",
+            "http://localhost:6379",
+            "http://gpu-box:22",
+            "https://gpu-box:11434",
+            "http://gpu-box:11434/x",
+            "http://gpu-box:11434@evil.example",
+            "http://gpu-box.evil.example:11434",
+            "http://evil.example/?http://gpu-box:11434",
+            "http://evil.example#http://gpu-box:11434",
+        ]:
+            response = strict.post(f"{API}/plan", json={**SMALL, key: url})
+            assert strict.error(response) == (403, "not_allowed")
+            assert response.json()["error"]["path"] == f"body.{key}"
+            assert "hidden" not in response.text
 
 
-@pytest.mark.parametrize("suite", ["/etc", "../suites/tips", "~/suites", "tips/../../x", "\0", "x" * 5000])
-def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served, suite: str) -> None:
-    assert served.error(served.post(f"{API}/plan", json={**SMALL, "suite": suite})) == (403, "not_allowed")
+def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served) -> None:
+    for suite in ["/etc", "../suites/tips", "~/suites", "tips/../../x", "\0", "x" * 5000]:
+        assert served.error(served.post(f"{API}/plan", json={**SMALL, "suite": suite})) == (403, "not_allowed")
 
 
 def test_a_suite_in_a_folder_the_operator_allows_is_taken(home: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.judging import Desk
 from tipbench.record.memory import MemoryStore
-from tipbench.record.reading import run_json
+from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment
 from tipbench.web.queries import COUNTS
@@ -75,9 +75,8 @@ def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> Non
         assert not any(tag.startswith("artifact:") for tag in item["tags"])
 
 
-@pytest.mark.parametrize(
-    ("query", "count"),
-    [
+def test_runs_are_filtered(served: Served) -> None:
+    for query, count in [
         ("model=alpha:135m", 24),
         ("model=alpha:135m&prompt=v1", 8),
         ("scenario=nurse@morning", 6),
@@ -86,16 +85,13 @@ def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> Non
         ("where=params.suite=tips", 48),
         ("where=model=beta:1b&where=prompt=v1", 8),
         ("kind=collection", 0),
-    ],
-)
-def test_runs_are_filtered(served: Served, query: str, count: int) -> None:
-    body = served.get(f"{RUNS}?limit=500&{query}").json()
-    assert (len(body["items"]), body["total"], body["next"]) == (count, count, None)
+    ]:
+        body = served.get(f"{RUNS}?limit=500&{query}").json()
+        assert (len(body["items"]), body["total"], body["next"]) == (count, count, None)
 
 
-@pytest.mark.parametrize(
-    ("query", "place"),
-    [
+def test_a_wrong_question_is_refused_with_its_place(served: Served) -> None:
+    for query, place in [
         ("limit=0", "query.limit"),
         ("limit=501", "query.limit"),
         ("next=nonsense", "query.next"),
@@ -104,11 +100,9 @@ def test_runs_are_filtered(served: Served, query: str, count: int) -> None:
         ("model=a&where=model=b", "query.where"),
         ("kind=odd", "query.kind"),
         ("&".join(["where=a=b"] * 21), "query.where"),
-    ],
-)
-def test_a_wrong_question_is_refused_with_its_place(served: Served, query: str, place: str) -> None:
-    response = served.get(f"{RUNS}?{query}")
-    assert (response.status_code, response.json()["error"]["path"]) == (422, place)
+    ]:
+        response = served.get(f"{RUNS}?{query}")
+        assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
 def test_a_try_that_was_replaced_is_shown_only_when_asked_for(served: Served) -> None:

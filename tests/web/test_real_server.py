@@ -20,14 +20,14 @@ from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from support.judging import Desk, fill, record_cells
+from support.panel_site import make_app
 from tipbench.cli.main import app as commands
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
-from tipbench.web.admin import create_app
+from tipbench.web.app import listen, panel_url
+from tipbench.web.auth import Role
 from tipbench.web.options import PanelOptions
 from tipbench.web.security import HEADERS
-from tipbench.web.server import address_of, listen
-from tipbench.web.tokens import Role
 from web.panels import API
 
 START_S = 30.0
@@ -53,7 +53,7 @@ def running(app: FastAPI) -> Iterator[str]:
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.02)
         assert server.started
-        yield address_of(sock, options).rstrip("/")
+        yield panel_url(sock, options).rstrip("/")
     finally:
         server.should_exit = True
         thread.join(START_S)
@@ -64,7 +64,7 @@ def running(app: FastAPI) -> Iterator[str]:
 def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, Desk, str]]:
     """An admin's client, and an experiment in MLflow with judged cells."""
     settings = load_settings({"TIPBENCH_HOME": str(home), "MLFLOW_TRACKING_URI": mlflow_url}, home.parent)
-    app = create_app(settings)
+    app = make_app(settings)
     _, secret = app.state.panel.guard.tokens.create(Role.ADMIN, "boss", life_s=None)
     name = f"tip-bench-web-{uuid.uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:

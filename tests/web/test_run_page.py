@@ -1,327 +1,220 @@
-"""The run's form: made from the schema, checked at its fields, planned and started without a script."""
+"""The page of one run: what was asked, what came, who said what of it, and what else there is of the same cell."""
 
 from __future__ import annotations
 
-import socket
-import time
+import re
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.scripted_ollama import ScriptedOllama
-from tipbench.plan.config import CollectConfig
-from tipbench.web.panel import run_form, run_models
-from web.page_forms import HEADERS, PageForm
-from web.panels import API, Served, serving
-
-SMALL: dict[str, Any] = {"models": "baseline:template", "prompts": "v1", "n_scenarios": "2", "n_tips": "3"}
-NOBODY = "127.0.0.1:9"
+from support.judging import EXPERIMENT, Desk, always, fill, items_of
+from tipbench.judge.scores import SCORES
+from tipbench.judge.sheet_store import KEY
+from tipbench.record.run import RunChange
+from web.furnished_panel import HTML, Look, looking, words_of
+from web.panels import Served, answered, serving
 
 
-@pytest.fixture
-def served(home: Path) -> Iterator[Served]:
-    """Nothing recorded, no Ollama; jobs stay in the queue."""
-    with serving(home, environment={"OLLAMA_HOST": NOBODY}) as panel:
-        yield panel
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
+    with looking(tmp_path_factory.mktemp("run") / "home") as found:
+        yield found
 
 
-def form_of(served: Served, query: str = "") -> PageForm:
-    response = served.get(f"/run{query}")
+def desk_of(served: Served) -> Desk:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return Desk(served.store, experiment)
+
+
+def page_of(served: Served, run_id: str, query: str = "") -> str:
+    response = served.get(f"/experiments/{EXPERIMENT}/runs/{run_id}{query}", headers=HTML)
     assert response.status_code == 200, response.text
-    return PageForm(response.text, "/run")
+    return str(response.text)
 
 
-def send(served: Served, body: str) -> Any:
-    return served.post("/run", content=body, headers=HEADERS)
+def test_prompt_answer_and_tips_stand_in_fences(look: Look) -> None:
+    page = look.run("judged")
+    fences = re.findall(r'<pre class="fence[^>]*>(.*?)</pre>', page, re.DOTALL)
+    assert any(fence.startswith("# system") for fence in fences)
+    assert any("&#34;rationale&#34;" in fence or "&quot;rationale&quot;" in fence for fence in fences)
+    assert "Before the tea, write the first line of the handover note; stop after five minutes." in fences
 
 
-def planned(served: Served, **changes: Any) -> Any:
-    return send(served, form_of(served).body(do="plan", **{**SMALL, **changes}))
+def test_each_judges_scores_stand_at_each_tip(look: Look) -> None:
+    text = words_of(look.run("judged"))
+    assert "Tip 1" in text
+    assert "anna" in text
+    assert "relevance actionability tone" in text
+    assert "✓ counts" in text
 
 
-def started(served: Served, form: PageForm | None = None, **changes: Any) -> Any:
-    return send(served, (form or form_of(served)).body(do="start", **{**SMALL, **changes}))
+def test_params_measures_and_the_record_are_shown(look: Look) -> None:
+    text = words_of(look.run("judged"))
+    for word in ("temperature 0.7", "engine ollama", "quantization Q4_K_M", "tokens read 900", "cell key", "top_k"):
+        assert word in text
 
 
-def jobs(served: Served) -> list[Any]:
-    return list(served.get(f"{API}/jobs").json()["items"])
+def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
+    page = look.run("judged")
+    text = words_of(page)
+    assert "never two models at once most models resident 1 samples 412 largest gap 900 ms" in text
+    assert "Other clients' models were seen: mistral:7b" in text
+    assert f'{look.content.runs["collection"]}">The collect it came from' in page
 
 
-def message_at(page: str, key: str) -> str:
-    """What stands at a field; empty when nothing does."""
-    _, _, after = page.partition(f'id="{key}-error">')
-    return unescape(after.partition("</p>")[0].partition("</span>")[2]).strip()
+def test_a_neighbour_in_memory_is_told(look: Look) -> None:
+    assert "Another client's model was in memory" in words_of(look.run("floored"))
 
 
-# the form
+def test_an_answer_without_a_tip_says_why_it_is_at_the_floor(look: Look) -> None:
+    assert "judged at once, at the rubric's floor" in words_of(look.run("floored"))
 
 
-def test_every_key_of_the_configuration_is_a_field(served: Served) -> None:
-    assert form_of(served).names >= set(CollectConfig.model_fields)
+def test_a_failed_run_says_why_and_what_comes_next(look: Look) -> None:
+    text = words_of(look.run("failed"))
+    assert "The server closed the connection." in text
+    assert "The next collect tries it again." in text
 
 
-def test_the_untouched_form_is_the_default_configuration(home: Path) -> None:
-    environment = {"TIPBENCH_N_TIPS": "4", "TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY, "TIPBENCH_MODELS": "a:1b"}
-    with serving(home, environment=environment) as served:
-        assert send(served, form_of(served).body(do="start")).status_code == 303
-        arguments = jobs(served)[0]["arguments"]
-        assert CollectConfig.model_validate(arguments) == served.panel.allowed.config({})
+def test_a_superseded_try_and_its_successor_lead_to_each_other(look: Look) -> None:
+    old, new = look.content.runs["superseded"], look.content.runs["judged"]
+    assert f"/runs/{new}" in look.run("superseded")
+    assert f"/runs/{old}" in look.run("judged")
+    assert "a later try of the same cell has replaced this run" in look.run("superseded")
 
 
-def test_a_box_that_is_not_ticked_is_no_even_where_yes_is_usual(home: Path) -> None:
-    with serving(home, environment={"TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY}) as served:
-        assert form_of(served).value("evict") == ["true"]
-        started(served, evict=None)
-        assert jobs(served)[0]["arguments"]["evict"] is False
+def test_a_stale_run_leads_to_the_newer_build(look: Look) -> None:
+    page = look.run("stale")
+    assert "Stale: the model" in page
+    assert "With another digest" in page
 
 
-def test_the_url_fills_the_form(served: Served) -> None:
-    form = form_of(served, "?models=baseline:template,x:1b&n_tips=2&diversity=true&experiment=tip-bench-a/b&nonsense=1")
-    assert sorted(form.value("models")) == ["baseline:template", "x:1b"]
-    assert (form.value("n_tips"), form.value("diversity")) == (["2"], ["true"])
-    assert form.value("experiment") == ["tip-bench-a/b"]
-    assert "nonsense" not in form.names
+def test_the_neighbours_are_those_of_the_list_it_was_found_in(look: Look) -> None:
+    query = "?model=newcomer%3A3b&state=pending"
+    text = look.run("pending", query)
+    assert "3 of 3" in text
+    newer = re.search(r'href="([^"]+)">← Newer', text)
+    assert newer
+    assert newer[1].endswith("?model=newcomer%3A3b&amp;state=pending")
+    assert "Older →" not in text
 
 
-def test_an_earlier_job_fills_the_form(served: Served) -> None:
-    there = started(served, n_tips="7", experiment="tip-bench-before").headers["location"]
-    form = form_of(served, f"?from={there.rpartition('/')[2]}&n_scenarios=1")
-    assert (form.value("n_tips"), form.value("experiment")) == (["7"], ["tip-bench-before"])
-    assert (form.value("models"), form.value("n_scenarios")) == (["baseline:template"], ["1"])
-    assert form_of(served, "?from=never").value("n_tips") == ["5"]
+def test_a_run_outside_the_list_has_no_neighbours(look: Look) -> None:
+    page = look.run("pending", "?state=failed")
+    assert "Older →" not in page
+    assert "Newer" not in page
 
 
-def test_the_suites_prompts_and_our_own_models_can_be_ticked(served: Served) -> None:
-    form = form_of(served)
-    assert form.boxes["prompts"] == ["v1", "v2-mentor", "v3-few-shot"]
-    assert form.boxes["models"] == ["embedded:smollm2:135m", "baseline:template"]
-
-
-def test_what_is_ticked_and_what_is_typed_are_one_list(served: Served) -> None:
-    started(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"])
-    assert jobs(served)[0]["arguments"]["models"] == "baseline:template,embedded:smollm2:135m"
-
-
-def test_suites_of_an_allowed_folder_are_suggested(home: Path, tmp_path: Path) -> None:
-    there = tmp_path / "suites" / "mine"
-    there.mkdir(parents=True)
-    (there / "suite.toml").write_text("")
-    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
-        assert f'<option value="{there}">' in served.get("/run").text
-
-
-def test_hostile_text_in_the_url_stays_text(served: Served) -> None:
-    evil = "tip-bench-%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
-    page = served.get(f"/run?experiment={evil}&models={evil}&suite={evil}").text
-    assert "<script>alert" not in page
-    assert form_of(served, f"?experiment={evil}").value("experiment") == ['tip-bench-"><script>alert(1)</script>']
-
-
-# Ollama's models
-
-
-def test_what_ollama_has_can_be_ticked(home: Path) -> None:
-    with (
-        ScriptedOllama(["alpha:135m", "beta:135m"]) as ollama,
-        serving(home, environment={"OLLAMA_HOST": ollama.url, "TIPBENCH_MODELS": "beta:135m,other:1b"}) as served,
-    ):
-        answer = served.get("/run/models").json()
-        assert [each["name"] for each in answer["items"]] == ["alpha:135m", "beta:135m"]
-        form = form_of(served)  # asked for before, so it is there at once
-        assert form.boxes["models"][2:] == ["alpha:135m", "beta:135m"]
-        assert form.value("models") == ["beta:135m", "other:1b"]
-
-
-def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = 6.0  # so long that a slow machine is not taken for one that waits
-    for module in (run_models, run_form):
-        monkeypatch.setattr(module, "PATIENCE_S", patience)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with serving(home, environment={"OLLAMA_HOST": address}) as served:
-            began = time.monotonic()
-            page = served.get("/run").text
-            assert time.monotonic() - began < patience
-            assert 'data-models-url="/run/models"' in page
-            began = time.monotonic()
-            assert served.get("/run/models").json() == {"items": [], "answered": False}
-            assert time.monotonic() - began < 3 * patience
-
-
-def test_only_servers_the_operator_allows_are_asked_for_models(served: Served) -> None:
-    with ScriptedOllama(["alpha:135m"]) as ollama:
-        answer = served.get("/run/models", params={"ollama_url": ollama.url}).json()
-        assert answer == {"items": [], "answered": False}
-        assert not ollama.log.requests
-
-
-# the plan
-
-
-def test_a_plan_counts_cells_and_starts_nothing(served: Served) -> None:
-    response = planned(served)
-    assert response.status_code == 200
-    assert "<strong>2 cells to generate</strong>" in response.text
-    assert "0 of 2 cells recorded already" in response.text
-    assert jobs(served) == []
-    assert served.store.experiment("tip-bench-auto") is None
-
-
-def test_after_a_plan_the_form_is_as_it_was_sent(served: Served) -> None:
-    form = form_of(served)
-    again = PageForm(send(served, form.body(do="plan", **SMALL, wait="true")).text, "/run")
-    assert (again.value("n_tips"), again.value("wait"), again.value("models")) == (["3"], ["true"], [SMALL["models"]])
-    assert again.value("key") == form.value("key")
-
-
-def test_a_refused_model_is_shown_with_its_reason(served: Served) -> None:
-    page = unescape(planned(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
-    assert "embedded:smollm2:135m needs its weights" in page
-    assert "As it stands the run would stop at once" in page
-    skipping = planned(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
-    assert "would stop at once" not in skipping
-
-
-def test_when_every_model_is_refused_the_plan_says_so(served: Served) -> None:
-    assert "No model may run" in planned(served, models="embedded:smollm2:135m").text
-
-
-def test_what_is_recorded_is_counted(served: Served) -> None:
-    from support.collecting import Collecting
-
-    Collecting(served.home, f"http://{NOBODY}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
-    page = planned(served, num_predict="64").text
-    assert "2 of 2 cells recorded already: nothing is left to do" in page
-
-
-def test_an_mlflow_that_is_away_is_a_warning(served: Served) -> None:
-    served.store.away = True  # type: ignore[attr-defined]
-    response = planned(served)
-    assert response.status_code == 200
-    assert "The plan counts nothing as recorded" in response.text
-
-
-def test_an_ollama_that_is_away_is_told_at_its_field(served: Served) -> None:
-    response = planned(served, models="alpha:135m")
-    assert response.status_code == 503
-    assert "does not answer" in message_at(response.text, "ollama_url")
-
-
-# what is wrong
-
-
-@pytest.mark.parametrize("button", ["plan", "start"])
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("sort", "words"),
     [
-        ("n_tips", "0", "greater than or equal to 1"),
-        ("n_tips", "many", "valid integer"),
-        ("n_tips", "", "A value is needed; the usual one is 5."),
-        ("temperature", "nan", "finite"),
-        ("experiment", "mine", "begins with tip-bench-"),
-        ("num_predict", "5000", "must be smaller than num_ctx"),
-        ("models", "", "Choose at least one."),
-        ("models", "a b", "no spaces"),
-        ("prompts", "v9", "Suite tips has no prompt v9; it has v1"),
-        ("n_scenarios", "99", "Suite tips has 8 scenarios"),
-        ("suite", "/etc", "TIPBENCH_PANEL_SUITES"),
-        ("ollama_url", "http://evil.example:11434", "servers the operator allows"),
-        ("unload", "never", "'model' or 'call'"),
-        ("seed", "9" * 5000, "At most 4000 characters"),
+        ("collection", "One collect"),
+        ("judging", "One sheet"),
+        ("leaderboard", "A leaderboard as it stood"),
+        ("decision", "frozen with its evidence"),
+        ("refused", "27.4B parameters; the limit is 4B."),
     ],
 )
-def test_a_wrong_value_is_told_at_its_field_and_kept(
-    served: Served, button: str, key: str, value: str, told: str
-) -> None:
-    response = send(served, form_of(served).body(**{**SMALL, key: value, "do": button}))
-    assert response.status_code == 422
-    assert told in message_at(response.text, key)
-    assert PageForm(response.text, "/run").value(key) == ([value] if value else [])
-    assert jobs(served) == []
+def test_other_kinds_of_run_show_too(look: Look, sort: str, words: str) -> None:
+    assert words in words_of(look.run(sort))
 
 
-def test_all_mistakes_are_told_at_once(served: Served) -> None:
-    page = planned(served, n_tips="0", temperature="9", experiment="mine").text
-    assert all(message_at(page, key) for key in ("n_tips", "temperature", "experiment"))
-    assert page.count('<li><a href="#') == 3
+def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look) -> None:
+    """An admin may be a judge as well; a closed fold would still be found by a search on the page."""
+    hidden, shown = look.run("judging"), look.run("judging", "?key=shown")
+    assert "Whoever judges must not read this" in hidden
+    assert KEY not in hidden
+    assert "&#34;behind&#34;" not in hidden
+    assert not re.search(r"<dt>seed</dt>", hidden)
+    assert KEY in shown
+    assert "behind" in shown
+    assert re.search(r"<dt>seed</dt>", shown)
 
 
-def test_a_group_with_a_mistake_is_unfolded(served: Served) -> None:
-    assert '<details class="card" open>' not in served.get("/run").text
-    assert '<details class="card" open>' in planned(served, temperature="9").text
+def test_held_scores_are_shown_as_such(served: Served) -> None:
+    desk = desk_of(served)
+    judging = desk.export("anna", everything=True).judging
+    raw = fill(judging, always(5))
+    assert desk.apply(raw).held
+    run_id = next(iter(items_of(raw, judging)))
+    text = words_of(page_of(served, run_id))
+    assert "Some scores are held" in text
+    assert "anna ‖ held" in text
+    assert "Composite –" in text
 
 
-@pytest.mark.parametrize("body", ["", "do=start", "&".join(f"x{n}=1" for n in range(300)), "key=%00", "%ff=%fe"])
-def test_a_broken_form_is_refused_and_starts_nothing(served: Served, body: str) -> None:
-    assert send(served, body).status_code == 422
-    assert jobs(served) == []
+def test_what_was_revised_is_kept_as_history(served: Served) -> None:
+    desk = desk_of(served)
+    judging = desk.export("anna", everything=True).judging
+    raw = fill(judging)
+    desk.apply(raw)
+    run_id, item = next(iter(items_of(raw, judging).items()))
+    item["tips"][0]["scores"]["tone"] = (
+        6 - item["tips"][0]["scores"]["tone"] if item["tips"][0]["scores"]["tone"] != 3 else 4
+    )
+    item["tips"][0]["note"] = "looked <b>again</b>"
+    desk.apply(raw)
+    page = page_of(served, run_id)
+    assert "1 earlier judgement" in page
+    assert "looked &lt;b&gt;again&lt;/b&gt;" in page
 
 
-def test_a_body_that_is_no_form_is_refused(served: Served) -> None:
-    assert served.post("/run", json=SMALL).status_code == 422
+def test_provisional_scores_are_named(home: Path) -> None:
+    from tipbench.judge.export import ExportRequest
+    from tipbench.judge.rules import RulesJudge
+    from tipbench.judge.run import run_judge
+
+    store, experiment = answered()
+    run_judge(store, experiment, RulesJudge(), ExportRequest())
+    with serving(home, store) as served:
+        text = words_of(page_of(served, next(iter(desk_of(served).cells()))))
+    assert "The scores are provisional" in text
+    assert "Composite, provisional" in text
+    assert "rules ~ provisional" in text
 
 
-# the start
+def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> None:
+    import json
+
+    from support.judging import record_cells
+    from tipbench.record.memory import MemoryStore
+
+    many = json.dumps([{"tip": f"Tip {n}", "rationale": "r"} for n in range(5)])
+    store = MemoryStore()
+    record_cells(store, n_scenarios=1, write=lambda _cell, _rng: many)
+    with serving(home, store) as served:
+        page = page_of(served, next(iter(desk_of(served).cells())))
+    assert page.count("beyond the asked number, not judged") == 2
 
 
-def test_start_leads_to_the_job(served: Served) -> None:
-    response = started(served)
-    assert response.status_code == 303
-    (job,) = jobs(served)
-    assert response.headers["location"] == f"/jobs/{job['id']}"
-    assert (job["started_by"], job["arguments"]["n_tips"]) == ("boss", 3)
+def test_a_text_that_is_not_ours_is_named_and_the_rest_is_shown(served: Served) -> None:
+    run_id = next(iter(desk_of(served).cells()))
+    served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}'}, at_ms=1))
+    text = words_of(page_of(served, run_id))
+    assert "A text cannot be read" in text
+    assert "# system" in text
 
 
-def test_a_form_that_is_sent_twice_starts_one_job(served: Served) -> None:
-    form = form_of(served)
-    places = {started(served, form).headers["location"] for _ in range(5)}
-    assert len(places) == len(jobs(served)) == 1
+def test_a_run_of_another_experiment_is_not_found_here(served: Served) -> None:
+    from support.judging import record_cells
+
+    other = record_cells(served.store, experiment="tip-bench-other", n_scenarios=1)
+    run = next(iter(served.store.search(other.experiment_id, where={"kind": "cell"})))
+    response = served.get(f"/experiments/{EXPERIMENT}/runs/{run.run_id}", headers=HTML)
+    assert response.status_code == 404
 
 
-def test_two_forms_start_two_jobs(served: Served) -> None:
-    assert started(served).headers["location"] != started(served).headers["location"]
+def test_a_run_that_is_not_there_is_a_page_that_says_so(served: Served) -> None:
+    for run_id in ["0" * 32, "0" * 31, "x"]:
+        response = served.get(f"/experiments/{EXPERIMENT}/runs/{run_id}", headers=HTML)
+        assert response.status_code in (404, 422)
+        assert response.headers["content-type"].startswith("text/html")
 
 
-def test_a_form_sent_again_with_other_values_asks_whether_it_is_meant(served: Served) -> None:
-    form = form_of(served)
-    started(served, form)
-    asked = started(served, form, n_tips="4")
-    assert asked.status_code == 409
-    assert "press Start once more" in asked.text
-    assert len(jobs(served)) == 1
-    again = PageForm(asked.text, "/run")
-    assert send(served, again.body(do="start")).status_code == 303
-    assert sorted(job["arguments"]["n_tips"] for job in jobs(served)) == [3, 4]
-
-
-# who may
-
-
-def test_with_a_cookie_the_form_needs_its_csrf_token(served: Served) -> None:
-    served.log_in(served.admin)
-    page = served.get("/run", token=None).text
-    form = PageForm(page, "/run")
-    body = form.body(do="start", csrf=None, **SMALL)
-    assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 403
-    assert jobs(served) == []
-    body = form.body(do="start", **SMALL)
-    assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 303
-
-
-@pytest.mark.parametrize("path", ["/run", "/run/models"])
-def test_a_judge_does_not_see_it(served: Served, path: str) -> None:
-    assert served.get(path, token=served.judge).status_code == 403
-
-
-def test_the_page_links_to_its_json(served: Served) -> None:
-    assert f'href="{API}/config"' in served.get("/run").text
-
-
-def test_the_page_has_no_inline_script_or_style(served: Served) -> None:
-    page = served.get("/run").text
-    assert "<style" not in page
-    assert " style=" not in page
-    assert page.count("<script") == page.count('<script type="module" src="/static/')
+def test_the_page_leads_to_its_json(look: Look) -> None:
+    page = look.run("judged")
+    found = re.search(r'href="([^"]+)">JSON of this page', page)
+    assert found
+    assert look.served.get(found[1]).json()["run_id"] == look.content.runs["judged"]

@@ -15,7 +15,7 @@ import pytest
 
 from support.hostile import HOSTILE, MARK, hostile_words
 from tipbench.record.memory import MemoryStore
-from tipbench.web.run_filters import RunFilters, filters_of
+from tipbench.web.run_queries import RunFilters, filters_of
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import Served, serving
 
@@ -115,13 +115,13 @@ def test_what_is_stale_held_or_provisional_is_marked(look: Look) -> None:
 
 def test_a_provisional_composite_says_that_it_does_not_count(home: Path) -> None:
     from support.judging import EXPERIMENT
-    from tipbench.judge.exporting import Request
+    from tipbench.judge.export import ExportRequest
     from tipbench.judge.rules import RulesJudge
-    from tipbench.judge.running import run_judge
+    from tipbench.judge.run import run_judge
     from web.panels import answered
 
     store, experiment = answered()
-    run_judge(store, experiment, RulesJudge(), Request())
+    run_judge(store, experiment, RulesJudge(), ExportRequest())
     with serving(home, store) as served:
         page = served.get(f"/experiments/{EXPERIMENT}/runs", headers=HTML).text
     assert page.count("provisional: it does not count") == 48

@@ -93,12 +93,12 @@ def test_the_referrer_policy_leaves_our_own_forms_their_origin() -> None:
     assert HEADERS["Referrer-Policy"] == "same-origin"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.1.2.3", "evil.example:5180"])
-@pytest.mark.parametrize("path", ["/healthz", "/login", f"{API}/experiments", "/nothing"])
-def test_another_host_is_refused_before_anything_else(panel: Served, host: str, path: str) -> None:
-    response = panel.get(path, headers={"Host": host})
-    assert panel.error(response) == (400, "host_refused")
-    assert response.json()["error"]["path"] == "header.host"
+def test_another_host_is_refused_before_anything_else(panel: Served) -> None:
+    for host in ["evil.example", "localhost.evil.example", "10.1.2.3", "evil.example:5180"]:
+        for path in ["/healthz", "/login", f"{API}/experiments", "/nothing"]:
+            response = panel.get(path, headers={"Host": host})
+            assert panel.error(response) == (400, "host_refused")
+            assert response.json()["error"]["path"] == "header.host"
 
 
 def test_a_name_the_operator_added_is_answered(home: Path) -> None:
@@ -129,10 +129,10 @@ def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: Served) -> None:
     assert panel.error(response) == (422, "sheet_refused")
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "1e3", ""])
-def test_a_length_that_is_no_number_is_refused(panel: Served, length: str) -> None:
-    response = panel.post(f"{API}/plan", content=b"{}", headers={"Content-Length": length})
-    assert response.status_code == 413
+def test_a_length_that_is_no_number_is_refused(panel: Served) -> None:
+    for length in ["-1", "x", "1e3", ""]:
+        response = panel.post(f"{API}/plan", content=b"{}", headers={"Content-Length": length})
+        assert response.status_code == 413
 
 
 def test_a_bug_tells_nothing_but_where_to_look(panel: Served, caplog: pytest.LogCaptureFixture) -> None:

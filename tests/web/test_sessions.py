@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.web.database import FOLDER, Database
-from tipbench.web.sessions import KEY_FILE, Sessions, load_key
+from tipbench.sqlite import Database
+from tipbench.web.auth import KEY_FILE, Sessions, load_key
+from tipbench.web.database import FOLDER, panel_database
 from web.test_tokens import Clock, anything
 
 KEY = b"k" * 32
@@ -27,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def database(home: Path) -> Iterator[Database]:
-    with contextlib.closing(Database(home)) as opened:
+    with contextlib.closing(panel_database(home)) as opened:
         yield opened
 
 
@@ -38,7 +39,7 @@ def sessions(database: Database, clock: Clock) -> Sessions:
 
 def test_a_sealed_session_is_recognised_with_all_it_says(sessions: Sessions) -> None:
     session = sessions.begin("token-1")
-    assert sessions.recognise(sessions.seal(session)) == session
+    assert sessions.authenticate(sessions.seal(session)) == session
 
 
 def test_every_login_begins_a_session_of_its_own(sessions: Sessions) -> None:
@@ -48,7 +49,7 @@ def test_every_login_begins_a_session_of_its_own(sessions: Sessions) -> None:
 @anything
 @given(text=st.text(max_size=700))
 def test_no_text_that_we_did_not_seal_is_a_session(sessions: Sessions, text: str) -> None:
-    assert sessions.recognise(text) is None
+    assert sessions.authenticate(text) is None
 
 
 @anything
@@ -58,22 +59,22 @@ def test_a_cookie_with_one_character_changed_is_refused(sessions: Sessions, data
     at = data.draw(st.integers(0, len(sealed) - 1))
     other = data.draw(st.sampled_from("abcXYZ019-_.= é"))
     changed = sealed[:at] + other + sealed[at + 1 :]
-    assert (sessions.recognise(changed) is not None) == (changed == sealed)
+    assert (sessions.authenticate(changed) is not None) == (changed == sealed)
 
 
 def test_a_session_expires(sessions: Sessions, clock: Clock) -> None:
     sealed = sessions.seal(sessions.begin("token-1"))
     clock.now += 99
-    assert sessions.recognise(sealed)
+    assert sessions.authenticate(sealed)
     clock.now += 1
-    assert sessions.recognise(sealed) is None
+    assert sessions.authenticate(sealed) is None
 
 
 def test_an_ended_session_stays_ended_after_a_restart(sessions: Sessions, database: Database, clock: Clock) -> None:
     session = sessions.begin("token-1")
     sessions.end(session)
     again = Sessions(KEY, database, life_s=100, clock=clock)
-    assert again.recognise(sessions.seal(session)) is None
+    assert again.authenticate(sessions.seal(session)) is None
 
 
 def test_what_has_expired_anyway_is_no_longer_remembered(sessions: Sessions, database: Database, clock: Clock) -> None:
@@ -86,7 +87,7 @@ def test_what_has_expired_anyway_is_no_longer_remembered(sessions: Sessions, dat
 
 def test_a_session_of_another_key_is_refused(sessions: Sessions, database: Database, clock: Clock) -> None:
     other = Sessions(b"o" * 32, database, life_s=100, clock=clock)
-    assert sessions.recognise(other.seal(other.begin("token-1"))) is None
+    assert sessions.authenticate(other.seal(other.begin("token-1"))) is None
 
 
 def test_a_csrf_token_fits_its_own_session_alone(sessions: Sessions) -> None:

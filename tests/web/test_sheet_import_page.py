@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.judging import EXPERIMENT, Desk, always, fill, fill_csv, record_cells
-from tipbench.judge.exporting import Exported
-from tipbench.judge.sheet_csv import sheet_csv
+from tipbench.judge.export import ExportResult
+from tipbench.judge.sheet_file import sheet_csv
 from tipbench.web import uploads as uploads_module
-from tipbench.web.uploads import ADMINS, KEPT, LIFE_S, Share, Uploads, uploads_of
+from tipbench.web.uploads import ADMINS, KEPT, LIFE_S, UploadQuota, UploadStore, uploads_of
 from web.furnished_panel import HTML, words_of
 from web.panels import Served, serving
 
@@ -47,11 +47,11 @@ def confirm(served: Served, place: str, page: str, **fields: str) -> Any:
 
 
 @pytest.fixture
-def exported(served: Served) -> Exported:
+def exported(served: Served) -> ExportResult:
     return desk_of(served).export("anna", limit=6)
 
 
-def test_the_preview_shows_every_change_and_writes_nothing(served: Served, exported: Exported) -> None:
+def test_the_preview_shows_every_change_and_writes_nothing(served: Served, exported: ExportResult) -> None:
     raw, before = fill(exported.judging), desk_of(served).everything()
     _, page = preview_of(served, raw)
     assert page.status_code == 200
@@ -61,7 +61,7 @@ def test_the_preview_shows_every_change_and_writes_nothing(served: Served, expor
     assert desk_of(served).everything() == before
 
 
-def test_what_was_looked_at_is_what_is_applied(served: Served, exported: Exported) -> None:
+def test_what_was_looked_at_is_what_is_applied(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.judging)
     place, page = preview_of(served, raw)
     response = confirm(served, place, page.text)
@@ -72,7 +72,7 @@ def test_what_was_looked_at_is_what_is_applied(served: Served, exported: Exporte
     assert len(judged) == 6
 
 
-def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exported) -> None:
+def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.judging, always(3))
     desk_of(served).apply(raw)
     for tip in raw["items"][0]["tips"]:
@@ -82,14 +82,14 @@ def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exp
     assert "items that change 1 " in words_of(page.text)
 
 
-def test_a_file_that_says_nothing_new_says_so(served: Served, exported: Exported) -> None:
+def test_a_file_that_says_nothing_new_says_so(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.judging)
     desk_of(served).apply(raw)
     _, page = preview_of(served, raw)
     assert "This file says nothing new" in page.text
 
 
-def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported: Exported) -> None:
+def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.judging)
     raw["items"][0]["tips"][0]["scores"]["tone"] = None
     place, page = preview_of(served, raw)
@@ -98,7 +98,7 @@ def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported:
     assert "unfinished, still pending 1 " in words_of(served.get(place, headers=HTML).text)
 
 
-def test_a_spreadsheet_is_taken_too(served: Served, exported: Exported) -> None:
+def test_a_spreadsheet_is_taken_too(served: Served, exported: ExportResult) -> None:
     text = fill_csv(sheet_csv(exported.judging.sheet), fill(exported.judging), delimiter=";")
     place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
     assert confirm(served, place, page.text).status_code == 303
@@ -114,7 +114,7 @@ def test_who_filled_an_unsigned_sheet_is_said_with_the_file(served: Served) -> N
     assert "by dora count now" in words_of(served.get(place, headers=HTML).text)
 
 
-def test_every_mistake_is_listed_with_its_place(served: Served, exported: Exported) -> None:
+def test_every_mistake_is_listed_with_its_place(served: Served, exported: ExportResult) -> None:
     raw, before = fill(exported.judging), desk_of(served).everything()
     raw["items"][0]["tips"][0]["scores"]["tone"] = 9
     raw["items"][1]["tips"][2]["tip"] = "<script>alert(1)</script>"
@@ -128,9 +128,8 @@ def test_every_mistake_is_listed_with_its_place(served: Served, exported: Export
     assert desk_of(served).everything() == before
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served) -> None:
+    for content, words in [
         (b"{", "the file is no whole JSON"),
         (b"[1]", "expected an object"),
         (b'{"a": 1, "a": 2}', "expected each key once"),
@@ -141,44 +140,41 @@ def test_every_mistake_is_listed_with_its_place(served: Served, exported: Export
         (b"[" * 100_000, "deeper than any sheet"),
         (b"{}", "experiment"),
         (b'{"format": "tipbench-sheet/1", "experiment": "tip-bench-other", "sheet": "x"}', "as in the URL"),
-    ],
-)
-def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served, content: bytes, words: str) -> None:
-    _, page = preview_of(served, content)
-    assert page.status_code == 422
-    assert words in words_of(page.text)
-    assert "nothing was changed" in page.text
+    ]:
+        _, page = preview_of(served, content)
+        assert page.status_code == 422
+        assert words in words_of(page.text)
+        assert "nothing was changed" in page.text
 
 
-@pytest.mark.parametrize(
-    ("files", "words"), [({}, "Choose the filled sheet first"), ({"file": ("e.json", b"")}, "empty")]
-)
-def test_without_a_file_the_form_says_so(served: Served, files: dict[str, Any], words: str) -> None:
-    response = served.post(IMPORT, files=files, data={"judge": ""}, headers=HTML)
-    assert response.status_code == 422
-    assert words in response.text
+def test_without_a_file_the_form_says_so(served: Served) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "Choose the filled sheet first"),
+        ({"file": ("e.json", b"")}, "empty"),
+    ]
+    for files, words in cases:
+        response = served.post(IMPORT, files=files, data={"judge": ""}, headers=HTML)
+        assert response.status_code == 422
+        assert words in response.text
 
 
-def test_a_name_that_nobody_may_have_is_told_at_its_field(served: Served, exported: Exported) -> None:
+def test_a_name_that_nobody_may_have_is_told_at_its_field(served: Served, exported: ExportResult) -> None:
     response = upload(served, fill(exported.judging), fields={"judge": "rules"})
     assert response.status_code == 422
     assert re.search(r'name="judge"[^>]*aria-invalid="true"', response.text)
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
+def test_a_broken_form_is_refused_and_is_no_fault_of_ours(served: Served) -> None:
+    for kind, body in [
         ("multipart/form-data", b"x"),
         ("multipart/form-data; boundary=b", b"--c\r\n"),
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: odd\r\n\r\nx\r\n--b--\r\n"),
         ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n' * 30),
         ("text/plain", b"x"),
         ("application/x-www-form-urlencoded", b"file=x"),
-    ],
-)
-def test_a_broken_form_is_refused_and_is_no_fault_of_ours(served: Served, kind: str, body: bytes) -> None:
-    response = served.post(IMPORT, content=body, headers={"Content-Type": kind, **HTML})
-    assert response.status_code == 422
+    ]:
+        response = served.post(IMPORT, content=body, headers={"Content-Type": kind, **HTML})
+        assert response.status_code == 422
 
 
 def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +201,7 @@ def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: S
     assert all(run.state == "judged" for run in desk_of(served).cells().values())
 
 
-def test_confirming_twice_applies_once(served: Served, exported: Exported) -> None:
+def test_confirming_twice_applies_once(served: Served, exported: ExportResult) -> None:
     place, page = preview_of(served, fill(exported.judging))
     confirm(served, place, page.text)
     after = desk_of(served).everything()
@@ -213,7 +209,7 @@ def test_confirming_twice_applies_once(served: Served, exported: Exported) -> No
     assert desk_of(served).everything() == after
 
 
-def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, exported: Exported) -> None:
+def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, exported: ExportResult) -> None:
     before = desk_of(served).everything()
     place, _ = preview_of(served, fill(exported.judging))
     for digest in ("", "0" * 64, "é"):
@@ -222,8 +218,8 @@ def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, expo
     assert desk_of(served).everything() == before
 
 
-def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, exported: Exported) -> None:
-    from tipbench.web.tokens import Role
+def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, exported: ExportResult) -> None:
+    from tipbench.web.auth import Role
 
     _, other = served.panel.guard.tokens.create(Role.ADMIN, "second", life_s=3600)
     place, page = preview_of(served, fill(exported.judging))
@@ -235,42 +231,42 @@ def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, 
     assert served.post(place, token=other, data={"sha256": digest[1]}, headers=HTML).status_code == 404
 
 
-def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: Exported, home: Path) -> None:
+def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: ExportResult, home: Path) -> None:
     place, page = preview_of(served, fill(exported.judging))
-    served.app.state.uploads = Uploads()
+    served.app.state.uploads = UploadStore()
     response = served.get(place, headers=HTML)
     assert (response.status_code, "Upload the file again" in response.text) == (404, True)
     assert confirm(served, place, page.text).status_code == 404
 
 
-def test_a_browser_sends_its_token_within_the_form(served: Served, exported: Exported) -> None:
+def test_a_browser_sends_its_token_within_the_form(served: Served, exported: ExportResult) -> None:
     csrf, raw = served.log_in(served.admin), fill(exported.judging)
     assert upload(served, raw, token=None).status_code == 403
     assert upload(served, raw, token=None, fields={"csrf": "0" * len(csrf)}).status_code == 403
     assert upload(served, raw, token=None, fields={"csrf": csrf}).status_code == 303
 
 
-def test_a_judges_token_has_another_road(served: Served, exported: Exported) -> None:
+def test_a_judges_token_has_another_road(served: Served, exported: ExportResult) -> None:
     assert upload(served, fill(exported.judging), token=served.judge).status_code == 403
     assert len(uploads_of(served.app)) == 0
 
 
-def test_a_files_name_is_shown_as_text(served: Served, exported: Exported) -> None:
+def test_a_files_name_is_shown_as_text(served: Served, exported: ExportResult) -> None:
     _, page = preview_of(served, fill(exported.judging), name="<img src=x onerror=alert(1)>\u202e.json")
     assert "<img src=x" not in page.text
     assert "&lt;img src=x onerror=alert(1)&gt;" in page.text
 
 
 def test_while_another_sheet_is_applied_it_says_to_try_again(
-    served: Served, exported: Exported, monkeypatch: pytest.MonkeyPatch
+    served: Served, exported: ExportResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tipbench.addresses import identity_of
-    from tipbench.generate.lock import ResourceLock
-    from tipbench.web import judging
+    from tipbench.files import ResourceLock
+    from tipbench.http import canonical_url
+    from tipbench.web import judge_service as judging
 
     monkeypatch.setattr(judging, "WAIT_S", 0.0)
     place, page = preview_of(served, fill(exported.judging))
-    server = identity_of(served.panel.tracker.open().place)
+    server = canonical_url(served.panel.tracker.open().place)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     response = confirm(served, place, page.text)
@@ -317,7 +313,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
 
 def test_uploads_are_forgotten_after_their_time() -> None:
     now = [0.0]
-    kept = Uploads(lambda: now[0])
+    kept = UploadStore(lambda: now[0])
     upload = kept.keep("me", "tip-bench-a", "x.json", b"{}")
     now[0] = LIFE_S - 1
     assert kept.find(upload.id, "me", "tip-bench-a") == upload
@@ -327,7 +323,7 @@ def test_uploads_are_forgotten_after_their_time() -> None:
 
 
 def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Uploads()
+    kept = UploadStore()
     made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(KEPT + 5)]
     assert len(kept) == KEPT
     assert kept.find(made[0].id, "judge 0", "tip-bench-a") is None
@@ -339,24 +335,25 @@ def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch)
     assert kept.find(newest.id, "me", "tip-bench-a") is None
 
 
-@pytest.mark.parametrize("share", [uploads_module.JUDGES, ADMINS])
-def test_one_tokens_uploads_push_out_its_own_and_nobody_elses(share: Share) -> None:
-    kept = Uploads()
-    first = kept.keep("me", "tip-bench-a", "x", b"1")
-    mine = [kept.keep("you", "tip-bench-a", "x", b"1", share=share) for _ in range(share.files + 3)]
-    assert len(kept) == 1 + share.files
-    assert kept.find(first.id, "me", "tip-bench-a") == first
-    assert kept.find(mine[2].id, "you", "tip-bench-a") is None
+def test_one_tokens_uploads_push_out_its_own_and_nobody_elses() -> None:
+    cases: list[UploadQuota] = [uploads_module.JUDGES, ADMINS]
+    for share in cases:
+        kept = UploadStore()
+        first = kept.keep("me", "tip-bench-a", "x", b"1")
+        mine = [kept.keep("you", "tip-bench-a", "x", b"1", share=share) for _ in range(share.files + 3)]
+        assert len(kept) == 1 + share.files
+        assert kept.find(first.id, "me", "tip-bench-a") == first
+        assert kept.find(mine[2].id, "you", "tip-bench-a") is None
 
 
 def test_one_tokens_uploads_are_bounded_in_size() -> None:
-    kept = Uploads()
-    made = [kept.keep("me", "tip-bench-a", "x", b"12345", share=Share(9, 12)) for _ in range(3)]
+    kept = UploadStore()
+    made = [kept.keep("me", "tip-bench-a", "x", b"12345", share=UploadQuota(9, 12)) for _ in range(3)]
     assert [kept.find(each.id, "me", "tip-bench-a") is not None for each in made] == [False, True, True]
 
 
 def test_an_applied_upload_lets_go_of_its_content() -> None:
-    kept = Uploads()
+    kept = UploadStore()
     upload = kept.keep("me", "tip-bench-a", "x", b"12345")
     kept.settle(upload, {"status": "applied"})
     found = kept.find(upload.id, "me", "tip-bench-a")

@@ -66,28 +66,28 @@ def test_another_time_is_forged_though_it_is_in_time() -> None:
     assert refused({**headers(), TIME: "1800000001"}) == "forged"
 
 
-@pytest.mark.parametrize("signature", ["v1=", "v1=00", "v2=" + "0" * 64, "\udcff", "é" * 64])
-def test_a_signature_of_another_kind_is_forged(signature: str) -> None:
-    assert refused({**headers(), SIGNATURE: signature}) == "forged"
+def test_a_signature_of_another_kind_is_forged() -> None:
+    for signature in ["v1=", "v1=00", "v2=" + "0" * 64, "\udcff", "é" * 64]:
+        assert refused({**headers(), SIGNATURE: signature}) == "forged"
 
 
-@pytest.mark.parametrize("time_text", ["", "-1", "1e9", "٣", "1" * 13, "1800000000.5"])
-def test_a_time_that_is_none_is_refused_before_anything_is_computed(time_text: str) -> None:
-    assert refused({**headers(), TIME: time_text}) == "unsigned"
+def test_a_time_that_is_none_is_refused_before_anything_is_computed() -> None:
+    for time_text in ["", "-1", "1e9", "٣", "1" * 13, "1800000000.5"]:
+        assert refused({**headers(), TIME: time_text}) == "unsigned"
 
 
 def test_without_a_signature_it_is_refused() -> None:
     assert refused({TIME: "1800000000"}) == "unsigned"
 
 
-@pytest.mark.parametrize("away", [-TOLERANCE_S - 1, TOLERANCE_S + 1])
-def test_what_was_signed_too_long_ago_or_ahead_is_late(away: int) -> None:
-    assert refused(headers(now=NOW + away)) == "late"
+def test_what_was_signed_too_long_ago_or_ahead_is_late() -> None:
+    for away in [-TOLERANCE_S - 1, TOLERANCE_S + 1]:
+        assert refused(headers(now=NOW + away)) == "late"
 
 
-@pytest.mark.parametrize("away", [1 - TOLERANCE_S, TOLERANCE_S])
-def test_clocks_may_differ_by_five_minutes(away: int) -> None:
-    verify(SECRET, headers(now=NOW + away), BODY, NOW, Seen())
+def test_clocks_may_differ_by_five_minutes() -> None:
+    for away in [1 - TOLERANCE_S, TOLERANCE_S]:
+        verify(SECRET, headers(now=NOW + away), BODY, NOW, Seen())
 
 
 def test_the_same_request_again_is_a_replay() -> None:

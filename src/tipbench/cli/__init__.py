@@ -1,1 +1,1 @@
-"""The command line: one file per verb; `main` only assembles."""
+"""Command-line interface: one module per command; `main` assembles them."""

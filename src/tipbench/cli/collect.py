@@ -1,4 +1,4 @@
-"""`tipbench collect`: generate what is missing and record it."""
+"""`tipbench collect`: generate and record missing cells."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import duration, percent, print_json, print_table, say, say_left_out
+from tipbench.cli.console import percent, print_dropped_columns, print_json, print_message, print_table
 from tipbench.cli.events import emit_collected, observed
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
+from tipbench.text import duration
 
 if TYPE_CHECKING:
     from tipbench.record.summary import Summary
@@ -20,10 +21,10 @@ _SHOWN_FAILURES = 10
 
 @with_collect_options
 def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
-    """Generate what is missing, and record it in MLflow.
+    """Generate missing cells and record them in MLflow.
 
     Every model answers every prompt for every scenario; each answer becomes an MLflow run.
-    One model's weights are in memory at a time. Safe to stop and run again: it continues.
+    Only one model is in memory at a time. Safe to interrupt: running it again continues.
 
     Examples:
 
@@ -43,19 +44,19 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
 
 
 def run(config: CollectConfig, settings: Settings) -> Summary:
-    """Collect with progress on stderr."""
+    """Run a collect with progress on stderr."""
     from tipbench.cli.progress import progress_view
-    from tipbench.cli.session import surroundings
+    from tipbench.cli.session import collect_environment
     from tipbench.record.collect import run_collect
 
     with progress_view() as view:
-        summary = run_collect(config, surroundings(settings, config, observed(view)))
+        summary = run_collect(config, collect_environment(settings, config, observed(view)))
     emit_collected(summary)
     return summary
 
 
 def show_summary(summary: Summary) -> None:
-    """The objective measures per pair, the evidence, and where to look."""
+    """Print objective metrics per pair, memory evidence, failures and the MLflow URL."""
     print(
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
         f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"
@@ -81,19 +82,21 @@ def show_summary(summary: Summary) -> None:
         keep=6,
     )
     print(flush=True)
-    say_left_out(gone, "--json")
+    print_dropped_columns(gone, "--json")
     if summary.evidence is not None and summary.evidence.samples:
-        say(f"memory: {summary.evidence.sentence()}")
+        print_message(f"memory: {summary.evidence.sentence()}")
     for reason in summary.refused.values():
-        say(f"refused: {reason}")
+        print_message(f"refused: {reason}")
     for failure in summary.failures[:_SHOWN_FAILURES]:
-        say(f"failed: {failure}")
+        print_message(f"failed: {failure}")
     if len(summary.failures) > _SHOWN_FAILURES:
-        say(f"… and {len(summary.failures) - _SHOWN_FAILURES} more; `tipbench runs list --state failed` lists them")
+        print_message(
+            f"… and {len(summary.failures) - _SHOWN_FAILURES} more; `tipbench runs list --state failed` lists them"
+        )
     if summary.failures:
-        say("run the same command again to try the failed cells once more")
+        print_message("run the same command again to try the failed cells once more")
     if summary.experiment_url:
-        say(f"look at it: {summary.experiment_url}")
+        print_message(f"look at it: {summary.experiment_url}")
 
 
 def _with_unit(value: float | None, form: str, unit: str = "") -> str | None:

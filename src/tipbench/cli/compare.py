@@ -1,4 +1,4 @@
-"""`tipbench compare`: the leaderboard."""
+"""`tipbench compare`: rank model and prompt pairs."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import out, print_json, print_table, safe_text, say, say_left_out
+from tipbench.cli.console import out, print_dropped_columns, print_json, print_message, print_table
 from tipbench.cli.judge import checked_judge
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
-from tipbench.cli.pairs import read_pair
-from tipbench.cli.writing import check_file, write_file
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
 from tipbench.errors import TipbenchError, UsageError
+from tipbench.files import check_output, write_output
 from tipbench.settings import Settings, load_settings
+from tipbench.text import printable_lines
 
 if TYPE_CHECKING:
-    from tipbench.compare.cells import BoardCells, Question
+    from tipbench.compare.cells import BoardCells, CellFilter
     from tipbench.compare.leaderboard import Leaderboard
     from tipbench.compare.matrix import Pair
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.store import Experiment
 
 
-_NAMES = ("model", "prompt", "standing", "flags")  # columns of text
+_NAMES = ("model", "prompt", "standing", "flags")  # left-aligned columns
 
 
 class BoardFormat(StrEnum):
-    """How a board is printed."""
+    """Output format of the leaderboard."""
 
     TABLE = "table"
     JSON = "json"
@@ -37,14 +37,14 @@ class BoardFormat(StrEnum):
 
 
 class Side(StrEnum):
-    """What is ranked instead of pairs."""
+    """What is ranked instead of pairs: models or prompts."""
 
     MODEL = "model"
     PROMPT = "prompt"
 
 
 class Cluster(StrEnum):
-    """What is averaged over before anything is tested."""
+    """Unit that scores are averaged by before testing."""
 
     PERSONA = "persona"
 
@@ -102,12 +102,12 @@ def compare(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Rank the pairs, with error bars and a verdict.
+    """Rank model and prompt pairs with confidence intervals.
 
-    Pairs are compared on the scenarios they share: who leads, who cannot be told apart from the leader, and whether it
-    is due to the model or the prompt. The board is kept in MLflow as a run of its own.
+    Pairs are compared on the scenarios they share: which pair leads, which are not clearly different from the leader,
+    and whether the model or the prompt explains the difference. The leaderboard is saved in MLflow as a separate run.
 
-    Two experiments are compared on what they share: did the new prompt, or the new build of a model, help?
+    Two experiments are compared on the cells they share, for example to see whether a new prompt or model build helps.
 
     Examples:
 
@@ -118,7 +118,7 @@ def compare(
       tipbench compare tip-bench-may tip-bench-june --format md
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.reading import read_leaderboard
+    from tipbench.compare.leaderboard import read_leaderboard
 
     settings = load_settings()
     names = _names(settings, experiments, experiment)
@@ -150,13 +150,13 @@ def compare(
 
 
 def _keep(store: MlflowStore, experiment: Experiment, board: Leaderboard) -> None:
-    """In MLflow; whoever may only read still gets the board."""
-    from tipbench.compare.keeping import keep_board
+    """Save the leaderboard in MLflow; without write access, prints a note instead."""
+    from tipbench.compare.leaderboard import record_board
 
     try:
-        keep_board(store, experiment.experiment_id, board)
+        record_board(store, experiment.experiment_id, board)
     except TipbenchError as exc:
-        say(f"note: the board could not be kept in MLflow ({exc})")
+        print_message(f"note: the board could not be kept in MLflow ({exc})")
 
 
 def _names(settings: Settings, given: list[str] | None, flag: str | None) -> list[str]:
@@ -169,7 +169,7 @@ def _names(settings: Settings, given: list[str] | None, flag: str | None) -> lis
 
 
 def _baseline(text: str | None, by: Side | None) -> Pair | None:
-    """A pair; among models or prompts their name alone will do."""
+    """Parse --baseline; with --by, a model or prompt name is enough."""
     from tipbench.compare.matrix import ALL, Pair
 
     if text is None or by is None:
@@ -185,7 +185,7 @@ def _check_files(html: Path | None, plot: Path | None) -> None:
     if plot is not None:
         check_chart_file(plot)
     if html is not None:
-        check_file(html, "--html")
+        check_output(html, "--html")
         import_altair()
 
 
@@ -195,34 +195,34 @@ def _refuse(**options: object) -> None:
         raise UsageError(f"{', '.join(given)} is for one experiment; two are compared pair by pair.")
 
 
-def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> Question:
-    from tipbench.compare.cells import Question
+def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> CellFilter:
+    from tipbench.compare.cells import CellFilter
 
     if judge is not None and provisional:
         raise UsageError("--judge names a judge whose scores count; --provisional shows those that do not. Choose one.")
-    return Question(read_filters(where), checked_judge(judge), provisional)
+    return CellFilter(read_filters(where), checked_judge(judge), provisional)
 
 
 def read_filters(where: list[str] | None) -> dict[str, str]:
-    """What --where says, all of it; UsageError when no cell could be so."""
-    from tipbench.record.reading import read_filter
+    """Parse all --where options. Raises UsageError if two of them contradict each other."""
+    from tipbench.record.reader import parse_filter
 
     filters: dict[str, str] = {}
-    for key, value in map(read_filter, where or []):
+    for key, value in map(parse_filter, where or []):
         if filters.setdefault(key, value) != value:
             raise UsageError(f"--where {key} is given twice, as {filters[key]} and {value}; no cell is both.")
     return filters
 
 
 def _compare_two(
-    store: MlflowStore, found: list[Experiment], question: Question, mapped: list[str], format_: BoardFormat
+    store: MlflowStore, found: list[Experiment], question: CellFilter, mapped: list[str], format_: BoardFormat
 ) -> None:
     from tipbench.compare.cells import read_board
-    from tipbench.compare.two import compare_two
+    from tipbench.compare.experiments import compare_experiments
 
     boards = [read_board(store, each.experiment_id, question) for each in found]
     names = (found[0].name, found[1].name)
-    result = compare_two(names, (boards[0], boards[1]), [_mapping(text) for text in mapped])
+    result = compare_experiments(names, (boards[0], boards[1]), [_mapping(text) for text in mapped])
     if format_ is BoardFormat.JSON:
         print_json(result.to_json())
         return
@@ -232,10 +232,10 @@ def _compare_two(
         print(result.markdown(), end="")
     else:
         columns, rows = result.table()
-        print(safe_text(f"{result.verdict}\n"))
+        print(printable_lines(f"{result.verdict}\n"))
         print_table(columns, rows, text=_NAMES)
     for note in result.notes if format_ is not BoardFormat.MARKDOWN else ():
-        say(f"note: {note}")
+        print_message(f"note: {note}")
 
 
 def _mapping(text: str) -> tuple[Pair, Pair]:
@@ -260,34 +260,34 @@ def _print(board: Leaderboard, format_: BoardFormat) -> None:
 
 
 def show_board(board: Leaderboard) -> None:
-    """Verdict above, attribution below, the table between."""
+    """Print the verdict, the table, and what explains the differences."""
     from rich.text import Text
 
     from tipbench.compare import report
 
     console = out()
-    console.print(Text(safe_text(board.verdict), style="bold"))
+    console.print(Text(printable_lines(board.verdict), style="bold"))
     print()
     columns, rows = report.table_rows(board)
     gone = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("P(best)"))
     print(flush=True)
-    say_left_out(gone, "--format csv")
-    for line in report.below(board):
-        print(safe_text(line))
+    print_dropped_columns(gone, "--format csv")
+    for line in report.footer_lines(board):
+        print(printable_lines(line))
     _say_notes(board)
 
 
 def _say_notes(board: Leaderboard) -> None:
     for note in board.notes:
-        say(f"note: {note}")
+        print_message(f"note: {note}")
 
 
 def _draw(board: Leaderboard, path: Path) -> None:
     from tipbench.charts import LIGHT, save_chart
-    from tipbench.compare.drawing import forest
+    from tipbench.compare.charts import forest
 
     save_chart(forest(board, LIGHT), path)
-    say(f"drawn: {path}")
+    print_message(f"drawn: {path}")
 
 
 def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, path: Path) -> None:
@@ -296,5 +296,5 @@ def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, 
     from tipbench.judge.status import judging_status
 
     answers = read_answers(store, experiment, board, cells)
-    write_file(path, html_report(board, answers, judging_status(store, experiment)), "--html")
-    say(f"report: {path}")
+    write_output(path, html_report(board, answers, judging_status(store, experiment)), "--html")
+    print_message(f"report: {path}")

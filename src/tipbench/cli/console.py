@@ -1,4 +1,4 @@
-"""Where output goes: results on stdout, everything else on stderr; tables for people, JSON for programs."""
+"""Console output: results on stdout, messages and progress on stderr; tables or JSON."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
+
+from tipbench.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPE_WIDTH = 10_000  # a pipe has no width; do not fold tables for it
+_PIPE_WIDTH = 10_000  # do not wrap tables when stdout is a pipe
 
 
 class _Outlet(io.FileIO):
-    """A standard stream whose reader may leave, as in `tipbench collect 2>&1 | head`: the rest goes nowhere."""
+    """A standard stream that discards output after a write error, as in `tipbench collect 2>&1 | head`."""
 
     def __init__(self, number: int, forgiven: type[OSError]) -> None:
         super().__init__(number, "w", closefd=False)
@@ -31,10 +35,10 @@ class _Outlet(io.FileIO):
             return len(data)
 
 
-def settle_streams() -> None:
-    """Once, at the start of the process: what cannot be printed ends no run and changes no exit code.
+def wrap_streams() -> None:
+    """Replace stdout and stderr once at startup, so that write errors do not end a run or change its exit code.
 
-    On stderr whatever happens is forgiven; on stdout, where results go, only that the reader has left.
+    On stderr every OSError is ignored; on stdout, which carries results, only a broken pipe.
     """
     sys.stdout = _settled(sys.stdout, 1, BrokenPipeError)
     sys.stderr = _settled(sys.stderr, 2, OSError)
@@ -43,7 +47,7 @@ def settle_streams() -> None:
 def _settled(stream: TextIO | None, number: int, forgiven: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream
-    if stream is None:  # closed by the caller; a file opened later must not get its number
+    if stream is None:  # closed by the caller; a file opened later must not reuse the descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         if nowhere != number:
             os.dup2(nowhere, number)
@@ -51,19 +55,19 @@ def _settled(stream: TextIO | None, number: int, forgiven: type[OSError]) -> Tex
     return io.TextIOWrapper(
         io.BufferedWriter(_Outlet(number, forgiven)),
         encoding=stream.encoding if stream else "utf-8",
-        errors="backslashreplace",  # a model may write what this terminal cannot show
+        errors="backslashreplace",  # model output may not be encodable
         line_buffering=stream.line_buffering if stream else True,
         write_through=stream.write_through if stream else False,
     )
 
 
 def out() -> Console:
-    """The console for results."""
+    """Return a console for results, on stdout."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """The console for progress and messages."""
+    """Return a console for progress and messages, on stderr."""
     return _console(stderr=True)
 
 
@@ -74,17 +78,17 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def say(text: str) -> None:
-    """A message for people, on stderr. It may quote a model or a server, so nothing in it is obeyed."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: no reason to stop working
-        print(safe_text(text), file=sys.stderr, flush=True)
+def print_message(text: str) -> None:
+    """Print a message to stderr, with control characters escaped, as it may quote a model or a server."""
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON on stdout, readable where the stream can show every character."""
+    """Print indented JSON to stdout; non-ASCII characters are escaped unless the encoding is UTF-8."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     text = json.dumps(value, indent=2, ensure_ascii=not unicode, default=str)
-    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # half a character becomes its JSON escape
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # lone surrogates become JSON escapes
 
 
 def print_table(
@@ -94,9 +98,9 @@ def print_table(
     text: Collection[str] = (),
     keep: int | None = None,
 ) -> list[str]:
-    """A table on stdout: columns named in `text` to the left, numbers to the right; cells are never read as markup.
+    """Print a table to stdout: columns in `text` left-aligned, others right-aligned; markup is not interpreted.
 
-    On a terminal too narrow for all, columns after the first `keep` go, from the right; returns those that went.
+    On a narrow terminal, columns after the first `keep` are dropped from the right; returns the dropped columns.
     """
     from rich.measure import Measurement
 
@@ -115,10 +119,10 @@ def print_table(
     return list(columns[shown:])
 
 
-def say_left_out(columns: Sequence[str], where: str) -> None:
-    """Tell which columns a narrow terminal did not show, and which option has them."""
+def print_dropped_columns(columns: Sequence[str], where: str) -> None:
+    """Print which columns were dropped, and which option shows them."""
     if columns:
-        say(f"the terminal is too narrow for {', '.join(columns)}; {where} has all columns")
+        print_message(f"the terminal is too narrow for {', '.join(columns)}; {where} has all columns")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Collection[str]) -> Table:
@@ -135,53 +139,54 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], text: Colle
 
 
 def cell_text(value: object) -> str:
-    """How a value stands in a table: unknown is a dash."""
+    """Format a value for a table; None is a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}"
-    return safe_line(str(value))
-
-
-def safe_line(text: str) -> str:
-    """Text of unknown origin on one line, without anything a terminal would obey."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
-
-
-def safe_text(text: str) -> str:
-    """The same for texts of several lines."""
-    return "\n".join(safe_line(line) for line in text.split("\n"))
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 1:
-        return "under 1 s" if seconds else "0 s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def file_size(count: int | None) -> str | None:
-    """Bytes as people say them."""
-    if not count:
-        return None if count is None else "none"
-    if count < 2**20:
-        return "under 1 MiB"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def parameter_count(billions: float | None) -> str | None:
-    """A model's parameters: 4.46B, 135M."""
-    if not billions:
-        return None if billions is None else "none"
-    return f"{billions:.2f}B" if billions >= 1 else f"{billions * 1000:.0f}M"
+    return printable(str(value))
 
 
 def percent(share: float | None) -> str | None:
+    """Format a fraction as a percentage, such as 42%."""
     return None if share is None else f"{share:.0%}"
+
+
+_LINE_EVERY_S = 5.0
+_BAR_FROM = 5  # no bar for fewer steps
+
+Count = Callable[[int, int], None]  # done, total
+
+
+@contextmanager
+def progress_counter(what: str) -> Iterator[Count]:
+    """Show progress on stderr; yields a function to call with (done, total)."""
+    if sys.stderr.isatty():
+        with _bar(what) as count:
+            yield count
+    else:
+        yield _lines(what)
+
+
+def _lines(what: str) -> Count:
+    next_at = time.monotonic() + _LINE_EVERY_S
+
+    def count(done: int, of: int) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at and done < of:
+            next_at = time.monotonic() + _LINE_EVERY_S
+            print_message(f"{what}: {done} of {of}")
+
+    return count
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Count]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err(), transient=True) as progress:
+        task = progress.add_task(what, visible=False)
+        yield lambda done, of: progress.update(task, completed=done, total=of, visible=of >= _BAR_FROM)

@@ -1,4 +1,4 @@
-"""`tipbench decide`: freeze a decision with its evidence."""
+"""`tipbench decide`: record a decision with its evidence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import print_json, safe_text, say
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
-from tipbench.cli.pairs import read_pair
-from tipbench.cli.writing import check_file, write_file
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
 from tipbench.errors import UsageError
+from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
+from tipbench.text import printable_lines
 
 if TYPE_CHECKING:
     from tipbench.compare.decision import Decision
@@ -37,11 +37,11 @@ def decide(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Freeze a decision with its evidence.
+    """Record a decision with its evidence.
 
-    The whole standing, the numbers, the hashes and the reason become a run in MLflow and a Markdown file. It says
-    plainly where the numbers do not carry the choice: when the pair does not lead, cannot be told apart from others,
-    or was scored provisionally only. Deciding again is another decision: nothing is replaced.
+    Saves the leaderboard, the scores, the hashes and the reason as a run in MLflow and as a Markdown file. The record
+    states where the scores do not support the choice: if the pair does not lead, is not clearly different from others,
+    or has only provisional scores. Every call adds a new decision; earlier ones are never replaced.
 
     Examples:
 
@@ -50,11 +50,11 @@ def decide(
       tipbench decide --experiment tip-bench-may --choose gemma3:1b/v1 --because "Licence." --out docs/choice.md
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.decision import checked_reason, decision_markdown, decision_run
-    from tipbench.judge.judging import milliseconds, now_iso
+    from tipbench.compare.decision import decision_markdown, decision_run, validate_reason
+    from tipbench.judge.sheet_store import milliseconds, now_iso
 
     settings = load_settings()
-    chosen, reason, at = read_pair(choose, "--choose"), checked_reason(because), now_iso()
+    chosen, reason, at = read_pair(choose, "--choose"), validate_reason(because), now_iso()
     name = chosen_experiment(settings, experiment)
     path = _target(out, name, at)
     with open_store(settings, mlflow_url) as store:
@@ -65,35 +65,35 @@ def decide(
     text = decision_markdown(decision)
     if path is not None:
         kept = f"The decision is kept: `tipbench runs show {run_id}` has its text."
-        write_file(path, text, "--out", kept)
+        write_output(path, text, "--out", kept)
     if json_:
         print_json({**decision.to_json(), "run_id": run_id, "file": str(path) if path else None})
         return
     if path is None:
-        print(safe_text(text), end="")
+        print(printable_lines(text), end="")
     else:
-        print(safe_text(f"decided: {chosen} in {name}, written to {path}"))
+        print(printable_lines(f"decided: {chosen} in {name}, written to {path}"))
     for sentence in decision.findings:
-        say(sentence) if path is None else print(safe_text(sentence))
-    say(f"kept in MLflow as run {run_id}")
+        print_message(sentence) if path is None else print(printable_lines(sentence))
+    print_message(f"kept in MLflow as run {run_id}")
 
 
 def _target(out: Path | None, experiment: str, at: str) -> Path | None:
-    """Where the record goes; None is stdout. What was decided once is not written over."""
+    """Return the output file, or None for stdout. Raises UsageError if the file exists."""
     if out is not None and str(out) == "-":
         return None
     stamp = at[:19].replace("-", "").replace(":", "")
     path = out or Path(f"decision-{experiment.replace('/', '-')}-{stamp}Z.md")
-    check_file(path, "--out")
+    check_output(path, "--out")
     if path.exists():
         raise UsageError(f"--out takes a new file; {path} exists, and may be an earlier decision. Choose another name.")
     return path
 
 
 def _decision(store: MlflowStore, experiment: Experiment, chosen: Pair, reason: str, at: str) -> Decision:
-    from tipbench.compare.cells import Question
+    from tipbench.compare.cells import CellFilter
     from tipbench.compare.decision import make_decision
-    from tipbench.compare.reading import read_leaderboard
+    from tipbench.compare.leaderboard import read_leaderboard
 
-    board, cells = read_leaderboard(store, experiment, Question())
+    board, cells = read_leaderboard(store, experiment, CellFilter())
     return make_decision(board, cells, chosen, reason, decision_id=uuid.uuid4().hex, at=at)

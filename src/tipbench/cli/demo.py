@@ -1,4 +1,4 @@
-"""`tipbench demo`: the whole flow on embedded parts, without Ollama."""
+"""`tipbench demo`: the whole workflow with built-in models, without Ollama."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import typer
 
 from tipbench.cli.collect import run, show_summary
 from tipbench.cli.compare import show_board
-from tipbench.cli.console import print_json, say
+from tipbench.cli.console import print_json, print_message
 from tipbench.cli.models import fetch_with_progress
 from tipbench.cli.options import JsonOption
-from tipbench.cli.session import leads_to, local_mlflow
+from tipbench.cli.session import is_default_server, local_mlflow
+from tipbench.http import strip_login
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
@@ -36,11 +37,11 @@ def demo(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run the whole flow on embedded parts: no Ollama needed.
+    """Run the whole workflow on built-in models, without Ollama.
 
-    A real 135M-parameter model and a no-model baseline answer three prompts for four scenarios; everything is
-    recorded in a local MLflow, the rules judge scores it provisionally, and the leaderboard is printed. A second demo
-    continues the first. Settings other than TIPBENCH_HOME do not change it.
+    A real 135M-parameter model and a baseline without a model answer three prompts for four scenarios. The answers are
+    recorded in a local MLflow, the rules judge scores them provisionally, and the leaderboard is printed. Running the
+    demo again continues it. Settings other than TIPBENCH_HOME are ignored.
     """
     settings = load_settings()
     config = demo_config(mlflow_url)
@@ -55,43 +56,40 @@ def demo(
         show_summary(summary)
         print()
         show_board(board)
-        say(_NEXT.format(where=_where(settings, config)))
+        print_message(_NEXT.format(where=_where(settings, config)))
     if summary.failed:
         raise typer.Exit(1)
 
 
 def _judged_by_rules(settings: Settings, config: CollectConfig) -> Leaderboard:
-    """Have the rules judge score what it has not scored yet, and rank."""
+    """Score unscored cells with the rules judge, and return the leaderboard."""
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.cells import Question
-    from tipbench.compare.keeping import keep_board
-    from tipbench.compare.reading import read_leaderboard
+    from tipbench.compare.cells import CellFilter
+    from tipbench.compare.leaderboard import read_leaderboard, record_board
     from tipbench.errors import NotEnoughData
-    from tipbench.judge.exporting import Request
+    from tipbench.judge.export import ExportRequest
     from tipbench.judge.rules import RulesJudge
-    from tipbench.judge.running import run_judge
+    from tipbench.judge.run import run_judge
 
     with open_store(settings, config.mlflow_url) as store:
         found = existing_experiment(store, config.experiment)
-        with contextlib.suppress(NotEnoughData):  # a second demo finds nothing left to judge
-            run_judge(store, found, RulesJudge(), Request(), report=say)
-        board, _ = read_leaderboard(store, found, Question())
-        keep_board(store, found.experiment_id, board)
+        with contextlib.suppress(NotEnoughData):  # everything was judged by an earlier demo
+            run_judge(store, found, RulesJudge(), ExportRequest(), report=print_message)
+        board, _ = read_leaderboard(store, found, CellFilter())
+        record_board(store, found.experiment_id, board)
         return board
 
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
-    """The demo's own configuration: whatever the user has set up for real benchmarks does not change it."""
+    """Return the demo's configuration, which ignores the user's settings."""
     return make_config({**DEMO, "mlflow_url": mlflow_url}, {"mlflow_url": "--mlflow-url"})
 
 
 def _where(settings: Settings, config: CollectConfig) -> str:
-    """The option that makes a reading command look where the demo recorded; empty when it does so by itself."""
-    from tipbench.addresses import without_login
-
-    if not config.mlflow_url or leads_to(settings, config.mlflow_url):
+    """Return the --mlflow-url option that other commands need to read the demo's results; empty if not needed."""
+    if not config.mlflow_url or is_default_server(settings, config.mlflow_url):
         return ""
-    return f" --mlflow-url {without_login(config.mlflow_url)}"
+    return f" --mlflow-url {strip_login(config.mlflow_url)}"
 
 
 _NEXT = f"""

@@ -1,6 +1,6 @@
-"""Events for a program that watches: with TIPBENCH_EVENTS=FILE a command also writes them there, one JSON a line.
+"""Event output: with TIPBENCH_EVENTS=FILE a command also writes its events to that file, one JSON object per line.
 
-Everything here costs nothing and does nothing without that variable.
+Without that variable, the functions in this module do nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tipbench
 from tipbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from tipbench.jobs.event_log import EventWriter
+    from tipbench.jobs.event_file import EventWriter
     from tipbench.jobs.events import Event
-    from tipbench.judge.running import Ran
+    from tipbench.judge.run import JudgeResult
     from tipbench.record import events as record
     from tipbench.record.summary import Summary
 
@@ -29,14 +29,14 @@ _writer: EventWriter | None = None  # one command, one process, one file
 
 @contextmanager
 def command_events() -> Iterator[None]:
-    """While a command runs, its events are written; the last one is its exit code, on disk before the process ends."""
-    global _writer  # noqa: PLW0603 - like stdout: whoever has something to report finds it
-    # Taken out of the environment: a program that this command starts may be tipbench too, and is not this command.
+    """Write the events of a command; the last one is its exit code, on disk before the process ends."""
+    global _writer  # noqa: PLW0603 - process-wide, like stdout
+    # Removed from the environment, so that a child process that is also tipbench does not write to the same file.
     name = os.environ.pop(VARIABLE, "")
     if not name:
         yield
         return
-    from tipbench.jobs.event_log import EventWriter
+    from tipbench.jobs.event_file import EventWriter
     from tipbench.jobs.events import Exit, Started
 
     try:
@@ -55,27 +55,27 @@ def command_events() -> Iterator[None]:
         code = _INTERRUPTED
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is over: a cancel now must not take the exit code away
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cancel during exit must not lose the exit code
         writer, _writer = _writer, None
         writer.write(Exit(code), durable=True)
         writer.close()
 
 
 def exit_code(exc: SystemExit) -> int:
-    """The number a process ends with: none is 0, a text is 1."""
+    """Return the process exit code: 0 for None, 1 for a message."""
     if exc.code is None:
         return 0
     return exc.code if isinstance(exc.code, int) else 1
 
 
 def emit(event: Event) -> None:
-    """Write an event down, if somebody watches."""
+    """Write an event, if event output is enabled."""
     if _writer is not None:
         _writer.write(event)
 
 
 def emit_failure(text: str) -> None:
-    """Why the command gives up."""
+    """Write a failure event."""
     if _writer is not None:
         from tipbench.jobs.events import Failure
 
@@ -83,7 +83,7 @@ def emit_failure(text: str) -> None:
 
 
 def observed(view: Callable[[record.Event], None]) -> Callable[[record.Event], None]:
-    """The view, and beside it the same facts as events."""
+    """Return an observer that calls the view and also writes events."""
     if _writer is None:
         return view
     translate = _Translation()
@@ -95,8 +95,8 @@ def observed(view: Callable[[record.Event], None]) -> Callable[[record.Event], N
     return tell
 
 
-def heard(say: Callable[[str], None]) -> Callable[[str], None]:
-    """The same words, and beside them a message for whoever watches."""
+def tee_events(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that calls `say` and also writes a message event."""
     if _writer is None:
         return say
     from tipbench.jobs.events import Message
@@ -109,7 +109,7 @@ def heard(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def counted(judge: str, count: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
-    """Progress of a judge: scored, unscored, of how many."""
+    """Return a progress callback (scored, unscored, total) that also writes judging events."""
 
     def tell(scored: int, unscored: int, total: int) -> None:
         count(scored + unscored, total)
@@ -122,7 +122,7 @@ def counted(judge: str, count: Callable[[int, int], None]) -> Callable[[int, int
 
 
 def emit_collected(summary: Summary) -> None:
-    """The evidence of a collect, and how it ended."""
+    """Write the memory evidence and the result of a collect."""
     if _writer is None:
         return
     from tipbench.jobs.events import Collected, Memory
@@ -152,8 +152,8 @@ def emit_collected(summary: Summary) -> None:
     )
 
 
-def emit_judged(ran: Ran, *, provisional: bool) -> None:
-    """How a judge's run ended."""
+def emit_judged(ran: JudgeResult, *, provisional: bool) -> None:
+    """Write the result of an automatic judge's run."""
     if _writer is None:
         return
     from tipbench.jobs.events import Judged
@@ -163,7 +163,7 @@ def emit_judged(ran: Ran, *, provisional: bool) -> None:
 
 
 class _Translation:
-    """From a collect's own facts to events; counts a block's cells, so that any one event tells how far it is."""
+    """Translates a collect's events to output events, with running totals so that each event shows the progress."""
 
     def __init__(self) -> None:
         self._done = self._total = self._failed = 0

@@ -1,4 +1,4 @@
-"""`tipbench experiments`: what is recorded."""
+"""`tipbench experiments`: list recorded experiments."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from tipbench.cli.console import print_json, print_table, say, say_left_out
+from tipbench.cli.console import print_dropped_columns, print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, MlflowOption
-from tipbench.compare.spreadsheet import guarded
 from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.settings import load_settings
+from tipbench.text import escape_formula
 
 
 class Format(StrEnum):
-    """How a list is printed."""
+    """Output format of a list."""
 
     TABLE = "table"
     JSON = "json"
@@ -35,7 +35,7 @@ COLUMNS = ("experiment", "cells", "pending", "judged", "failed", "url")
 def experiments(
     mlflow_url: MlflowOption = None, format_: FormatOption = Format.TABLE, json_: JsonOption = False
 ) -> None:
-    """List the experiments, each with its cells by state.
+    """List experiments with their cell counts by state.
 
     Examples:
 
@@ -44,7 +44,7 @@ def experiments(
       tipbench experiments --format csv --mlflow-url http://mlflow.example:5000
     """
     from tipbench.cli.session import open_store
-    from tipbench.record.reading import count_cells
+    from tipbench.record.reader import count_cells
 
     with open_store(load_settings(), mlflow_url) as store:
         rows = [
@@ -55,7 +55,7 @@ def experiments(
     chosen = Format.JSON if json_ else format_
     print_rows(COLUMNS, rows, chosen, text=("experiment", "url"), keep=5)
     if not rows and chosen is Format.TABLE:
-        say("nothing recorded yet; `tipbench demo` or `tipbench collect` makes the first experiment")
+        print_message("nothing recorded yet; `tipbench demo` or `tipbench collect` makes the first experiment")
 
 
 def print_rows(
@@ -66,13 +66,13 @@ def print_rows(
     text: Collection[str] = (),
     keep: int | None = None,
 ) -> None:
-    """Flat rows in the asked format; an empty table is not printed, an empty CSV has its header."""
+    """Print flat rows in the given format; an empty table prints nothing, an empty CSV its header."""
     if format_ is Format.JSON:
         print_json(rows)
     elif format_ is Format.CSV:
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: guarded(value) for key, value in row.items()} for row in rows)
+        writer.writerows({key: escape_formula(value) for key, value in row.items()} for row in rows)
     elif rows:
         gone = print_table(columns, [[row[column] for column in columns] for row in rows], text=text, keep=keep)
-        say_left_out(gone, "--format csv")
+        print_dropped_columns(gone, "--format csv")

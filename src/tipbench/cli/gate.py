@@ -1,4 +1,4 @@
-"""`tipbench gate`: is a candidate pair worse than a baseline? For CI."""
+"""`tipbench gate`: check in CI that a candidate pair is not worse than a baseline."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.compare import OneJudgeOption, WhereOption, read_filters
-from tipbench.cli.console import print_json, safe_text, say
+from tipbench.cli.console import print_json, print_message
 from tipbench.cli.judge import checked_judge
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
-from tipbench.cli.pairs import read_pair
-from tipbench.cli.writing import check_file, write_file
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
 from tipbench.errors import NotEnoughData, TipbenchError, UsageError
+from tipbench.files import check_output, write_output
 from tipbench.settings import Settings, load_settings
+from tipbench.text import printable_lines
 
 if TYPE_CHECKING:
-    from tipbench.compare.cells import Question
+    from tipbench.compare.cells import CellFilter
     from tipbench.compare.gate import GateResult
     from tipbench.compare.matrix import Pair
 
@@ -49,12 +49,12 @@ def gate(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Say whether a candidate is worse than a baseline.
+    """Check whether a candidate is worse than a baseline.
 
-    For CI. It goes by the 95 % interval of the paired difference over the scenarios both are judged in. Not worse: the
-    interval lies above −margin; exit 0. Worse: it lies below; exit 1.
+    For CI. Uses the 95 % confidence interval of the paired difference over the scenarios judged for both. Not worse:
+    the interval is above −margin; exit 0. Worse: it is below; exit 1.
     Otherwise undecided: exit 0 with a warning, 1 with --strict. Exit 3 with fewer than two shared judged scenarios,
-    and while there are only provisional scores.
+    or if there are only provisional scores.
 
     Examples:
 
@@ -62,29 +62,28 @@ def gate(
 
       tipbench gate --candidate gemma3:1b/v1 --baseline qwen2.5:0.5b/v1 --strict --junit gate.xml --annotations
     """
-    from tipbench.compare.cells import Question
-    from tipbench.compare.gate import unknown
-    from tipbench.compare.gate_report import annotation, junit_xml
+    from tipbench.compare.cells import CellFilter
+    from tipbench.compare.gate import annotation, junit_xml, unknown
 
     settings = load_settings()
     pairs = read_pair(candidate, "--candidate"), read_pair(baseline, "--baseline")
     if not isfinite(margin) or margin < 0:
         raise UsageError(f"--margin takes points, 0 or more (got {margin:g}).")
-    question = Question(read_filters(where), checked_judge(judge))
+    question = CellFilter(read_filters(where), checked_judge(judge))
     name = chosen_experiment(settings, experiment)
     if junit is not None:
-        check_file(junit, "--junit")
+        check_output(junit, "--junit")
     try:
         result = _result(settings, mlflow_url, name, question, pairs, margin)
     except TipbenchError as exc:
-        if junit is not None:  # no report of an earlier build may stand for this one
-            write_file(junit, junit_xml(name, unknown(*pairs, margin, str(exc))), "--junit")
+        if junit is not None:  # replace the report of an earlier build
+            write_output(junit, junit_xml(name, unknown(*pairs, margin, str(exc))), "--junit")
         raise
     if junit is not None:
-        write_file(junit, junit_xml(name, result, strict=strict), "--junit")
+        write_output(junit, junit_xml(name, result, strict=strict), "--junit")
     if annotations:
         line = annotation(name, result, strict=strict)
-        say(line) if json_ else print(line)
+        print_message(line) if json_ else print(line)
     code = result.exit_code(strict=strict)
     if json_:
         print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})
@@ -94,18 +93,18 @@ def gate(
 
 
 def _result(
-    settings: Settings, url: str | None, name: str, question: Question, pairs: tuple[Pair, Pair], margin: float
+    settings: Settings, url: str | None, name: str, question: CellFilter, pairs: tuple[Pair, Pair], margin: float
 ) -> GateResult:
     from tipbench.cli.session import existing_experiment, open_store
     from tipbench.compare.cells import read_board
-    from tipbench.compare.gate import judge_gate, unknown
+    from tipbench.compare.gate import evaluate_gate, unknown
 
     try:
         with open_store(settings, url) as store:
             found = existing_experiment(store, name)
             cells = read_board(store, found.experiment_id, question)
-        return judge_gate(cells, *pairs, margin)
-    except NotEnoughData as exc:  # the build's reports must say so too
+        return evaluate_gate(cells, *pairs, margin)
+    except NotEnoughData as exc:  # also written to the JUnit report
         return unknown(*pairs, margin, str(exc))
 
 
@@ -114,8 +113,8 @@ def _tell(result: GateResult) -> None:
 
     if result.outcome is Outcome.UNKNOWN:
         raise NotEnoughData(result.reason)
-    print(safe_text(result.reason))
+    print(printable_lines(result.reason))
     if result.evidence and result.evidence.unfinished:
-        say(f"warning: the answer rests on part of the candidate's cells: {result.evidence.unfinished}")
+        print_message(f"warning: the answer rests on part of the candidate's cells: {result.evidence.unfinished}")
     if result.outcome is Outcome.UNDECIDED:
-        say("warning: the gate is undecided; --strict makes that a failure")
+        print_message("warning: the gate is undecided; --strict makes that a failure")

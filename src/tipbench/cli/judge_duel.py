@@ -1,4 +1,4 @@
-"""`tipbench judge duel`: blind A/B comparisons for those that the scores cannot tell apart."""
+"""`tipbench judge duel`: blind A/B comparisons of pairs tied by score."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import print_json, say
-from tipbench.cli.judge import JudgeOption, SeedOption, SuiteOption, checked_judge
-from tipbench.cli.judge_files import check_target, write_text
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.judge import JudgeOption, SeedOption, SuiteOption, check_target, checked_judge, write_text
 from tipbench.cli.options import ExperimentOption, MlflowOption, chosen_experiment
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.duel_runs import DuelJudging
-    from tipbench.judge.duelling import DuelExported, DuelRequest, DuelsApplied
+    from tipbench.judge.duels import DuelApplyResult, DuelExport, DuelRequest, StoredDuelSheet
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.store import Experiment
 
-_MANY = 200  # comparisons: more than an evening's work
+_MANY = 200  # comparisons, above which a hint is printed
 
 
 def duel(
@@ -40,9 +38,9 @@ def duel(
 ) -> None:
     """Write blind A/B comparisons of tied pairs for a judge.
 
-    The leader's answers and those of the pairs that tie with it meet. Every two answers to a scenario come twice, in
+    Compares the leader's answers with those of the pairs tied with it. Each two answers to a scenario appear twice, in
     both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows
-    the duels beside the board; they never change its ranks. Exit 3 when nothing is tied.
+    the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
 
     Examples:
 
@@ -51,7 +49,7 @@ def duel(
       tipbench judge duel --judge ben --limit 40 --out duels.json
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.judge.duelling import export_duels
+    from tipbench.judge.duels import export_duels
 
     settings = load_settings()
     name = checked_judge(judge)
@@ -74,17 +72,17 @@ def _request(
     seed: int | None,
     suite: str | None,
 ) -> DuelRequest:
-    """The tied set as compare sees it, handed down as plain values."""
-    from tipbench.compare.cells import Question, read_board
-    from tipbench.compare.leaderboard import Options, make_board
-    from tipbench.judge.duelling import DuelRequest
+    """Return the export request for the leader and the pairs tied with it."""
+    from tipbench.compare.cells import CellFilter, read_board
+    from tipbench.compare.leaderboard import BoardOptions, make_board
+    from tipbench.judge.duels import DuelRequest
 
-    cells = read_board(store, experiment.experiment_id, Question())
+    cells = read_board(store, experiment.experiment_id, CellFilter())
     if cells.provisional:
         raise NotEnoughData(
             f"Nobody has judged {experiment.name} yet, so nothing is tied. `tipbench judge export` first."
         )
-    board = make_board(experiment.name, cells, Options())
+    board = make_board(experiment.name, cells, BoardOptions())
     leader, tied = board.ranking.leader, board.ranking.tied
     if leader is None or not tied:
         raise NotEnoughData(f"There is no tie to break in {experiment.name}: {board.verdict}")
@@ -97,8 +95,8 @@ def _request(
     return DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit, seed, suite)
 
 
-def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> DuelJudging:
-    from tipbench.judge.duel_runs import find_duel
+def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> StoredDuelSheet:
+    from tipbench.judge.duels import find_duel
 
     found = find_duel(store, experiment.experiment_id, experiment.name, sheet)
     if found is None:
@@ -106,33 +104,35 @@ def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> DuelJud
     return found
 
 
-def _write(path: Path, judging: DuelJudging) -> None:
-    from tipbench.judge.duel_sheet import duel_text
+def _write(path: Path, judging: StoredDuelSheet) -> None:
+    from tipbench.judge.duels import duel_text
 
     sheet = judging.sheet
     again = f"They are kept: tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
     write_text(path, duel_text(sheet), f"{again} writes them again.")
 
 
-def _say_exported(done: DuelExported, judge: str | None, out: Path) -> None:
+def _say_exported(done: DuelExport, judge: str | None, out: Path) -> None:
     who = f" for {judge}" if judge else ""
     items = len(done.judging.sheet.items)
-    say(
+    print_message(
         f"duels {done.judging.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
         f"scenarios in {out}"
     )
     if items > _MANY:
-        say("that is a lot of work; --limit takes fewer, whole scenarios first")
+        print_message("that is a lot of work; --limit takes fewer, whole scenarios first")
     if done.without_tips:
-        say(f"left out: {done.without_tips} answers without a tip")
+        print_message(f"left out: {done.without_tips} answers without a tip")
     if done.unknown_scenarios:
-        say(f"left out: {done.unknown_scenarios} answers whose scenario the suite does not have as it was; see --suite")
-    say(f"next: fill in each winner, then `tipbench judge apply {out}`")
+        print_message(
+            f"left out: {done.unknown_scenarios} answers whose scenario the suite does not have as it was; see --suite"
+        )
+    print_message(f"next: fill in each winner, then `tipbench judge apply {out}`")
 
 
 def apply_duel_file(store: MlflowStore, raw: dict[str, Any], judge: str | None, *, dry_run: bool, json_: bool) -> None:
-    """`judge apply` for a file of duels."""
-    from tipbench.judge.duelling import apply_duels, receive_duels
+    """Apply a file of duels, for `judge apply`."""
+    from tipbench.judge.duels import apply_duels, receive_duels
 
     applied = apply_duels(store, receive_duels(store, raw, judge=judge), dry_run=dry_run)
     if json_:
@@ -147,5 +147,5 @@ def apply_duel_file(store: MlflowStore, raw: dict[str, Any], judge: str | None, 
         print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
 
 
-def _changes_json(applied: DuelsApplied) -> list[dict[str, Any]]:
+def _changes_json(applied: DuelApplyResult) -> list[dict[str, Any]]:
     return [vars(change) for change in applied.changes]

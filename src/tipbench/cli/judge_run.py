@@ -1,4 +1,4 @@
-"""`tipbench judge run`: a judge without a person in front of the file."""
+"""`tipbench judge run`: run an automatic judge."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import print_json, say
-from tipbench.cli.counting import counting
-from tipbench.cli.events import counted, emit_judged, heard
+from tipbench.cli.console import print_json, print_message, progress_counter
+from tipbench.cli.events import counted, emit_judged, tee_events
 from tipbench.cli.judge import (
     AcceptOption,
     AllOption,
@@ -24,21 +23,23 @@ from tipbench.cli.judge import (
     SuiteOption,
     checked_judge,
     checked_reason,
+    judge_run_lock,
+    judging_lock,
+    show_verdict,
 )
-from tipbench.cli.judge_applied import alone, only_run_of, show_verdict
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.errors import UsageError
+from tipbench.files import writable_home, write_atomic
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.filler import Filler
-    from tipbench.judge.running import Around, Progress, Ran
+    from tipbench.judge.run import AutomaticJudge, JudgeEnvironment, JudgeResult, Progress
     from tipbench.plan.config import CollectConfig
     from tipbench.record.mlflow import MlflowStore
 
 _REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0
-_BELONGS = {  # to which judges an option means something; the others are for all
+_BELONGS = {  # option → judges it applies to; other options apply to all
     "judge": ("command",),
     "batch": ("command",),
     "accept_drift": ("command",),
@@ -110,11 +111,11 @@ def run(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Let rules, a program or a local model judge. Each gets the hidden controls too, and its drift is shown.
+    """Run an automatic judge: rules, a program or a local model. Hidden controls measure its drift, which is shown.
 
-    `rules` and `ollama:MODEL` are provisional: their scores stand beside those of people, and cells stay pending.
-    `command:` pipes the sheet through a program (stdin to stdout; {sheet} and {out} in the command stand for files)
-    and counts as the judge --judge NAME (default: the program's name), drift limit included.
+    `rules` and `ollama:MODEL` are provisional: their scores are stored separately, and cells stay pending.
+    `command:` pipes the sheet through a program (stdin to stdout; {sheet} and {out} in the command are file paths)
+    and counts as the judge --judge NAME (default: the program's name), subject to the drift limit.
 
     Examples:
 
@@ -125,11 +126,11 @@ def run(
       tipbench judge run --with ollama:llama3.2:3b
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.judge.exporting import Request
-    from tipbench.judge.running import run_judge
+    from tipbench.judge.export import ExportRequest
+    from tipbench.judge.run import run_judge
 
     settings = load_settings()
-    request = Request(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
+    request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
     ours: dict[str, object] = {"ollama_url": ollama_url, "max_model_b": max_model_b, "num_ctx": num_ctx}
     ours |= {"evict": evict or None, "allow_unknown_size": allow_unknown_size or None}
     own = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
@@ -140,40 +141,42 @@ def run(
     with (
         open_store(settings, mlflow_url) as store,
         _filler(with_, name, settings, rule, timeout_s=timeout_s, batch=batch) as filler,
-        counting(f"{filler.name} judges") as count,
+        progress_counter(f"{filler.name} judges") as count,
     ):
         found = existing_experiment(store, chosen_experiment(settings, experiment))
-        with only_run_of(settings, store, found.name, filler.name, wait=rule.wait):
+        with judge_run_lock(settings, store, found.name, filler.name, wait=rule.wait):
             accepting = _accepting(with_, filler.name, found.name, mlflow_url)
-            around = _around(settings, store, rule, counted(filler.name, count), accepting)
-            ran = run_judge(store, found, filler, request, accept=reason, around=around)
+            environment = _around(settings, store, rule, counted(filler.name, count), accepting)
+            ran = run_judge(store, found, filler, request, accept=reason, environment=environment)
     emit_judged(ran, provisional=filler.provisional)
     if json_:
         print_json(ran.to_json())
     else:
-        show_ran(ran, provisional=filler.provisional)
+        show_result(ran, provisional=filler.provisional)
     if ran.applied.held or ran.unscored:
         raise typer.Exit(1)
 
 
 def _check_options(with_: str, given: Mapping[str, object]) -> None:
-    """UsageError for an option that means nothing to the chosen judge."""
+    """Raise UsageError for an option that does not apply to the chosen judge."""
     kind = with_.partition(":")[0]
     if kind not in ("rules", "command", "ollama"):
-        return  # `_filler` says so
+        return  # `_filler` raises UsageError
     for key, value in given.items():
         if value is not None and kind not in _BELONGS[key]:
             flag, whose = "--" + key.replace("_", "-"), " and ".join(f"--with {each}:…" for each in _BELONGS[key])
             raise UsageError(f"{flag} belongs to {whose}; it means nothing to --with {with_[:80]}. Leave it out.")
 
 
-def _around(settings: Settings, store: MlflowStore, rule: CollectConfig, progress: Progress, accepting: str) -> Around:
-    from tipbench.judge.running import Around
+def _around(
+    settings: Settings, store: MlflowStore, rule: CollectConfig, progress: Progress, accepting: str
+) -> JudgeEnvironment:
+    from tipbench.judge.run import JudgeEnvironment
 
-    return Around(
-        report=heard(say),
+    return JudgeEnvironment(
+        report=tee_events(print_message),
         progress=progress,
-        alone=lambda: alone(settings, store),
+        lock=lambda: judging_lock(settings, store),
         wait_s=rule.server_wait_s,
         rescue=lambda sheet, text: _rescue(settings, sheet, text),
         how_to_accept=accepting,
@@ -189,14 +192,11 @@ def _accepting(with_: str, judge: str, experiment: str, mlflow_url: str | None) 
 
 
 def _rescue(settings: Settings, sheet: str, text: str) -> Path:
-    """A filled sheet that MLflow could not take, in the home folder."""
-    from tipbench.cli.session import writable_home
-    from tipbench.generate.durable import write_whole
-
-    folder = writable_home(settings) / "sheets"
+    """Save a filled sheet that MLflow could not store to the home folder."""
+    folder = writable_home(settings.home) / "sheets"
     folder.mkdir(exist_ok=True)
     path = folder / f"{sheet}.json"
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
+    write_atomic(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 
@@ -209,8 +209,8 @@ def _filler(
     *,
     timeout_s: float | None,
     batch: int | None,
-) -> Iterator[Filler]:
-    """The judge that `--with` names, open while it judges."""
+) -> Iterator[AutomaticJudge]:
+    """Open the judge selected by `--with`."""
     kind, _, rest = text.partition(":")
     if text == "command":
         rest = settings.get("judge_command") or ""
@@ -224,14 +224,15 @@ def _filler(
 
         yield RulesJudge()
     elif kind == "ollama" and rest.strip():
-        from tipbench.cli.session import writable_home
         from tipbench.judge.model import open_model_judge
 
         keys = ("ollama_url", "max_model_b", "num_ctx", "server_wait_s", "evict", "wait", "allow_unknown_size")
         memory_rule = {key: getattr(rule, key) for key in keys}
         if timeout_s is not None:
             memory_rule["timeout_s"] = timeout_s
-        with open_model_judge(rest, home=writable_home(settings), report=heard(say), **memory_rule) as opened:
+        with open_model_judge(
+            rest, home=writable_home(settings.home), report=tee_events(print_message), **memory_rule
+        ) as opened:
             yield opened
     else:
         raise UsageError(
@@ -240,8 +241,8 @@ def _filler(
         )
 
 
-def show_ran(ran: Ran, *, provisional: bool) -> None:
-    """What a judge without a person did."""
+def show_result(ran: JudgeResult, *, provisional: bool) -> None:
+    """Print the result of an automatic judge."""
     applied = ran.applied
     state = "scored provisionally; the cells stay pending" if provisional else "held" if applied.held else "applied"
     print(f"{applied.judge}: {applied.finished} items {state} (sheet {applied.sheet})")

@@ -1,4 +1,4 @@
-"""`tipbench judge status`: how far the judging is, by whom, and how far each judge can be trusted."""
+"""`tipbench judge status`: judging progress, and each judge's drift and agreement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import out, percent, print_json, print_table, say
+from tipbench.cli.console import out, percent, print_json, print_message, print_table
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
 from tipbench.settings import load_settings
 
@@ -18,7 +18,7 @@ _COLUMNS = (
     "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "same again", "min/item",
 )  # fmt: skip
 _OPEN = ("sheet", "judge", "items", "finished", "exported")
-_WIDTH = 25  # of a strip: from two points too low to two too high
+_WIDTH = 25  # characters in a strip, from -2 to +2 points
 _REACH = 2.0
 
 
@@ -31,7 +31,7 @@ def status(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the judging: pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
+    """Show pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
 
     Examples:
 
@@ -60,7 +60,7 @@ def status(
 
 
 def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:
-    """How far the rules judge is from the agreed scores of the built-in suite's anchors and controls."""
+    """Return the rules judge's error against the reference scores of the built-in suite's anchors and controls."""
     from tipbench.judge.rules import rules_error
     from tipbench.plan.suite import load_suite
 
@@ -82,7 +82,9 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
         text = ("judge", "scores", "drift")
         print_table(_COLUMNS, [_row(judge) for judge in state.judges], text=text, keep=7)
     else:
-        say("nobody has judged yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
+        print_message(
+            "nobody has judged yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`"
+        )
     if state.twice:
         print(f"\nagreement on {state.twice} answers that two or more judged (Krippendorff's alpha; 1 is full):")
         for name, value in state.alpha.items():
@@ -127,7 +129,7 @@ def _row(judge: JudgeStatus) -> list[object]:
 
 
 def history_lines(history: tuple[SheetHistory, ...]) -> list[str]:
-    """The history as strips of characters: one line for each sheet and scale."""
+    """Render the drift history as text, one line per sheet and scale."""
     lines = []
     for sheet in history:
         scales: list[dict[str, Any]] = (sheet.drift or {}).get("scales", [])
@@ -156,10 +158,10 @@ def _position(points: float) -> int:
 
 def _draw(state: JudgingStatus, path: Path) -> None:
     from tipbench.charts import save_chart
-    from tipbench.judge.drawing import history_chart
+    from tipbench.judge.charts import history_chart
 
     if not state.history:
-        say("nothing to draw yet: no sheet has come back")
+        print_message("nothing to draw yet: no sheet has come back")
         return
     save_chart(history_chart(state.history), path)
     out().print(f"drawn: {path}")

@@ -1,4 +1,4 @@
-"""`tipbench`: assembles the commands and turns what went wrong into a sentence and an exit code."""
+"""`tipbench`: assembles the commands, and maps exceptions to error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tipbench.cli import (
     runs,
     token,
 )
-from tipbench.cli.console import say, settle_streams
+from tipbench.cli.console import print_message, wrap_streams
 from tipbench.cli.events import command_events, emit_failure
 from tipbench.errors import TipbenchError, UsageError
 
@@ -44,19 +44,19 @@ EXIT_CODES = {
 
 
 class Commands(TyperGroup):
-    """The commands, and how they end: `EXIT_CODES`."""
+    """Command group that maps exceptions to `EXIT_CODES`."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; what the user can act on becomes a sentence without a traceback."""
+        """Run a command; expected errors are printed without a traceback."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except TipbenchError as exc:
-            say(f"error: {exc}")
+            print_message(f"error: {exc}")
             emit_failure(str(exc))
             raise typer.Exit(exc.exit_code) from exc
         except KeyboardInterrupt:
-            say("interrupted; the same command continues where this one stopped")
+            print_message("interrupted; the same command continues where this one stopped")
             raise typer.Exit(INTERRUPTED) from None
         return result
 
@@ -100,25 +100,25 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Find the small local model and the prompt that write the best short productivity tips.
+    """Find the small local model and prompt that write the best short productivity tips.
 
     Start with `tipbench demo`. With Ollama running: `plan`, `collect`, `judge export`, `judge apply`, `compare`.
     """
 
 
 def main() -> NoReturn:
-    """The entry point."""
+    """Entry point of the `tipbench` command."""
     signal.signal(signal.SIGTERM, _as_interrupt)
-    settle_streams()
+    wrap_streams()
     try:
         with command_events():
             app()
-    except UsageError as exc:  # the file for events cannot be written; what a command raises is told by `Commands`
-        say(f"error: {exc}")
+    except UsageError as exc:  # the event file cannot be written; errors of commands are handled by `Commands`
+        print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
     sys.exit(0)
 
 
 def _as_interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """A polite kill (a job's cancel, a shutdown) ends a run like Ctrl-C: weights unloaded, nothing lost."""
+    """Handle SIGTERM (a cancelled job, a shutdown) like Ctrl-C: models are unloaded and finished work is kept."""
     raise KeyboardInterrupt

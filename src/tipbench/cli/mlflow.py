@@ -1,45 +1,45 @@
-"""`tipbench mlflow up / down / status`: the local MLflow server."""
+"""`tipbench mlflow up / down / status`: manage the local MLflow server."""
 
 from __future__ import annotations
 
 import typer
 
-from tipbench.cli.console import print_json, say
+from tipbench.cli.console import print_json, print_message
 from tipbench.cli.options import JsonOption
+from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
-app = typer.Typer(help="The local MLflow server.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Start, stop and check the local MLflow server.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
 def up() -> None:
-    """Start the local MLflow server, or find it running.
+    """Start the local MLflow server, unless it is already running.
 
-    Its address is printed. Its database lives under TIPBENCH_HOME.
-    Commands start it by themselves when there is no other MLflow.
+    Prints its URL. The database is stored under TIPBENCH_HOME.
+    Commands start it automatically if no other MLflow is available.
     """
-    from tipbench.cli.session import writable_home
     from tipbench.record.local_mlflow import LocalMlflow
 
-    print(LocalMlflow(writable_home(load_settings())).up(report=say))
+    print(LocalMlflow(writable_home(load_settings().home)).up(report=print_message))
 
 
 @app.command()
 def down() -> None:
-    """Stop the local MLflow server; what is recorded stays."""
+    """Stop the local MLflow server; recorded data is kept."""
     from tipbench.record.local_mlflow import LocalMlflow
 
     local = LocalMlflow(load_settings().home)
     if not local.status().running:
-        say("the local MLflow is not running")
+        print_message("the local MLflow is not running")
         return
     local.down()
-    say("the local MLflow is stopped")
+    print_message("the local MLflow is stopped")
 
 
 @app.command()
 def status(json_: JsonOption = False) -> None:
-    """Tell whether the local MLflow server runs, and where."""
+    """Show whether the local MLflow server is running, and its URL."""
     from tipbench.record.local_mlflow import LocalMlflow
 
     home = load_settings().home

@@ -1,4 +1,4 @@
-"""`tipbench models fetch / list`: the embedded model's weights, and what Ollama has."""
+"""`tipbench models fetch / list`: download the embedded model, and list available models."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import err, file_size, parameter_count, print_json, print_table, safe_line, say
+from tipbench.cli.console import err, print_json, print_message, print_table
 from tipbench.cli.options import JsonOption
+from tipbench.files import writable_home
 from tipbench.settings import Settings, load_settings
+from tipbench.text import file_size, parameter_count, printable
 
 if TYPE_CHECKING:
     from tipbench.generate.engine import ModelFacts
 
 app = typer.Typer(
-    help="The embedded model's weights, and what Ollama has.", no_args_is_help=True, rich_markup_mode=None
+    help="Fetch embedded weights; list the models Ollama has.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @app.command()
 def fetch() -> None:
-    """Fetch the embedded model's weights (98 MB).
+    """Download the embedded model's weights (98 MB).
 
-    Their hash is checked, and they are kept under TIPBENCH_HOME; the path is printed.
-    Safe to stop and run again: the download continues where it stopped.
+    Verifies their hash, stores them under TIPBENCH_HOME and prints the path.
+    Safe to interrupt: running it again resumes the download.
     """
     print(fetch_with_progress(load_settings()))
 
 
 def fetch_with_progress(settings: Settings) -> str:
-    """Fetch the weights when they are missing; the path of the file."""
-    from tipbench.cli.session import writable_home
+    """Download the weights if they are missing; returns the path of the file."""
     from tipbench.generate.weights import fetch_weights
 
-    home = writable_home(settings)
+    home = writable_home(settings.home)
     with _download_progress() as report:
         return str(fetch_weights(home, report=report))
 
@@ -55,7 +56,7 @@ def _download_progress() -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _lines() -> Callable[[int, int | None], None]:
-    """A line for each quarter of the download."""
+    """Return a callback that prints a line for each quarter of the download."""
     told = -1
 
     def report(done: int, total: int | None) -> None:
@@ -63,7 +64,9 @@ def _lines() -> Callable[[int, int | None], None]:
         quarter = done * 4 // total if total else 0
         if quarter != told:
             told = quarter
-            say(f"weights: {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"weights: {done / 1e6:.0f} MB")
+            print_message(
+                f"weights: {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"weights: {done / 1e6:.0f} MB"
+            )
 
     return report
 
@@ -79,9 +82,9 @@ def list_models(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """List what Ollama has, and what passes the size gate.
+    """List Ollama's models, and which are within the size limit.
 
-    Beside it the models that need no Ollama.
+    Includes the built-in models, which do not need Ollama.
 
     Example:
 
@@ -107,7 +110,7 @@ def list_models(
         ],
         text=["model", "quantization"],
     )
-    reasons = [safe_line(row["refusal"]) for row in rows if row["refusal"] is not None]
+    reasons = [printable(row["refusal"]) for row in rows if row["refusal"] is not None]
     print("\n".join(["", *reasons] if reasons else [f"\nall within the limit of {config.max_model_b:g}B"]))
 
 
@@ -135,7 +138,7 @@ def _unknown(model: str, engine: str, reason: str) -> dict[str, Any]:
 
 
 def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
-    from tipbench.errors import ModelRefused, OllamaAway, OllamaRefused
+    from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
     from tipbench.generate.ollama import OllamaEngine
 
     engine = OllamaEngine(url)
@@ -146,15 +149,15 @@ def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
                 rows.append(_row(engine.facts(model), limit))
             except ModelRefused as exc:
                 rows.append(_unknown(model, engine.name, str(exc)))
-    except (OllamaAway, OllamaRefused) as exc:
-        say(f"warning: {exc}")
+    except (OllamaUnavailable, OllamaError) as exc:
+        print_message(f"warning: {exc}")
     finally:
         engine.close()
     return rows
 
 
 def _row(facts: ModelFacts, limit: float) -> dict[str, Any]:
-    from tipbench.generate.sizing import refusal
+    from tipbench.generate.engine import rejection_reason
 
     return {
         "model": facts.model,
@@ -163,5 +166,5 @@ def _row(facts: ModelFacts, limit: float) -> dict[str, Any]:
         "quantization": facts.quantization,
         "file_bytes": facts.file_bytes,
         "digest": facts.digest,
-        "refusal": refusal(facts, max_model_b=limit, allow_unknown_size=False),
+        "refusal": rejection_reason(facts, max_model_b=limit, allow_unknown_size=False),
     }

@@ -1,16 +1,19 @@
-"""Options that several commands share; those of `collect` are made from CollectConfig, so none can be missing."""
+"""Options shared by several commands; those of `collect` are generated from CollectConfig."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import DEFAULT_EXPERIMENT, CollectConfig, check_experiment_name
 from tipbench.settings import SETTINGS, Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.compare.matrix import Pair
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MlflowOption = Annotated[
@@ -25,7 +28,7 @@ ExperimentOption = Annotated[
 
 
 def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn `command(config, settings, **own)` into one that takes every option of CollectConfig."""
+    """Wrap `command(config, settings, **own)` as a command with an option for each field of CollectConfig."""
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
@@ -57,14 +60,14 @@ def _parameter(key: str) -> inspect.Parameter:
 
 
 def _default(key: str) -> str:
-    """What applies without the flag, as help shows it: the usual variables first."""
+    """Return the default for the help text, environment variables first."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
     parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
     return f" [default: {', else '.join(parts)}]" if parts else ""
 
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """The type an option is parsed as, and how it is shown. Values are read by CollectConfig, whatever their source."""
+    """Return an option's type and metavar; values are validated by CollectConfig, as from any other source."""
     if annotation in (int, float):
         return str, "NUMBER"
     if annotation is bool:
@@ -75,10 +78,20 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
 
 
 def chosen_experiment(settings: Settings, flag: str | None) -> str:
-    """The experiment a reading command is about, checked like that of a collect."""
+    """Return the experiment name from the flag or the settings. Raises UsageError if it is invalid."""
     name = flag or settings.get("experiment") or DEFAULT_EXPERIMENT
     try:
         return check_experiment_name(name)
     except ValueError as exc:
         source = "--experiment" if flag else settings.sources.get("experiment", "experiment")
         raise UsageError(f"{source}: {exc}") from exc
+
+
+def read_pair(text: str, flag: str) -> Pair:
+    """Parse MODEL/PROMPT. Raises UsageError if it is invalid."""
+    from tipbench.compare.matrix import parse_pair
+
+    pair = parse_pair(text.strip())
+    if pair is None:
+        raise UsageError(f"{flag} takes MODEL/PROMPT (got {text[:120]!r}); for example {flag} qwen2.5:0.5b/v1")
+    return pair

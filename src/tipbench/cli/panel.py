@@ -1,4 +1,4 @@
-"""`tipbench panel`: the admin API and the web panel."""
+"""`tipbench panel`: serve the admin API and the web panel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import say
+from tipbench.cli.console import print_message
 from tipbench.cli.options import MlflowOption
 from tipbench.errors import TipbenchError, UsageError
+from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def panel(
 ) -> None:
     """Serve the admin API and the web panel.
 
-    It listens on this machine only, unless told otherwise. Every page and endpoint needs a token: TIPBENCH_ADMIN_TOKEN,
-    else one that is made on the first start and printed once. `tipbench token` makes others. Ctrl-C ends it.
+    Listens on localhost by default. Every page and endpoint requires a token: TIPBENCH_ADMIN_TOKEN, or one that is
+    created on the first start and printed once. `tipbench token` creates others. Press Ctrl-C to stop.
 
     Examples:
 
@@ -44,15 +45,13 @@ def panel(
       tipbench panel --port 8080 --mlflow-url http://mlflow.example:5000
     """
     _check_installed()
-    from tipbench.cli.session import writable_home
-    from tipbench.web.admin import create_app
+    from tipbench.web.app import create_app, listen, panel_url, serve
     from tipbench.web.options import panel_options
-    from tipbench.web.server import address_of, listen, serve
 
     settings = load_settings()
     if mlflow_url is not None:
         settings = replace(settings, values={**settings.values, "mlflow_url": mlflow_url})
-    writable_home(settings)
+    writable_home(settings.home)
     options = panel_options(settings, host=host, port=port)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     with contextlib.closing(listen(options)) as sock:
@@ -60,7 +59,7 @@ def panel(
         _first_token(app.state.panel)
         _warn(options)
         _find_mlflow(app.state.panel)
-        serve(app, options, sock, started=lambda: say(f"panel: {address_of(sock, options)} (Ctrl-C ends it)"))
+        serve(app, options, sock, started=lambda: print_message(f"panel: {panel_url(sock, options)} (Ctrl-C ends it)"))
 
 
 def _check_installed() -> None:
@@ -72,17 +71,19 @@ def _check_installed() -> None:
 
 
 def _first_token(panel: Panel) -> None:
-    """Made once, printed once: it is kept as a hash only."""
-    from tipbench.web.tokens import Role
+    """Create an admin token if there is none, and print it once, as only its hash is stored."""
+    from tipbench.web.auth import Role
 
     tokens = panel.guard.tokens
     if panel.options.admin_token is not None:
-        say("admin token: as TIPBENCH_ADMIN_TOKEN says")
+        print_message("admin token: as TIPBENCH_ADMIN_TOKEN says")
     elif tokens.has_admin():
-        say("admin token: as printed when it was made; `tipbench token create --role admin --name NAME` makes another")
+        print_message(
+            "admin token: as printed when it was made; `tipbench token create --role admin --name NAME` makes another"
+        )
     else:
         _, secret = tokens.create(Role.ADMIN, _FIRST, life_s=None)
-        say("no admin token yet: this is one. Keep it, it is not shown again:")
+        print_message("no admin token yet: this is one. Keep it, it is not shown again:")
         print(secret, flush=True)
 
 
@@ -90,24 +91,24 @@ def _warn(options: PanelOptions) -> None:
     if options.on_loopback:
         return
     if not options.proxies:
-        say(
+        print_message(
             f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be read on the way. Put "
             "a proxy with TLS in front and name it in TIPBENCH_PANEL_PROXIES, or keep --host 127.0.0.1"
         )
     if not options.hosts.names:
-        say(
+        print_message(
             "warning: it answers to the names of this machine itself only; TIPBENCH_PANEL_HOSTS adds the names and "
             "addresses that others use"
         )
 
 
 def _find_mlflow(panel: Panel) -> None:
-    """Found, and started where it is ours, before the first page waits for it."""
+    """Connect to MLflow, starting the local one if needed, so that the first page does not wait for it."""
     from tipbench.errors import NotEnoughData
 
     try:
-        say(f"MLflow: {panel.tracker.open().place}")
+        print_message(f"MLflow: {panel.tracker.open().place}")
     except NotEnoughData:
-        say("MLflow: none yet; the first run starts one")
+        print_message("MLflow: none yet; the first run starts one")
     except TipbenchError as exc:
-        say(f"warning: {exc}")
+        print_message(f"warning: {exc}")

@@ -1,4 +1,4 @@
-"""`tipbench plan`: what a collect with the same options would do."""
+"""`tipbench plan`: show what `collect` would do with the same options."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import duration, file_size, parameter_count, print_json, print_table, say
+from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, with_collect_options
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
+from tipbench.text import duration, file_size, parameter_count, plural
 
 if TYPE_CHECKING:
     from tipbench.plan.suite import Suite
-    from tipbench.record.planning import Plan, Recorded
+    from tipbench.record.plan_check import Plan, Recorded
 
 
 @with_collect_options
 def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -> None:
-    """Show what collect would do, without doing it.
+    """Show what collect would do, without running it.
 
-    Cells, those already recorded, models refused and why, memory and time.
-    It takes the options of collect; nothing is generated and nothing is written.
+    Shows all cells, those already recorded, refused models with reasons, memory and time.
+    Takes the options of collect; nothing is generated or written.
 
     Examples:
 
@@ -32,7 +33,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
     """
     from tipbench.cli.session import free_memory_for
     from tipbench.record.collect import dry_run
-    from tipbench.record.planning import plan_json
+    from tipbench.record.plan_check import plan_json
 
     made = dry_run(
         config, settings.home, lambda suite: _recorded(config, settings, suite), lambda m: free_memory_for(m, config)
@@ -43,20 +44,20 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         _show(made)
     for model in made.models:
         if model.warning:
-            say(f"warning: {model.warning}")
+            print_message(f"warning: {model.warning}")
     for reason in made.refused.values():
-        say(f"refused: {reason}")
+        print_message(f"refused: {reason}")
     if made.refused and not (config.skip_refused and made.facts):
         raise typer.Exit(2)
 
 
 def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Recorded:
-    """What the experiment holds already. Where no MLflow was ever used, none is started to learn that it is empty."""
+    """Read what is already recorded; does not start a local MLflow that has no data."""
     from tipbench.cli.session import journal_of, open_store
-    from tipbench.errors import LocalServerError, MlflowAway, NotEnoughData
+    from tipbench.errors import LocalServerError, MlflowUnavailable, NotEnoughData
+    from tipbench.record.cell_run import RunContext
     from tipbench.record.journal import journalled_keys
-    from tipbench.record.outcome import Setting
-    from tipbench.record.planning import Recorded, read_recorded
+    from tipbench.record.plan_check import Recorded, read_recorded
 
     try:
         with open_store(settings, config.mlflow_url) as store:
@@ -64,12 +65,12 @@ def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Record
             experiment = store.experiment(config.experiment)
             if experiment is None:
                 return Recorded(journalled=journalled)
-            found = read_recorded(store, experiment.experiment_id, Setting(config, suite, "").conditions)
+            found = read_recorded(store, experiment.experiment_id, RunContext(config, suite, "").conditions)
             return replace(found, journalled=journalled)
     except NotEnoughData:
         return Recorded()
-    except (LocalServerError, MlflowAway) as exc:
-        say(f"warning: {exc} The plan counts nothing as recorded.")
+    except (LocalServerError, MlflowUnavailable) as exc:
+        print_message(f"warning: {exc} The plan counts nothing as recorded.")
         return Recorded()
 
 
@@ -79,8 +80,8 @@ def _show(made: Plan) -> None:
         return
     scenarios = len({cell.cell.scenario for cell in made.cells})
     print(
-        f"{made.config.experiment}: suite {made.suite.name}, {_counted(scenarios, 'scenario')}, "
-        f"{_counted(len(made.config.prompt_versions), 'prompt')}, {_counted(made.config.n_tips, 'tip')} a cell, "
+        f"{made.config.experiment}: suite {made.suite.name}, {plural(scenarios, 'scenario')}, "
+        f"{plural(len(made.config.prompt_versions), 'prompt')}, {plural(made.config.n_tips, 'tip')} a cell, "
         f"rubric {made.suite.rubric.id}\n"
     )
     print_table(
@@ -102,26 +103,20 @@ def _show(made: Plan) -> None:
     print(f"\n{_total(made)}")
     waiting = sum(cell.key in made.recorded.journalled for cell in made.cells)
     if waiting:
-        print(f"{_counted(waiting, 'finished cell')} in the journal: the next collect records them first")
+        print(f"{plural(waiting, 'finished cell')} in the journal: the next collect records them first")
     if made.stale:
-        print(
-            f"{_counted(made.stale, 'recorded answer')} stale: an earlier build of the model, or an older prompt text"
-        )
+        print(f"{plural(made.stale, 'recorded answer')} stale: an earlier build of the model, or an older prompt text")
 
 
 def _total(made: Plan) -> str:
-    cells = _counted(len(made.cells), "cell")
+    cells = plural(len(made.cells), "cell")
     if not made.missing:
         return f"{cells}, all recorded; nothing to generate"
     failed = sum(cell.key in made.recorded.failed for cell in made.missing)
-    again = f" ({failed} of them failed before)" if failed else ""
+    again = f" ({failed:,} of them failed before)" if failed else ""
     time = f"about {duration(made.seconds)}" if made.seconds is not None else "time unknown"
     recorded = len(made.cells) - len(made.missing)
-    return f"{cells}, {recorded} recorded, {len(made.missing)} to generate{again}; {time}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{cells}, {recorded:,} recorded, {len(made.missing):,} to generate{again}; {time}"
 
 
 def _time(seconds: float | None, measured: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Progress of a collect: bars on a terminal, a line now and then elsewhere. Both on stderr."""
+"""Progress of a collect on stderr: bars on a terminal, periodic lines otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Protocol, Self
 
-from tipbench.cli.console import duration, err, safe_line, say
+from tipbench.cli.console import err, print_message
 from tipbench.record.events import (
     BlockFinished,
     BlockStarted,
@@ -19,6 +19,7 @@ from tipbench.record.events import (
     Resumed,
     Waiting,
 )
+from tipbench.text import duration, printable
 
 _LINE_EVERY_S = 5.0
 
@@ -34,22 +35,22 @@ class ProgressView(Protocol):
 
 
 def progress_view() -> ProgressView:
-    """Bars when stderr is a terminal, else lines."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    """Return bars if stderr is a terminal, lines otherwise."""
+    return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 
 def sentence(event: Message | Waiting | Resumed) -> str:
-    """What an event says, for both views."""
+    """Return the text of an event, for both views."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
         return f"waiting for {event.what} to come back{limit} (Ctrl-C stops; nothing finished is lost)"
     if isinstance(event, Resumed):
         return f"{event.what} is back"
-    return f"warning: {safe_line(event.text)}" if event.warning else safe_line(event.text)
+    return f"warning: {printable(event.text)}" if event.warning else printable(event.text)
 
 
-class Lines:
-    """Plain lines: blocks, failures, messages, and how far it is every few seconds."""
+class LineProgress:
+    """Plain lines: models, failures, messages, and progress every few seconds."""
 
     def __init__(self) -> None:
         self._model = ""
@@ -71,30 +72,30 @@ class Lines:
                 self._next = time.monotonic() + _LINE_EVERY_S
                 left = f"{event.total - event.recorded} to generate"
                 before = f"{event.recorded} of {event.total} recorded before, {left}" if event.recorded else left
-                say(f"{event.model}: {before}")
+                print_message(f"{event.model}: {before}")
             elif isinstance(event, CellFinished):
                 self._cell(event)
             elif isinstance(event, BlockFinished):
-                say(f"{event.model}: {self._done} of {self._total} done, nothing left in memory")
+                print_message(f"{event.model}: {self._done} of {self._total} done, nothing left in memory")
             elif isinstance(event, Recording):
                 self._now_and_then(f"recording: {event.left} to go")
             else:
-                say(sentence(event))
+                print_message(sentence(event))
 
     def _cell(self, event: CellFinished) -> None:
         self._done += 1
         if event.failure is not None:
-            say(f"failed: {safe_line(event.failure)}")
+            print_message(f"failed: {printable(event.failure)}")
         self._now_and_then(f"{self._model}: {self._done} of {self._total}")
 
     def _now_and_then(self, text: str) -> None:
         if time.monotonic() >= self._next:
-            say(text)
+            print_message(text)
             self._next = time.monotonic() + _LINE_EVERY_S
 
 
-class Bars:
-    """A bar per model with tokens/s and time left, and one for what is on its way to MLflow."""
+class BarProgress:
+    """One bar per model with tokens/s and remaining time, and one for results being recorded in MLflow."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -129,13 +130,13 @@ class Bars:
         with self._lock:
             if isinstance(event, BlockStarted):
                 self._model = self._progress.add_task(
-                    safe_line(event.model), total=event.total, completed=event.recorded, speed=""
+                    printable(event.model), total=event.total, completed=event.recorded, speed=""
                 )
             elif isinstance(event, CellFinished) and self._model is not None:
                 speed = f"{event.tokens_per_s:.0f} tok/s" if event.tokens_per_s else ""
                 self._progress.update(TaskID(self._model), advance=1, speed=speed)
                 if event.failure is not None:
-                    self._progress.console.print(Text(f"failed: {safe_line(event.failure)}", style="red"))
+                    self._progress.console.print(Text(f"failed: {printable(event.failure)}", style="red"))
             elif isinstance(event, Recording):
                 self._record(event.left)
             elif isinstance(event, Message | Waiting | Resumed):

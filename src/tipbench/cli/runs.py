@@ -1,4 +1,4 @@
-"""`tipbench runs list / show`: read back what was recorded."""
+"""`tipbench runs list / show`: read recorded runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import out, print_json, safe_text, say
+from tipbench.cli.console import out, print_json, print_message
 from tipbench.cli.experiments import Format, FormatOption, print_rows
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
-from tipbench.errors import MlflowRefused, UsageError
+from tipbench.errors import MlflowError, UsageError
 from tipbench.settings import load_settings
+from tipbench.text import printable_lines
 
 if TYPE_CHECKING:
     from tipbench.record.mlflow import MlflowStore
@@ -54,11 +55,11 @@ def list_runs(
       tipbench runs list --experiment tip-bench-demo --format csv > runs.csv
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.record.reading import FILTERS, cells, read_filter, run_json
+    from tipbench.record.reader import FILTERS, cells, parse_filter, run_json
 
     named = {"model": model, "prompt": prompt, "scenario": scenario, "state": _checked_state(state)}
     filters = {FILTERS[key]: value for key, value in named.items() if value is not None}
-    filters |= dict(read_filter(text) for text in where or [])
+    filters |= dict(parse_filter(text) for text in where or [])
     settings = load_settings()
     chosen = Format.JSON if json_ else format_
     most = limit or (_TABLE_LIMIT if chosen is Format.TABLE else None)
@@ -75,9 +76,9 @@ def list_runs(
         columns = _SHORT if short else _ALL
         print_rows(columns, [_row(run, short=short) for run in shown], chosen, text=_TEXT, keep=5)
     if not runs:
-        say(f"no run of {name} matches" if filters else f"{name} has no runs yet")
+        print_message(f"no run of {name} matches" if filters else f"{name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
-        say(f"the newest {most} are shown; --limit takes more, --format csv or json has all")
+        print_message(f"the newest {most} are shown; --limit takes more, --format csv or json has all")
 
 
 def _checked_state(state: str | None) -> str | None:
@@ -121,7 +122,7 @@ def show_run(
 ) -> None:
     """Show one run with all its texts: prompt, raw answer, tips.
 
-    A whole id is found in any experiment, its beginning among the cells of one.
+    A full id is found in any experiment, a prefix only in the given one.
 
     Examples:
 
@@ -130,7 +131,7 @@ def show_run(
       tipbench runs show 1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed --json
     """
     from tipbench.cli.session import open_store
-    from tipbench.record.reading import run_json
+    from tipbench.record.reader import run_json
 
     settings = load_settings()
     name = chosen_experiment(settings, experiment)
@@ -143,9 +144,9 @@ def show_run(
 
 
 def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
-    """The id itself, or the one that begins so among the experiment's cells."""
+    """Return the full id, expanding a prefix that is unique within the experiment."""
     from tipbench.cli.session import existing_experiment
-    from tipbench.record.reading import cells
+    from tipbench.record.reader import cells
 
     if len(run_id) >= _ID_CHARS:
         return run_id
@@ -163,7 +164,7 @@ def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
 def _get(store: MlflowStore, run_id: str) -> tuple[StoredRun, dict[str, str]]:
     try:
         return store.get(run_id)
-    except MlflowRefused as exc:
+    except MlflowError as exc:
         if exc.status == 404 and exc.code:
             raise UsageError(
                 f"There is no run {run_id} in MLflow at {store.url}. `tipbench runs list` shows what there is."
@@ -178,7 +179,7 @@ def _print_run(run: StoredRun, texts: dict[str, str]) -> None:
     for title, values in (("params", run.params), ("metrics", run.metrics), ("tags", run.tags)):
         console.print(Text(title, style="bold"))
         for key, value in sorted(values.items()):
-            console.print(Text(safe_text(f"  {key}: {value}")), soft_wrap=True)
+            console.print(Text(printable_lines(f"  {key}: {value}")), soft_wrap=True)
     for key, text in sorted(texts.items()):
-        console.print(Text(safe_text(f"\n── {key} ({len(text)} characters)"), style="bold"))
-        console.print(Text(safe_text(text)), soft_wrap=True)
+        console.print(Text(printable_lines(f"\n── {key} ({len(text)} characters)"), style="bold"))
+        console.print(Text(printable_lines(text)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`tipbench token create / list / revoke`: who may use the panel."""
+"""`tipbench token create / list / revoke`: manage the panel's access tokens."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import print_json, print_table, say
+from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption
 from tipbench.errors import UsageError
+from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.web.tokens import Token, TokenStore
+    from tipbench.web.auth import Token, TokenStore
 
-app = typer.Typer(help="Who may use the panel.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Manage access tokens for the panel.", no_args_is_help=True, rich_markup_mode=None)
 
 _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last_used")
 
 
 class RoleName(StrEnum):
-    """What a token allows."""
+    """Role of a token."""
 
     ADMIN = "admin"
     JUDGE = "judge"
@@ -45,7 +46,7 @@ def create(
     ] = "90d",
     json_: JsonOption = False,
 ) -> None:
-    """Make a token and print it, once: only its hash is kept.
+    """Create a token and print it once; only its hash is stored.
 
     Examples:
 
@@ -53,9 +54,9 @@ def create(
 
       tipbench token create --role admin --name ci --json
     """
-    from tipbench.web.tokens import Role, read_life
+    from tipbench.web.auth import Role, parse_lifetime
 
-    life_s = read_life(expires)
+    life_s = parse_lifetime(expires)
     with _tokens() as tokens:
         token, secret = tokens.create(Role(role.value), name, life_s=life_s)
         told = token.to_json(tokens.clock())
@@ -63,13 +64,13 @@ def create(
         print_json({**told, "token": secret})
         return
     until = f"until {told['expires']}" if told["expires"] else "for ever"
-    say(f"token {token.id} for {token.name} ({token.role}), valid {until}. Keep it, it is not shown again:")
+    print_message(f"token {token.id} for {token.name} ({token.role}), valid {until}. Keep it, it is not shown again:")
     print(secret)
 
 
 @app.command("list")
 def list_tokens(json_: JsonOption = False) -> None:
-    """List the tokens: whose they are, what they allow, when they were last used.
+    """List tokens with name, role and last use.
 
     Examples:
 
@@ -84,7 +85,7 @@ def list_tokens(json_: JsonOption = False) -> None:
     elif rows:
         print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
     else:
-        say("no tokens yet; `tipbench token create --role judge --name NAME` makes one")
+        print_message("no tokens yet; `tipbench token create --role judge --name NAME` makes one")
 
 
 @app.command("revoke")
@@ -96,7 +97,7 @@ def revoke(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """End tokens now, and every session that began with them.
+    """Revoke tokens immediately, and end their sessions.
 
     Examples:
 
@@ -125,11 +126,10 @@ def _meant(token: Token, token_id: str | None, name: str | None, role: RoleName 
 
 @contextmanager
 def _tokens() -> Iterator[TokenStore]:
-    from tipbench.cli.session import writable_home
-    from tipbench.web.database import Database
-    from tipbench.web.tokens import TokenStore
+    from tipbench.web.auth import TokenStore
+    from tipbench.web.database import panel_database
 
-    database = Database(writable_home(load_settings()))
+    database = panel_database(writable_home(load_settings().home))
     try:
         yield TokenStore(database)
     finally:

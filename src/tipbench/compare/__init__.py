@@ -1,1 +1,1 @@
-"""Rank it: who leads, who cannot be told apart from the leader, why, and what it would take to know."""
+"""Leaderboards: ranking, ties with the leader, attribution of the spread, and the number of scenarios needed."""

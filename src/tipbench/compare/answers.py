@@ -1,4 +1,4 @@
-"""What the pairs wrote, scenario by scenario, with the scores that count on the board: for reading side by side."""
+"""Answers of all pairs by scenario, with the scores counted on the board, for side-by-side reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.errors import CorruptText, SuiteError
 from tipbench.judge.material import CANDIDATES
-from tipbench.judge.scores import NOBODY, SCORES, CellScores, Judgement, read_scores
+from tipbench.judge.scores import NO_SCORES, SCORES, CellScores, Judgement, read_scores
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunKind
 from tipbench.record.store import Experiment, RunStore
@@ -24,7 +24,7 @@ Cards = Mapping[tuple[str, str], Mapping[str, Any]]  # by scenario id and conten
 
 @dataclass(frozen=True)
 class AnswerTip:
-    """One tip with its scores: means over the judges that count, empty while there are none."""
+    """One tip with its mean scores over the counted judges; empty if it is not scored."""
 
     tip: str
     rationale: str
@@ -34,19 +34,19 @@ class AnswerTip:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one pair wrote for one scenario. Tips beyond the asked number were not judged and are left out."""
+    """One pair's answer to one scenario. Tips beyond the requested number are not judged and are omitted."""
 
     pair: Pair
     state: str  # judged, pending or failed
     composite: float | None
     format_ok: bool | None
     tips: tuple[AnswerTip, ...]
-    repeat: str = ""  # which one, where there are several
+    repeat: str = ""  # repeat number, if there are several
 
 
 @dataclass(frozen=True)
 class ScenarioAnswers:
-    """One scenario: its card, None when its suite is not at hand, and the answers in the board's order."""
+    """One scenario with its card (None if its suite is not available) and its answers in board order."""
 
     scenario: str
     card: Mapping[str, Any] | None
@@ -56,7 +56,7 @@ class ScenarioAnswers:
 def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
-    """The answers behind a board: those of the cells it rests on."""
+    """Returns the answers of the cells a board is based on."""
     asked = {"kind": str(RunKind.CELL), **cells.question.where}
     there = {cell.run.run_id for cell in cells.cells}
     found = {
@@ -67,17 +67,17 @@ def read_answers(
     scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in found.items()}
     tips = {run_id: _tips(run_id, run.params, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in found.items()}
     names = {cell.run.params.get("suite", "") for cell in cells.cells}
-    return arrange(board, cells.cells, tips, scores, _cards(names))
+    return group_answers(board, cells.cells, tips, scores, _cards(names))
 
 
-def arrange(
+def group_answers(
     board: Leaderboard,
     cells: Iterable[BoardCell],
     tips: Mapping[str, Sequence[tuple[str, str]]],
     scores: Mapping[str, CellScores],
     cards: Cards,
 ) -> tuple[ScenarioAnswers, ...]:
-    """Answers by scenario, in the board's order of pairs; tips and scores by run id."""
+    """Groups answers by scenario, pairs in board order; `tips` and `scores` are keyed by run id."""
     order = {standing.pair: at for at, standing in enumerate(board.standings)}
     grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
     for cell in cells:
@@ -87,7 +87,7 @@ def arrange(
             key[0],
             cards.get(key),
             tuple(
-                _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NOBODY))
+                _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NO_SCORES))
                 for cell in sorted(members, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair)))
             ),
         )
@@ -132,7 +132,7 @@ def _cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:
     for name in suites:
         try:
             scenarios = load_suite(name).scenarios
-        except SuiteError:  # a user's own suite, whose folder is not known here: the answers are shown without cards
+        except SuiteError:  # a custom suite whose folder is unknown here: answers are shown without cards
             continue
         cards |= {(scenario.id, scenario.content_hash): scenario.to_card() for scenario in scenarios}
     return cards

@@ -1,9 +1,9 @@
-"""Why rows differ: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
+"""Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
-Defined for complete layouts: of the complete rows, every model with every prompt, over the scenarios that all of them
-have. Sums of squares then add up, in whatever order they are taken. Chance alone gives every factor some share, about
-its degrees of freedom / all of them: `p` (F test against the residual) says whether there is more. The residual is what
-a pair does differently from scenario to scenario, noise included.
+Requires a complete layout: among the complete rows, every model with every prompt, over the scenarios they all share.
+The sums of squares are then additive and independent of order. By chance alone every factor gets a share of about its
+degrees of freedom / the total; `p` (F test against the residual) tests for more. The residual is the variation of a
+pair between scenarios, including noise.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import numpy as np
 from tipbench.compare.matrix import Floats, Pair, ScoreMatrix
 from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, SEED, step_down
 from tipbench.compare.statistics import Estimate, Unknown, mean_estimate
+from tipbench.text import join_names
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One source of spread."""
+    """One source of variation."""
 
-    share: float  # of the whole sum of squares
+    share: float  # of the total sum of squares
     squares: float
     freedom: int
-    p: float | None  # None for the residual, and where there is nothing to test against
+    p: float | None  # None for the residual, and if there is no variation to test against
 
 
 @dataclass(frozen=True)
 class Marginal:
-    """A model over all prompts, or a prompt over all models."""
+    """The mean of a model over all prompts, or of a prompt over all models."""
 
     name: str
     estimate: Estimate
@@ -38,7 +39,7 @@ class Marginal:
 
 @dataclass(frozen=True)
 class InteractionFlag:
-    """A prompt that does not do the same for all models, measured against the mean of the other prompts."""
+    """A prompt whose effect, relative to the mean of the other prompts, depends on the model."""
 
     prompt: str
     helps: tuple[str, ...]  # models
@@ -47,29 +48,29 @@ class InteractionFlag:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of the complete rows. Shares sum to 1 over those there are; a side with one member is None."""
+    """Attribution over the complete rows. Shares that are not None sum to 1; a side with one member is None."""
 
     model: Factor | None
     prompt: Factor | None
     interaction: Factor | None
     scenario: Factor
     residual: Factor
-    persona: Factor | None  # part of scenario; None with one persona, or one scenario for each
+    persona: Factor | None  # part of scenario; None with one persona, or one scenario per persona
     models: tuple[Marginal, ...]
     prompts: tuple[Marginal, ...]
     flags: tuple[InteractionFlag, ...]
     n_scenarios: int
-    without: tuple[str, ...] = ()  # models, prompts or pairs of the board that are not complete
+    without: tuple[str, ...] = ()  # excluded as incomplete: models, prompts or pairs of the board
 
     def shares(self) -> dict[str, float | None]:
-        """The five shares by name, as in the leaderboard's JSON."""
+        """Returns the five shares by name, as in the leaderboard JSON."""
         names = ("model", "prompt", "interaction", "scenario", "residual")
         factors: list[Factor | None] = [self.model, self.prompt, self.interaction, self.scenario, self.residual]
         return {name: factor.share if factor else None for name, factor in zip(names, factors, strict=True)}
 
 
 def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> Attribution | Unknown:
-    """How much of the spread is the model, the prompt, their interaction, the scenario, and the rest."""
+    """Attributes the spread to model, prompt, their interaction, scenario and residual."""
     board = matrix.only(matrix.complete)
     models = sorted({pair.model for pair in board.pairs})
     prompts = sorted({pair.prompt for pair in board.pairs})
@@ -85,7 +86,7 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
 
 
 def _without(pairs: Sequence[Pair], used: Sequence[Pair]) -> tuple[str, ...]:
-    """What the layout leaves out, said as shortly as it can be: whole models, whole prompts, single pairs."""
+    """Returns what the layout excludes in its shortest form: whole models, whole prompts, then single pairs."""
     left = [pair for pair in pairs if pair not in used]
     models = {pair.model for pair in left} - {pair.model for pair in used}
     prompts = {pair.prompt for pair in left} - {pair.prompt for pair in used}
@@ -98,8 +99,7 @@ def _why_not(board: ScoreMatrix, missing: Sequence[str], values: Floats) -> str 
     if len(board.pairs) < 2:
         return f"Attribution needs two complete rows; there are {len(board.pairs)}."
     if missing:
-        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        return f"Attribution needs every model with every prompt; not complete: {named}."
+        return f"Attribution needs every model with every prompt; not complete: {join_names(missing, 3)}."
     if len(values) < 2:
         return f"Attribution needs two scenarios that all complete rows share; there are {len(values)}."
     if np.ptp(values) < NOTHING:
@@ -180,10 +180,10 @@ def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:
 def _flags(
     scores: Floats, models: Sequence[str], prompts: Sequence[str], *, seed: int, flips: int
 ) -> tuple[InteractionFlag, ...]:
-    """Prompts with an effect that depends on the model, and the models they help or hurt.
+    """Returns the prompts whose effect depends on the model, with the models they help or hurt.
 
-    That one model is helped significantly and another is not proves no difference between them. So the contrast itself
-    is tested, a prompt's effect on one model − its mean effect on the others, by step-down over all cells.
+    A significant effect on one model but not on another does not prove that the effects differ. The test is therefore
+    on the contrast, a prompt's effect on one model − its mean effect on the others, step-down over all cells.
     """
     n, k_models, k_prompts = scores.shape
     if k_models < 2 or k_prompts < 2:

@@ -1,46 +1,74 @@
-"""Which recorded cells a board rests on, and what each contributes: one set of conditions, one build of each name.
-
-Nothing is dropped in silence: what is left out is counted, and stands as a flag beside the row it belongs to.
-"""
+"""Reads and filters the cells of a board, with the rubric and floor of their scores."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tipbench.compare.matrix import Pair
-from tipbench.compare.rubrics import find_rubric, floor_values
-from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
+from tipbench.errors import MixedRubrics, NotEnoughData, SuiteError, UsageError
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
-from tipbench.judge.scores import SCORES, CellScores, Judgement, read_scores
-from tipbench.plan.rubric import FLAGS, Rubric
-from tipbench.record.current import newest_run, stale_runs
+from tipbench.judge.scores import RUBRIC, SCORES, CellScores, Judgement, read_scores
+from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
+from tipbench.record.reader import newest_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
 
+def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
+    """Returns the rubric with this tag, stored with a cell scored under it or with a sheet; None if not found."""
+    for text in _texts(store, experiment_id, tag, runs):
+        rubric = read_rubric(text)
+        if rubric is not None and rubric.tag == tag:
+            return rubric
+    return None
+
+
+def read_rubric(text: str | None) -> Rubric | None:
+    """Parses a stored rubric; None if it is missing or this version cannot parse it."""
+    try:
+        return parse_rubric(text, Path("rubric.md")) if text is not None else None
+    except SuiteError:
+        return None
+
+
+def floor_values(rubric: Rubric) -> Mapping[str, float]:
+    """Returns the scores of an answer without a usable tip."""
+    return {**rubric.floor, "composite": rubric.floor_composite}
+
+
+def _texts(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Iterator[str | None]:
+    kept = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    if kept is not None:
+        yield store.get(kept.run_id)[1].get(RUBRIC)
+    where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
+    for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
+        yield texts.get(RUBRIC)
+
+
 @dataclass(frozen=True)
-class Question:
-    """What is asked of the cells."""
+class CellFilter:
+    """Filters on cells and scores."""
 
     where: Mapping[str, str] = field(default_factory=dict)
     judge: str | None = None  # only this judge's scores
-    provisional: bool = False  # the provisional scores, also where judges have scored
+    provisional: bool = False  # use provisional scores even where judges have scored
 
 
 @dataclass(frozen=True)
 class BoardCell:
-    """One cell of a board; `values` has the composite, scales and flags, or is empty while nothing counts."""
+    """One cell of a board; `values` has the composite, scales and flags, and is empty if no scores count."""
 
     run: StoredRun
     values: Mapping[str, float]
-    computed: Mapping[str, float] | None = None  # flags by code, where those of the run are judges' that do not count
+    computed: Mapping[str, float] | None = None  # computed flags, if the run's flags come from judges that do not count
 
     @property
     def measured(self) -> Mapping[str, float]:
-        """What there is without a score: diversity, speed, and the flags as code computes them."""
+        """Metrics available without scores: diversity, speed and computed flags."""
         if self.computed is None:
             return self.run.metrics
         return {**{name: value for name, value in self.run.metrics.items() if name not in FLAGS}, **self.computed}
@@ -68,26 +96,26 @@ class BoardCell:
 
 @dataclass(frozen=True)
 class BoardCells:
-    """The cells of one board, and what was left out of it."""
+    """The cells of one board, and what is excluded from it."""
 
     cells: tuple[BoardCell, ...]
-    rubric: str  # id@sha256 of the scores; empty when nothing is scored
+    rubric: str  # id@sha256; empty if nothing is scored
     judges: tuple[str, ...]
     provisional: bool
-    stale: Mapping[Pair, int]  # runs of older builds
-    other_conditions: int  # runs under conditions that are not looked at
+    stale: Mapping[Pair, int]  # number of runs of older builds
+    other_conditions: int  # number of runs under other conditions, which are excluded
     conditions: str
-    other_ids: tuple[str, ...] = ()  # those other conditions, newest first
-    question: Question = field(default_factory=Question)
+    other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
+    question: CellFilter = field(default_factory=CellFilter)
 
     @property
     def gone(self) -> frozenset[Pair]:
-        """Pairs of which every run is stale."""
+        """Pairs whose runs are all stale."""
         return frozenset(self.stale) - {cell.pair for cell in self.cells}
 
 
-def read_board(store: RunStore, experiment_id: str, question: Question) -> BoardCells:
-    """Read an experiment's cells and choose. NotEnoughData when there are none."""
+def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
+    """Reads an experiment's cells and selects those of the board. Raises NotEnoughData if none match."""
     kind = str(RunKind.CELL)
     if question.where.get("kind", kind) != kind:
         raise UsageError(f"A board is made of cells; --where kind={question.where['kind']} would leave none.")
@@ -100,12 +128,12 @@ def read_board(store: RunStore, experiment_id: str, question: Question) -> Board
     ]
     if not found:
         raise NotEnoughData("No cell matches: nothing can be compared yet. `tipbench runs list` shows what there is.")
-    board = choose([(run, read_scores(kept.get(SCORES))) for run, kept in found], question)
+    board = select_cells([(run, read_scores(kept.get(SCORES))) for run, kept in found], question)
     return _completed(store, experiment_id, board, {run.run_id: kept.get(RAW) for run, kept in found})
 
 
-def choose(runs: Sequence[tuple[StoredRun, CellScores]], question: Question) -> BoardCells:
-    """The newest conditions, the newest build of every name, and their scores."""
+def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
+    """Selects the newest conditions and the newest build of every name, with their scores."""
     conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
     same = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
     old = stale_runs([run for run, _ in same])
@@ -129,7 +157,7 @@ def choose(runs: Sequence[tuple[StoredRun, CellScores]], question: Question) -> 
 
 
 def _completed(store: RunStore, experiment_id: str, board: BoardCells, raws: Mapping[str, str | None]) -> BoardCells:
-    """With what needs the text of the rubric: floors of another rubric at this one's, flags that no judge changed."""
+    """Applies the rubric text: its floor to cells floored under another rubric, and flags without judges' changes."""
     other = any(_floored_elsewhere(cell, board.rubric) for cell in board.cells)
     flags = any(cell.computed is not None for cell in board.cells)
     if not board.rubric or not (other or flags):
@@ -157,7 +185,10 @@ def _floored_elsewhere(cell: BoardCell, rubric: str) -> bool:
 
 
 def _rubric_of(scored: Iterable[_Scored], *, provisional: bool) -> str:
-    """The one rubric of the scores. A floor is nobody's score; where there is nothing else, its rubric is named."""
+    """Returns the only rubric of the scores, or that of the newest floor if all scores are floors.
+
+    Raises MixedRubrics if there are several. Floors are not given by a judge, so they do not count as mixed.
+    """
     scored = list(scored)
     rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
     if len(rubrics) > 1:
@@ -166,7 +197,7 @@ def _rubric_of(scored: Iterable[_Scored], *, provisional: bool) -> str:
     return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
 
 
-_Scored = tuple[BoardCell, str, tuple[str, ...]]  # with its rubric and judges
+_Scored = tuple[BoardCell, str, tuple[str, ...]]  # cell, rubric, judges
 
 
 def _judged(runs: Iterable[tuple[StoredRun, CellScores]], judge: str | None) -> list[_Scored]:
@@ -206,7 +237,7 @@ def _given(run: StoredRun, given: Judgement) -> _Scored:
 
 
 def _unscored(run: StoredRun, *, judged: bool = False) -> _Scored:
-    """`judged`: by others, so that the run's flags are theirs."""
+    """`judged` means judged by others: the run's flags are theirs and are not used."""
     return BoardCell(run, {}, {} if judged else None), "", ()
 
 
@@ -219,7 +250,7 @@ def _pair(run: StoredRun) -> Pair:
 
 
 def _newest_first(runs: Iterable[StoredRun]) -> tuple[str, ...]:
-    """The conditions of these runs."""
+    """Returns the distinct conditions of the runs, newest first."""
     ordered = sorted(runs, key=lambda run: (-run.start_ms, run.run_id))
     return tuple(dict.fromkeys(run.tags.get("conditions", "") for run in ordered))
 

@@ -1,6 +1,6 @@
-"""A decision with its evidence: the whole standing, the hashes and the reason, frozen as a run and as Markdown.
+"""Decisions with their evidence: the leaderboard, hashes and reason, stored as a run and as Markdown.
 
-A decision is dated: deciding again, also on the same data, is another decision and another run.
+Decisions are dated: deciding again, even on the same data, creates another decision and another run.
 """
 
 from __future__ import annotations
@@ -13,35 +13,26 @@ from functools import cached_property
 from typing import Any
 
 import tipbench
-from tipbench.compare.board_json import pair_json
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.duels import DuelTable
-from tipbench.compare.gate import check_known
-from tipbench.compare.leaderboard import Leaderboard, Standing
+from tipbench.compare.gate import check_on_board
+from tipbench.compare.leaderboard import Leaderboard, Standing, pair_json
 from tipbench.compare.matrix import Pair
-from tipbench.compare.report import (
-    State,
-    difference_text,
-    interval,
-    markdown_table,
-    number,
-    plain_markdown,
-    state_of,
-    to_markdown,
-)
+from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
 from tipbench.compare.statistics import Difference
 from tipbench.compare.verdict import standing_sentence
 from tipbench.errors import UsageError
 from tipbench.record.run import NewRun, RunKind
+from tipbench.text import interval, number
 
 MARKDOWN = "artifact:decision.md"
 BOARD = "artifact:leaderboard.json"
-LONGEST_REASON = 2000
+MAX_REASON_LENGTH = 2000
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the numbers rest on, by hash: whoever has the same, has the same benchmark."""
+    """Hashes of everything the numbers depend on; equal hashes mean the same benchmark."""
 
     model_digest: str | None  # of the chosen model
     prompt_hash: str | None  # of the chosen prompt's text
@@ -53,25 +44,25 @@ class Evidence:
     leaderboard_sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns JSON-serialisable values."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A pair was chosen, on this day, on this board, for this reason."""
+    """The choice of a pair, with its date, reason, board and evidence."""
 
     id: str
     at: str  # ISO time
     chosen: Pair
     reason: str
     board: Leaderboard
-    board_text: str  # as kept: what `evidence.leaderboard_sha256` is the hash of
+    board_text: str  # the stored JSON, hashed in `evidence.leaderboard_sha256`
     evidence: Evidence
 
     @property
     def standing(self) -> Standing:
-        """The chosen pair's row."""
+        """The standing of the chosen pair."""
         return next(each for each in self.board.standings if each.pair == self.chosen)
 
     @property
@@ -80,11 +71,11 @@ class Decision:
 
     @cached_property
     def findings(self) -> tuple[str, ...]:
-        """What the data say of the choice, first of all where they do not carry it."""
+        """Sentences on how the data support the choice, limitations first."""
         return tuple(_findings(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; None where unknown."""
+        """Returns JSON-serialisable values; None if unknown."""
         return {
             "decision": self.id,
             "experiment": self.board.experiment,
@@ -102,9 +93,9 @@ class Decision:
 def make_decision(
     board: Leaderboard, cells: BoardCells, chosen: Pair, reason: str, *, decision_id: str, at: str
 ) -> Decision:
-    """Freeze a choice. UsageError for a pair that is not on the board, or a reason that is none."""
-    check_known(cells, chosen)
-    reason = checked_reason(reason)
+    """Creates a decision. Raises UsageError if the pair is not on the board or the reason is invalid."""
+    check_on_board(cells, chosen)
+    reason = validate_reason(reason)
     text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     own = [cell for cell in cells.cells if cell.pair == chosen and not cell.failed]
     evidence = Evidence(
@@ -120,16 +111,16 @@ def make_decision(
     return Decision(decision_id, at, chosen, reason, board, text, evidence)
 
 
-def checked_reason(text: str) -> str:
-    """A reason as it is kept, or UsageError."""
+def validate_reason(text: str) -> str:
+    """Returns the reason stripped of whitespace; raises UsageError if it is empty or too long."""
     kept = text.strip()
-    if not 1 <= len(kept) <= LONGEST_REASON:
-        raise UsageError(f"--because takes a reason of 1 to {LONGEST_REASON} characters (got {len(kept)}).")
+    if not 1 <= len(kept) <= MAX_REASON_LENGTH:
+        raise UsageError(f"--because takes a reason of 1 to {MAX_REASON_LENGTH} characters (got {len(kept)}).")
     return kept
 
 
 def decision_markdown(decision: Decision) -> str:
-    """The record for people: choice, reason, what the data say of it, the board, the hashes."""
+    """Returns the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
     evidence, chosen = decision.evidence, decision.standing
     reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
     estimate = chosen.row.estimate
@@ -163,7 +154,7 @@ def decision_markdown(decision: Decision) -> str:
 
 
 def decision_run(decision: Decision, at_ms: int) -> NewRun:
-    """The decision on its way into MLflow."""
+    """Returns the MLflow run that stores the decision."""
     evidence, row = decision.evidence, decision.standing.row
     numbers = {
         "composite": row.estimate.mean if row.estimate else None,
@@ -231,13 +222,13 @@ def _gap(found: Difference | None) -> str:
 
 
 def _only(values: Iterable[str | None]) -> str | None:
-    """A row has one build of each name; None when nothing says which."""
+    """Returns the only known value; None if there is none or more than one."""
     known = {value for value in values if value}
     return known.pop() if len(known) == 1 else None
 
 
 def _sorted(cells: BoardCells) -> list[BoardCell]:
-    """In a fixed order, failed ones first, so that an answered cell's hashes stand."""
+    """Returns cells in a fixed order, failed ones first, so that hashes of answered cells take precedence."""
     return sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
 
 

@@ -1,12 +1,12 @@
-"""Bradley–Terry inside the tied set: log-odds strengths from blind A/B duels, with intervals.
+"""Bradley–Terry model of the tied set: log-odds strengths from blind A/B duels, with intervals.
 
-The unit is the scenario here too. The duels of one match-up in one scenario (both orders, several judges) are averaged
-to one outcome between 0 and 1, a tie being half a win. Strengths maximise the likelihood with a light penalty: each
-match-up that was played gets (rows − 1) / (2 × match-ups) extra wins each way, half a win for two rows, which stands in
-for Firth's correction and keeps a row that won everything finite. Intervals come from the profile of that likelihood
-(a Wald interval is worthless for a clean sweep): its drop is held against t² with scenarios − 1 degrees of freedom, and
-stretched where scenarios scatter more than independent duels would (sandwich variance by scenario / model variance,
-never under 1). A winner is a row whose difference to every other row has an interval above 0.
+The unit is the scenario. Duels of one match-up in one scenario (both orders, several judges) are averaged to one
+outcome between 0 and 1; a tie is half a win. Strengths maximise a lightly penalised likelihood: each match-up played
+gets (rows − 1) / (2 × match-ups) extra wins each way (half a win for two rows). This approximates Firth's correction
+and keeps the strength of a row that won everything finite. Intervals are profile likelihood intervals, because Wald
+intervals fail for a clean sweep: the drop in likelihood is compared with t² at scenarios − 1 degrees of freedom,
+scaled by the overdispersion between scenarios (sandwich variance by scenario / model variance, at least 1). The winner
+is the row whose difference to every other row has an interval above 0.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tipbench.compare.resampling import ALPHA
 from tipbench.compare.statistics import Unknown, t_quantile
 
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
-STEEPEST = 20.0  # log-odds: an interval that reaches farther has no end
-RIDGE = 1e-12  # keeps far-out steps solvable; moves no maximum
+MAX_LOG_ODDS = 20.0  # log-odds; an interval bound beyond this is unbounded
+RIDGE = 1e-12  # keeps extreme steps solvable without moving the maximum
 
 
 @dataclass(frozen=True)
 class Duel:
-    """One judged comparison. `first` is the side that was shown first (`a`)."""
+    """One judged comparison. `first` is the side shown first (`a`)."""
 
     first: Pair
     second: Pair
@@ -42,7 +42,7 @@ class Duel:
 
 @dataclass(frozen=True)
 class Strength:
-    """Log-odds with an interval; None where too few scenarios give it no end."""
+    """Log-odds with an interval; a bound is None if there are too few scenarios to limit it."""
 
     value: float
     ci_low: float | None
@@ -54,28 +54,28 @@ class DuelStanding:
     """One row of the duel table."""
 
     pair: Pair
-    strength: Strength  # against the average of all rows
+    strength: Strength  # relative to the average of all rows
     behind_top: Strength | None  # top − this row; None for the top
-    points: float  # won duels, ties half
+    points: float  # duels won; a tie counts half
     duels: int
     n_scenarios: int
 
 
 @dataclass(frozen=True)
 class DuelTable:
-    """Strongest first."""
+    """Duel standings, strongest first."""
 
     standings: tuple[DuelStanding, ...]
     winner: Pair | None
-    first_share: float  # points of the side shown first: 0.5 when the order does not matter
+    first_share: float  # share of points of the side shown first; 0.5 means no order effect
     n_scenarios: int
-    absent: tuple[Pair, ...] = ()  # rows of the group without a duel: while there are any, nobody has won
+    absent: tuple[Pair, ...] = ()  # rows of the group without a duel; if there are any, there is no winner
 
 
 def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable | Unknown:
-    """Strengths of the rows that met; unknown without duels, or when some rows never met, even through others.
+    """Estimates the strengths of the rows; Unknown without duels, or if no chain of duels connects all rows.
 
-    `among` is the group they are about: who beats those met has not won while others of it are unmet.
+    `among` is the tied group: there is no winner until every row of it has a duel.
     """
     if any(duel.first == duel.second for duel in duels):
         raise ValueError("A row cannot meet itself in a duel.")
@@ -113,7 +113,7 @@ def _standing(games: _Games, duels: Sequence[Duel], best: Floats, at: int, top: 
 
 @dataclass(frozen=True, eq=False)
 class _Games:
-    """One row for each (scenario, match-up): who met, and the left side's share of the points."""
+    """Arrays with one entry per (scenario, match-up): both sides, and the left side's share of the points."""
 
     pairs: tuple[Pair, ...]
     left: NDArray[np.int64]
@@ -142,7 +142,7 @@ class _Games:
 
     @cached_property
     def wins(self) -> Floats:
-        """[i, j]: wins of i over j, with the penalty's extra wins."""
+        """[i, j]: wins of i over j, including the extra wins of the penalty."""
         k = len(self.pairs)
         wins = np.zeros((k, k))
         np.add.at(wins, (self.left, self.right), self.share)
@@ -151,7 +151,7 @@ class _Games:
         return np.asarray(wins + played * ((k - 1) / played.sum()))  # played counts each match-up twice
 
     def unreached(self) -> list[Pair]:
-        """The rows that no chain of duels links with the first."""
+        """Returns the rows that no chain of duels connects to the first."""
         links = (self.wins > 0).astype(np.int64)
         reached = np.zeros(len(self.pairs), dtype=np.int64)
         reached[0] = 1
@@ -163,14 +163,14 @@ class _Games:
         return float(-(self.wins * np.logaddexp(0.0, strengths[None, :] - strengths[:, None])).sum())
 
     def slopes(self, strengths: Floats) -> tuple[Floats, Floats]:
-        """Gradient and information (negative second derivatives) of the likelihood."""
+        """Returns the gradient and information (negative second derivatives) of the log-likelihood."""
         chance = _chance(strengths[:, None] - strengths[None, :])
         games = self.wins + self.wins.T
         weight = games * chance * (1 - chance)
         return (self.wins - games * chance).sum(axis=1), np.diag(weight.sum(axis=1)) - weight
 
     def strengths(self, start: Floats | None = None, fixed: Floats | None = None) -> Floats:
-        """The maximum, by Newton's method; `fixed` is a contrast that keeps the value it has at `start`."""
+        """Maximises the likelihood by Newton's method; `fixed` is a contrast held at its value at `start`."""
         k = len(self.pairs)
         at = np.zeros(k) if start is None else start
         held = np.ones((1, k)) if fixed is None else np.stack([np.ones(k), fixed])
@@ -179,7 +179,7 @@ class _Games:
             gradient, information = self.slopes(at)
             system = np.block([[information + RIDGE * np.eye(k), held.T], [held, corner]])
             step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(len(held))]))[:k]
-            if gradient @ step < 1e-14:  # close enough for the last full step
+            if gradient @ step < 1e-14:  # converged: take one last full step
                 at = at + step
                 break
             here, size = self.likelihood(at), 1.0
@@ -191,7 +191,7 @@ class _Games:
         return np.asarray(at)
 
     def strength(self, best: Floats, contrast: Floats) -> Strength:
-        """A contrast of strengths with its profile interval."""
+        """Returns a contrast of strengths with its profile likelihood interval."""
         value = float(contrast @ best)
         if self.n_scenarios < 2:
             return Strength(value, None, None)
@@ -216,11 +216,11 @@ class _Games:
             moved = self.strengths(best + sign * distance * along, contrast)
             return self.likelihood(moved) - peak + drop
 
-        far = min(sqrt(drop), STEEPEST)
+        far = min(sqrt(drop), MAX_LOG_ODDS)
         while spare(far) > 0:
-            if far == STEEPEST:
+            if far == MAX_LOG_ODDS:
                 return None
-            far = min(2 * far, STEEPEST)
+            far = min(2 * far, MAX_LOG_ODDS)
         return float(contrast @ best) + sign * float(brentq(spare, 0.0, far, xtol=1e-9))
 
 

@@ -1,4 +1,4 @@
-"""What to judge next: the cells that most reduce the doubt about the top."""
+"""Selects the cells to judge next: those that most reduce uncertainty about the leader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tipbench.compare.ranking import Ranking, Row
 
 @dataclass(frozen=True)
 class Focus:
-    """The cells worth judging first: of the leader and the rows tied with it, scenario by scenario."""
+    """The cells to judge first: those of the leader and the rows tied with it, by scenario."""
 
     pairs: tuple[Pair, ...]
     scenarios: tuple[str, ...]  # most useful first
@@ -21,10 +21,10 @@ class Focus:
 
 
 def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
-    """None when there is no leader yet, when it is decided, or when nothing of the top is left to judge.
+    """Returns the cells to judge next; None without a leader, without ties, or if no top cells are left to judge.
 
-    One more shared scenario takes sd² / n(n + 1) off the squared error of a paired mean. A scenario's worth is the sum
-    of that over the tied rows it would newly pair with the leader, each weighted by its p: how open it still is.
+    One more shared scenario reduces the squared error of a paired mean by sd² / n(n + 1). The value of a scenario is
+    the sum over the tied rows it would newly pair with the leader, each weighted by its p (how undecided it is).
     """
     if ranking.leader is None or not ranking.tied:
         return None
@@ -59,5 +59,5 @@ def _worth(ranking: Ranking, before: set[Pair], after: set[Pair]) -> float:
 def _doubt(row: Row) -> float:
     diff = row.to_leader
     if diff is None or diff.sd is None or diff.p is None:
-        return 1.0  # nothing is known of it: as much doubt as there can be
+        return 1.0  # unknown difference: maximum uncertainty
     return diff.p * diff.sd**2 / (diff.n * (diff.n + 1))

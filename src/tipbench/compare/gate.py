@@ -1,56 +1,56 @@
-"""Gate: is a candidate pair worse than a baseline, by more than a margin? For a prompt change in CI."""
+"""Gate: tests whether a candidate pair is worse than a baseline by more than a margin; JUnit XML and annotations."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
+from xml.etree import ElementTree as ET
 
-from tipbench.compare.board_json import difference_json, pair_json
 from tipbench.compare.cells import BoardCell, BoardCells
-from tipbench.compare.leaderboard import COMPOSITE
+from tipbench.compare.leaderboard import COMPOSITE, difference_json, pair_json, unknown_pair_message
 from tipbench.compare.matrix import Pair, Score, score_matrix
-from tipbench.compare.notes import not_on_board
 from tipbench.compare.resampling import MIN_SCENARIOS, NOTHING, step_down
 from tipbench.compare.statistics import Difference, paired_difference, scenarios_needed
-from tipbench.compare.words import counted
 from tipbench.errors import UsageError
+from tipbench.text import plural
 
 MARGIN = 1.0
 
 
 class Outcome(StrEnum):
-    """What the gate says."""
+    """The outcome of a gate."""
 
-    NOT_WORSE = "not worse"  # the lower bound is above −margin
-    WORSE = "worse"  # the upper bound is below −margin
-    UNDECIDED = "undecided"  # −margin lies within the interval
-    UNKNOWN = "unknown"  # there is nothing to judge by
+    NOT_WORSE = "not worse"  # lower bound above −margin
+    WORSE = "worse"  # upper bound below −margin
+    UNDECIDED = "undecided"  # −margin within the interval
+    UNKNOWN = "unknown"  # not enough data
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What the answer rests on, and what of the candidate it does not rest on."""
+class GateEvidence:
+    """The data a gate result is based on, and the candidate cells missing from it."""
 
     failed: int  # cells of the candidate
     pending: int
-    baseline_scenarios: int  # in which the baseline is judged
+    baseline_scenarios: int  # scenarios in which the baseline is judged
     rubric: str | None  # id@sha256
     judges: tuple[str, ...]
     conditions: str
 
     @property
     def unfinished(self) -> str:
-        """In words; empty when every cell of the candidate counts."""
+        """The failed and pending candidate cells as text; empty if every cell is judged."""
         counts = ((self.failed, "failed"), (self.pending, "pending"))
-        parts = [f"{counted(n, 'candidate cell')} {state}" for n, state in counts if n]
+        parts = [f"{plural(n, 'candidate cell')} {state}" for n, state in counts if n]
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's answer with its numbers and one line of why."""
+    """The result of a gate, with its numbers and a one-line reason."""
 
     candidate: Pair
     baseline: Pair
@@ -59,17 +59,17 @@ class GateResult:
     reason: str
     difference: Difference | None = None  # candidate − baseline
     n_scenarios: int = 0
-    scenarios_needed: int | None = None  # in all, while undecided; None when that cannot be told
-    evidence: Evidence | None = None  # None when nothing could be read
+    scenarios_needed: int | None = None  # in total, if undecided; None if it cannot be estimated
+    evidence: GateEvidence | None = None  # None if no data could be read
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """0 passes, 1 does not, 3 cannot be told."""
+        """Returns 0 for pass, 1 for fail, 3 for unknown; undecided fails only if `strict`."""
         if self.outcome is Outcome.UNDECIDED:
             return int(strict)
         return {Outcome.NOT_WORSE: 0, Outcome.WORSE: 1}.get(self.outcome, 3)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; None where unknown."""
+        """Returns JSON-serialisable values; None if unknown."""
         return {
             "candidate": pair_json(self.candidate),
             "baseline": pair_json(self.baseline),
@@ -83,9 +83,9 @@ class GateResult:
         }
 
 
-def judge_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: float = MARGIN) -> GateResult:
-    """Hold the paired-t interval of candidate − baseline, over the scenarios both are judged in, against −margin."""
-    check_known(cells, candidate, baseline)
+def evaluate_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: float = MARGIN) -> GateResult:
+    """Compares the paired-t interval of candidate − baseline, over the scenarios judged for both, with −margin."""
+    check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different ones.")
     evidence = _evidence(cells, candidate, baseline)
@@ -106,17 +106,17 @@ def judge_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: float
 
 
 def unknown(
-    candidate: Pair, baseline: Pair, margin: float, why: str, n: int = 0, evidence: Evidence | None = None
+    candidate: Pair, baseline: Pair, margin: float, why: str, n: int = 0, evidence: GateEvidence | None = None
 ) -> GateResult:
-    """The gate cannot say anything, and why."""
+    """Returns a result with the outcome unknown and its reason."""
     reason = f"unknown: {why}"
     return GateResult(candidate, baseline, margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
 
 
-def _evidence(cells: BoardCells, candidate: Pair, baseline: Pair) -> Evidence:
+def _evidence(cells: BoardCells, candidate: Pair, baseline: Pair) -> GateEvidence:
     own = [cell for cell in cells.cells if cell.pair == candidate]
     failed = sum(cell.failed for cell in own)
-    return Evidence(
+    return GateEvidence(
         failed=failed,
         pending=sum(not cell.values for cell in own) - failed,
         baseline_scenarios=len({cell.scenario for cell in cells.cells if cell.pair == baseline and cell.values}),
@@ -126,21 +126,21 @@ def _evidence(cells: BoardCells, candidate: Pair, baseline: Pair) -> Evidence:
     )
 
 
-def _evidence_json(evidence: Evidence | None) -> dict[str, Any]:
-    values = {each.name: getattr(evidence, each.name, None) for each in fields(Evidence)}
+def _evidence_json(evidence: GateEvidence | None) -> dict[str, Any]:
+    values = {each.name: getattr(evidence, each.name, None) for each in fields(GateEvidence)}
     return {**values, "judges": list(values["judges"]) if values["judges"] is not None else None}
 
 
-def _but(evidence: Evidence) -> str:
+def _but(evidence: GateEvidence) -> str:
     return f"; {evidence.unfinished}" if evidence.unfinished else ""
 
 
-def check_known(cells: BoardCells, *pairs: Pair) -> None:
-    """UsageError for a pair that the board does not have, with those it has."""
+def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
+    """Raises UsageError, listing the available pairs, if a pair is not on the board."""
     there = sorted({cell.pair for cell in cells.cells})
     for pair in pairs:
         if pair not in there:
-            raise UsageError(not_on_board(pair, there, cells))
+            raise UsageError(unknown_pair_message(pair, there, cells))
 
 
 def _difference(cells: Iterable[BoardCell], candidate: Pair, baseline: Pair) -> Difference | None:
@@ -169,7 +169,7 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
 
 
 def _without_spread(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """The same difference in every scenario has no interval; sign-flips can still tell it from −margin, from 6 on."""
+    """Returns the outcome of equal differences, which have no interval: sign flips decide from MIN_SCENARIOS on."""
     distance = difference.mean + margin
     same = f"the same difference in all {difference.n} scenarios"
     if difference.n < MIN_SCENARIOS or abs(distance) < NOTHING:
@@ -201,3 +201,57 @@ def _signed(value: float) -> str:
 
 def _any(cells: BoardCells) -> str:
     return f"any of these {len(cells.cells)} cells"
+
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
+
+
+def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> str:
+    """Returns JUnit XML of one test case: worse fails, undecided is skipped (fails if strict), unknown is an error."""
+    verdict = _verdict(result, strict=strict)
+    counts = {
+        "tests": "1",
+        "failures": str(int(verdict == "failure")),
+        "errors": str(int(verdict == "error")),
+        "skipped": str(int(verdict == "skipped")),
+        "time": "0",
+    }
+    root = ET.Element("testsuites", {"name": "tipbench gate", **counts})
+    suite = ET.SubElement(root, "testsuite", {"name": _xml(experiment), **counts})
+    name = f"{result.candidate} is not worse than {result.baseline} by more than {result.margin:g}"
+    case = ET.SubElement(
+        suite, "testcase", {"classname": _xml(f"tipbench.gate.{experiment}"), "name": _xml(name), "time": "0"}
+    )
+    if verdict is not None:
+        attributes = {"message": _xml(result.reason)} | ({} if verdict == "skipped" else {"type": str(result.outcome)})
+        ET.SubElement(case, verdict, attributes).text = _xml(result.reason)
+    else:
+        ET.SubElement(case, "system-out").text = _xml(result.reason)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def annotation(experiment: str, result: GateResult, *, strict: bool = False) -> str:
+    """Returns a workflow command: error, warning (undecided, or candidate cells are missing) or notice."""
+    level = "error" if result.exit_code(strict=strict) else "warning"
+    if result.outcome is Outcome.NOT_WORSE and not (result.evidence and result.evidence.unfinished):
+        level = "notice"
+    title = f"tipbench gate: {result.candidate} against {result.baseline} in {experiment}"
+    return f"::{level} title={_escaped(title, _PROPERTY)}::{_escaped(result.reason, _DATA)}"
+
+
+def _verdict(result: GateResult, *, strict: bool) -> str | None:
+    if result.outcome is Outcome.UNDECIDED and not strict:
+        return "skipped"
+    return {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
+
+
+def _xml(text: str) -> str:
+    """Replaces characters that are invalid in XML even when escaped; the rest is escaped on writing."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def _escaped(text: str, table: dict[str, str]) -> str:
+    return "".join(table.get(char, char if char.isprintable() else " ") for char in text)

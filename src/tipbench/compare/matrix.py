@@ -1,7 +1,7 @@
-"""The scenario × pair matrix: one number where a pair was judged in a scenario, NaN where it was not.
+"""The scenario × pair matrix of scores; NaN where a pair is not judged in a scenario.
 
-Tips, repeats and judges inside a cell are not independent, so they are averaged away before anything is tested.
-Scenarios and pairs are sorted: the same scores give the same matrix, in whatever order they were read.
+Tips, repeats and judges within a cell are not independent, so they are averaged before any test.
+Scenarios and pairs are sorted, so the matrix does not depend on the order in which scores are read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Mask = NDArray[np.bool_]
 
 Side = Literal["model", "prompt"]
 
-ALL = "*"  # stands for what was averaged over
+ALL = "*"  # placeholder for the side averaged over
 OTHER: Mapping[Side, Side] = {"model": "prompt", "prompt": "model"}
 
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """What is ranked: a model with a prompt. Written MODEL/PROMPT, split at the last slash."""
+    """A model with a prompt, the unit of ranking; written MODEL/PROMPT and split at the last slash."""
 
     model: str
     prompt: str
@@ -37,14 +37,14 @@ class Pair:
 
 
 def parse_pair(text: str) -> Pair | None:
-    """MODEL/PROMPT as a pair; None when there is no slash or a side is empty."""
+    """Parses MODEL/PROMPT; None if there is no slash or a side is empty."""
     model, _, prompt = text.rpartition("/")
     return Pair(model, prompt) if model and prompt else None
 
 
 @dataclass(frozen=True)
 class Score:
-    """One judged run. Several of one pair and scenario (repeats) are averaged."""
+    """The score of one judged run. Repeats of the same pair and scenario are averaged."""
 
     pair: Pair
     scenario: str
@@ -54,7 +54,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class ScoreMatrix:
-    """Scenarios down, pairs across; NaN where nothing was judged."""
+    """Scores with scenarios as rows and pairs as columns; NaN if not judged."""
 
     scenarios: tuple[str, ...]
     personas: tuple[str, ...]  # of each scenario
@@ -63,27 +63,27 @@ class ScoreMatrix:
 
     @cached_property
     def judged(self) -> Mask:
-        """Where there is a number."""
+        """Mask of the cells with a score."""
         return ~np.isnan(self.values)
 
     @cached_property
     def core(self) -> Mask:
-        """The scenarios in which at least half of the pairs are judged."""
+        """Mask of the scenarios in which at least half of the pairs are judged."""
         return np.asarray((2 * self.judged.sum(axis=1) >= len(self.pairs)) & self.judged.any(axis=1))
 
     @cached_property
     def complete(self) -> Mask:
-        """The pairs that are judged in every core scenario. Without a core scenario none is."""
+        """Mask of the pairs judged in every core scenario; all False without core scenarios."""
         if not self.core.any():
             return np.zeros(len(self.pairs), dtype=bool)
         return np.asarray(self.judged[self.core].all(axis=0))
 
     def column(self, pair: Pair) -> int | None:
-        """Where a pair stands; None for a stranger."""
+        """Returns the column of a pair; None if absent."""
         return self.pairs.index(pair) if pair in self.pairs else None
 
     def only(self, columns: Mask | Sequence[int]) -> ScoreMatrix:
-        """Some pairs, in their order, and the scenarios in which at least one of them is judged."""
+        """Selects pairs, in matrix order, and the scenarios in which at least one of them is judged."""
         wanted = np.arange(len(self.pairs))[np.asarray(columns)]
         rows = np.flatnonzero(self.judged[:, wanted].any(axis=1))
         return ScoreMatrix(
@@ -94,10 +94,10 @@ class ScoreMatrix:
         )
 
     def by_persona(self) -> ScoreMatrix:
-        """Means per persona, for claims about other personas.
+        """Averages per persona, to generalise to new personas.
 
-        They are over core scenarios only, and unknown for a pair that lacks one of them: two means of one persona
-        must not rest on different scenarios.
+        Only core scenarios count, and a pair missing one of them is NaN for that persona, so that all means of a
+        persona cover the same scenarios.
         """
         personas = tuple(sorted({persona for persona, core in zip(self.personas, self.core, strict=True) if core}))
         members = [self.core & (np.array(self.personas) == persona) for persona in personas]
@@ -105,9 +105,9 @@ class ScoreMatrix:
         return ScoreMatrix(personas, personas, self.pairs, _stacked(means, len(self.pairs)))
 
     def by(self, side: Side) -> ScoreMatrix:
-        """Means per model over the prompts that every model has, or per prompt over such models.
+        """Averages per model over the prompts that all models share, or per prompt over the shared models.
 
-        Unknown in a scenario where one of them is missing. The other side reads `*`.
+        A mean is NaN in a scenario where one of its scores is missing. The other side of the pairs is `*`.
         """
         other = OTHER[side]
         names = sorted({getattr(pair, side) for pair in self.pairs})
@@ -124,7 +124,7 @@ class ScoreMatrix:
 
 
 def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
-    """The prompts that every model of the pairs has, or the models that every prompt has."""
+    """Returns the prompts that all models share (side `model`), or the models that all prompts share."""
     owned: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
         owned[getattr(pair, side)].add(getattr(pair, OTHER[side]))
@@ -132,7 +132,7 @@ def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
 
 
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
-    """Averages within (pair, scenario). `pairs` adds rows of which nothing is judged yet; they count as rows."""
+    """Averages scores within (pair, scenario); `pairs` adds columns for pairs without scores."""
     cells: dict[tuple[str, Pair], list[float]] = defaultdict(list)
     personas: dict[str, str] = {}
     for score in scores:

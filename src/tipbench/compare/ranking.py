@@ -1,4 +1,4 @@
-"""The board in numbers: order, rank ranges, chance of being best, separation from the leader, and the verdict."""
+"""Ranks pairs: paired differences, step-down tests, rank ranges, probability of best."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from tipbench.compare.matrix import Pair, ScoreMatrix
-from tipbench.compare.missing import Gap, gap_of
 from tipbench.compare.resampling import FLIPS, MIN_SCENARIOS, NOTHING, RESAMPLES, SEED, best_shares, better_than
 from tipbench.compare.statistics import (
     Difference,
@@ -23,43 +22,69 @@ from tipbench.compare.statistics import (
 
 
 @dataclass(frozen=True)
+class Gap:
+    """The most complete row and its missing scenarios; without core scenarios, the scenario and its missing rows."""
+
+    core: int  # number of scenarios in which at least half of the rows are judged
+    rows: int
+    nearest: str
+    lacks: tuple[str, ...]
+
+
+def gap_of(matrix: ScoreMatrix) -> Gap | None:
+    """Returns what is missing for a ranking; None if a row is complete or nothing is judged."""
+    if matrix.complete.any() or not matrix.judged.any():
+        return None
+    pairs, scenarios = [str(pair) for pair in matrix.pairs], list(matrix.scenarios)
+    core = int(matrix.core.sum())
+    if core:
+        rows = np.flatnonzero(matrix.core)
+        nearest = int(matrix.judged[rows].sum(axis=0).argmax())
+        lacks = [scenarios[row] for row in rows if not matrix.judged[row, nearest]]
+        return Gap(core, len(pairs), pairs[nearest], tuple(lacks))
+    nearest = int(matrix.judged.sum(axis=1).argmax())
+    lacks = [pair for at, pair in enumerate(pairs) if not matrix.judged[nearest, at]]
+    return Gap(core, len(pairs), scenarios[nearest], tuple(lacks))
+
+
+@dataclass(frozen=True)
 class Row:
-    """One pair with what can be said about it. Ranks and `p_best` are None for incomplete rows."""
+    """One pair with its statistics. Ranks and `p_best` are None for incomplete rows."""
 
     pair: Pair
     complete: bool
-    estimate: Estimate | None  # over its own scenarios; None when nothing is judged
-    level: float | None  # what it is ordered by; None when incomplete
+    estimate: Estimate | None  # over its own scenarios; None if nothing is judged
+    level: float | None  # sort key; None if incomplete
     rank: int | None = None
     rank_low: int | None = None
     rank_high: int | None = None
     p_best: float | None = None
-    to_leader: Difference | None = None  # None for the leader, and without shared scenarios
+    to_leader: Difference | None = None  # None for the leader, or without shared scenarios
     to_baseline: Difference | None = None
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows in order (incomplete ones last), and the verdict in numbers."""
+    """Rows in rank order (incomplete ones last), and the numbers of the verdict."""
 
     rows: tuple[Row, ...]
     leader: Pair | None
     tied: tuple[Pair, ...]  # complete rows not separated from the leader
-    decided: bool  # two complete rows or more, and each is shown to be worse than the leader
-    scenarios_needed: int | None  # in all, to separate every tied row; None if decided or unknown
-    smallest_detectable: float | None  # difference that would be found with 80 % power
+    decided: bool  # at least two complete rows, and all others significantly worse than the leader
+    scenarios_needed: int | None  # in total, to separate every tied row; None if decided or unknown
+    smallest_detectable: float | None  # difference detected with 80 % power
     n_scenarios: int  # core scenarios
-    too_few: bool  # under MIN_SCENARIOS nothing can be decided, whatever the scores
-    gap: Gap | None = None  # what is missing, where no row is complete
+    too_few: bool  # below MIN_SCENARIOS, nothing can be decided
+    gap: Gap | None = None  # what is missing, if no row is complete
 
     @cached_property
     def complete(self) -> frozenset[Pair]:
-        """The pairs that are ranked; every row of a page asks."""
+        """The ranked pairs, cached for lookups per row."""
         return frozenset(row.pair for row in self.rows if row.complete)
 
     @cached_property
     def tied_set(self) -> frozenset[Pair]:
-        """`tied`, to be asked for each row."""
+        """`tied` as a set, cached for lookups per row."""
         return frozenset(self.tied)
 
 
@@ -71,7 +96,7 @@ def rank(
     flips: int = FLIPS,
     resamples: int = RESAMPLES,
 ) -> Ranking:
-    """The whole board: order, rank ranges, chance of being best, separation from the leader, and the verdict."""
+    """Ranks all rows, with rank ranges, probability of being best, and tests against leader and baseline."""
     ranked = _ranked_rows(matrix, seed=seed, flips=flips, resamples=resamples)
     leader = next(iter(ranked), None)
     to_leader = differences_to(matrix, leader, seed=seed, flips=flips) if leader else {}
@@ -160,7 +185,7 @@ def _row(
 
 
 def _needed_for(tied: Mapping[Pair, Difference | None]) -> int | None:
-    """The hardest of the tied rows decides; one that cannot be told makes it unknown."""
+    """Returns the largest number needed by any tied row; None if it is unknown for one of them."""
     needs = [_needed(diff, len(tied)) for diff in tied.values()]
     known = [need for need in needs if need is not None]
     return max(known) if known and len(known) == len(needs) else None

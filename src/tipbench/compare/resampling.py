@@ -1,15 +1,15 @@
-"""Sign-flips and bootstrap over whole scenarios, the same for all rows, seeded.
+"""Seeded sign flips and bootstrap over whole scenarios, the same for all rows.
 
 If two rows are equally good, a scenario's paired difference is as likely to be d as −d. Flipping the signs of whole
-scenarios shows what chance alone would do, and leaves the dependence between rows as it is. The statistic is the paired
-t. It depends on r² = S² / (n Q) only (S sum, Q sum of squares of the differences; flips leave Q alone), so a flip
-costs one product of matrices. Rows with different numbers of shared scenarios are put on one scale by Wallace's normal
-equivalent of t, z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), with 1 + t² / ν = 1 / (1 − r²): a row with two
-scenarios reaches a huge t half of the time by chance, and would drown the others. Any such scale keeps the test valid.
+scenarios gives the null distribution and preserves the dependence between rows. The statistic is the paired t. It
+depends only on r² = S² / (n Q) (S sum, Q sum of squares of the differences; flips do not change Q), so all flips are
+one matrix product. Rows with different numbers of shared scenarios are put on one scale by Wallace's normal
+equivalent of t, z² = ((8ν + 1) / (8ν + 3))² · ν · log(1 + t² / ν), with 1 + t² / ν = 1 / (1 − r²). Without it, a row
+with two scenarios, which reaches a huge t half of the time by chance, would dominate. The test is valid on any scale.
 
-The observed signs are one of the flips, so a p is never 0 and is valid for any number of flips. A flip and its negative
-give the same two-sided statistic: of all 2ⁿ only half are computed. Constant differences need no special case: r² = 1,
-and p is what the flips give, 2 / 2ⁿ at best. Differences of nothing but zeros have p = 1.
+The observed signs are one of the flips, so p is never 0 and is valid for any number of flips. A flip and its negative
+give the same two-sided statistic, so only half of all 2ⁿ are computed. Constant differences need no special case:
+r² = 1 and p follows from the flips, at least 2 / 2ⁿ. If all differences are zero, p = 1.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tipbench.compare.matrix import Floats, Mask
 ALPHA = 0.05
 FLIPS = 10_000
 RESAMPLES = 10_000
-EXACT_UP_TO = 12  # scenarios: with so many or fewer, every flip is computed
+EXACT_UP_TO = 12  # scenarios; up to this number, every flip is computed
 SEED = 42
-MIN_SCENARIOS = 6  # with fewer, 2 / 2ⁿ exceeds ALPHA and nothing can be separated
+MIN_SCENARIOS = 6  # with fewer, 2 / 2ⁿ exceeds ALPHA and nothing can be significant
 
-NOTHING = 1e-9  # differences below it are rounding
-MOST_CERTAIN = 1 - 1e-9  # r² beyond it is rounding
-COARSELY_CERTAIN = 1 - 1e-3  # likewise in single precision, as far as the logarithm goes
-LARGE = 60  # rows: from here on, the family of all pairs is worked in single precision, in at most LARGE_ROUNDS steps
+NOTHING = 1e-9  # smaller differences are rounding errors
+MOST_CERTAIN = 1 - 1e-9  # larger r² is a rounding error
+COARSELY_CERTAIN = 1 - 1e-3  # likewise for the logarithm in single precision
+LARGE = 60  # rows; from this number on, all pairs are tested in single precision, in at most LARGE_ROUNDS rounds
 LARGE_ROUNDS = 3
-MEMORY = 30_000_000  # flipped sums held at a time
-BLOCK = 1 << 17  # numbers worked on at a time: they should stay in the cache
+MEMORY = 30_000_000  # maximum number of flipped sums in memory
+BLOCK = 1 << 17  # numbers per block, to fit in the CPU cache
 
 
 def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
-    """Flips down, scenarios across, as ±1; the first is the data as observed."""
+    """Returns ±1 signs with flips as rows and scenarios as columns; the first row is all +1, the observed data."""
     half = 1 << max(n - 1, 0)
     if n <= EXACT_UP_TO and half <= flips + 1:
         bits = (np.arange(half)[:, None] >> np.arange(n)) & 1
@@ -49,10 +49,10 @@ def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
 
 
 def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> tuple[float | None, ...]:
-    """Adjusted two-sided p per column of paired differences (scenarios down; NaN = not shared).
+    """Returns the adjusted two-sided p of each column of paired differences (rows are scenarios; NaN = not shared).
 
-    Step-down max-t (Westfall and Young 1993; Romano and Wolf 2005): the chance that one or more of the columns
-    without a true difference get p ≤ α is at most α. None below two shared scenarios.
+    Step-down max-t (Westfall and Young 1993; Romano and Wolf 2005): the probability that any column without a true
+    difference gets p ≤ α is at most α. None for fewer than two shared scenarios.
     """
     shared = ~np.isnan(differences)
     known = np.flatnonzero(shared.sum(axis=0) >= 2)
@@ -72,12 +72,12 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
 def better_than(
     values: Floats, *, seed: int = SEED, flips: int = FLIPS, alpha: float = ALPHA, rounds: int | None = None
 ) -> Mask:
-    """[i, j]: column i is separated from column j as the better one, by step-down max-t over all pairs of columns.
+    """Returns a mask: [i, j] if column i is significantly better than column j, by step-down max-t over all pairs.
 
-    Works with critical values: reject what exceeds the (1 − α) quantile of the largest statistic, then again over what
-    is left, until nothing more falls; the same rejections as by adjusted p. Stopping earlier (`rounds`, set for many
-    columns) only rejects less, and so does the slack for rounding. With many columns and many patterns of missing cells
-    fewer flips are taken, which is as valid.
+    Uses critical values: rejects statistics above the (1 − α) quantile of the largest, then repeats over the rest
+    until no more are rejected, with the same result as adjusted p. Stopping earlier (`rounds`, set for many columns)
+    and the tolerance for rounding only make the test more conservative. With many columns and many patterns of missing
+    cells, fewer flips are used; the test remains valid.
     """
     n, k = values.shape
     if n < 2 or k < 2:
@@ -94,9 +94,9 @@ def better_than(
 
 
 def best_shares(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> Floats:
-    """How often each column has the highest mean when scenarios are drawn anew; ties are split, shares sum to 1.
+    """Returns how often each column has the highest mean in bootstrap samples; ties are split, shares sum to 1.
 
-    `values` has no missing numbers: of an incomplete layout give `statistics.pseudo_values`.
+    `values` must not contain NaN; for an incomplete layout, pass `statistics.pseudo_values`.
     """
     n, k = values.shape
     drawn = np.random.default_rng([seed, 2]).integers(0, n, size=(resamples, n), dtype=np.int32)
@@ -128,10 +128,10 @@ def _adjusted(evidence: Floats) -> Floats:
 
 
 class _Family:
-    """All pairs of columns.
+    """The test family of all pairs of columns.
 
-    A difference's flipped sum is the difference of two columns' flipped sums over the scenarios both have, so only
-    (columns × patterns of missing cells) sums are needed, not one for each pair.
+    The flipped sum of a difference is the difference of two columns' flipped sums over their shared scenarios, so only
+    (columns × patterns of missing cells) sums are needed, not one per pair.
     """
 
     def __init__(self, values: Floats, *, seed: int, flips: int) -> None:
@@ -157,7 +157,7 @@ class _Family:
         self.observed = self._on_scale(np.square(self.sums) * scale, self._counts)
 
     def critical(self, open_pairs: Mask, alpha: float) -> float:
-        """What a statistic must exceed: the (1 − α) quantile, over flips, of the largest among the open pairs."""
+        """Returns the critical value: the (1 − α) quantile over flips of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)

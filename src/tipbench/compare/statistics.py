@@ -1,12 +1,12 @@
-"""What the leaderboard may claim: intervals, differences, levels, and what it would take to know more.
+"""Statistics of the leaderboard: intervals, paired differences, levels and sample sizes.
 
-Everything is paired by scenario. Unknown is None, never 0: one scenario gives a mean and no interval, and so do equal
-scores in all scenarios, because an interval of no width would claim certainty. A row's own interval is wide where
-scenarios differ in difficulty; it takes no part in any comparison, and the leader's is optimistic, the leader having
-been chosen for being high.
+All comparisons are paired by scenario. Unknown values are None, never 0: a single scenario has a mean but no interval,
+and so do equal scores in all scenarios, because an interval of zero width would imply certainty. A row's own interval
+is wide if scenarios differ in difficulty, and is not used in any comparison. The leader's is biased upwards, because
+the leader is selected for its high score.
 
-Rows are ordered by level: the fit score ~ scenario + pair, which is the plain mean as long as all complete rows have
-the same scenarios. It lets the extra scenarios count that were judged for the top rows only.
+Rows are ordered by level: the fit score ~ scenario + pair, which equals the mean if all complete rows have the same
+scenarios. It makes use of additional scenarios that are judged for the top rows only.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ OUT_OF_REACH = 1_000_000  # scenarios
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nothing can be said, and why."""
+    """A result that cannot be computed, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over scenarios with its 95 % Student-t interval; no interval below two scenarios or without spread."""
+    """A mean over scenarios with its 95 % Student-t interval, None for fewer than two scenarios or zero spread."""
 
     mean: float
     ci_low: float | None
     ci_high: float | None
-    sd: float | None  # over scenarios; None below two
+    sd: float | None  # over scenarios; None for fewer than two
     n: int  # scenarios
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Row − reference over the scenarios both have: plain paired-t interval, and the adjusted step-down p."""
+    """Row − reference over their shared scenarios, with unadjusted paired-t interval and adjusted step-down p."""
 
     mean: float
     ci_low: float | None
     ci_high: float | None
     sd: float | None
     n: int
-    p: float | None  # None below two shared scenarios, and for an incomplete row, which is in no family
+    p: float | None  # None for fewer than two shared scenarios, and for incomplete rows, which are not tested
 
     @property
     def separated(self) -> bool | None:
-        """Whether the two rows can be told apart; None when p is unknown."""
+        """Whether the two rows differ significantly; None if p is unknown."""
         return None if self.p is None else self.p <= ALPHA
 
 
 def mean_estimate(values: Floats) -> Estimate | None:
-    """Mean of scenario scores with its Student-t interval; NaN is left out. None when nothing is left."""
+    """Returns the mean of scenario scores with its Student-t interval, ignoring NaN; None if no scores are left."""
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     n = len(known)
@@ -78,7 +78,7 @@ def mean_estimate(values: Floats) -> Estimate | None:
 
 
 def paired_difference(first: Floats, second: Floats, p: float | None = None) -> Difference | None:
-    """second − first over the scenarios both have; None when they share none."""
+    """Returns second − first over their shared scenarios; None if there are none."""
     found = mean_estimate(np.asarray(second) - np.asarray(first))
     if found is None:
         return None
@@ -89,7 +89,7 @@ def paired_difference(first: Floats, second: Floats, p: float | None = None) -> 
 def differences_to(
     matrix: ScoreMatrix, reference: Pair, *, seed: int = SEED, flips: int = FLIPS
 ) -> dict[Pair, Difference | None]:
-    """Every other row − reference. The complete rows are one step-down family; incomplete rows get no p."""
+    """Returns every other row − reference. Complete rows form one step-down family; incomplete rows have no p."""
     own = matrix.column(reference)
     if own is None:
         raise ValueError(f"{reference} is not on the board; it has {', '.join(map(str, matrix.pairs)) or 'no rows'}.")
@@ -104,9 +104,9 @@ def differences_to(
 
 
 def pseudo_values(values: Floats) -> Floats:
-    """What each scenario says about each column's level: means over resampled scenarios bootstrap the levels.
+    """Returns the contribution of each scenario to each column's level; resampling its rows bootstraps the levels.
 
-    Up to a number common to a scenario's columns these are the scores themselves when nothing is missing; otherwise
+    Up to a constant per scenario, these are the scores themselves if none are missing; otherwise
     level + n × the scenario's influence on it (infinitesimal jackknife).
     """
     judged = ~np.isnan(values)
@@ -130,11 +130,11 @@ def pseudo_values(values: Floats) -> Floats:
 
 
 def scenarios_needed(distance: float, sd: float | None, *, comparisons: int = 1, at_least: int = 2) -> int | None:
-    """How many scenarios in all give 80 % power to tell a true `distance` from 0.
+    """Returns the total number of scenarios that detect a true `distance` from 0 with 80 % power.
 
-    None when it is 0, when sd is unknown, and beyond OUT_OF_REACH.
-    Two-sided t at the Šidák level for so many comparisons. The observed lead of a leader is flattered by the choice,
-    so take the number as a lower guess.
+    None if `distance` is 0, `sd` is unknown, or the number exceeds OUT_OF_REACH.
+    Assumes a two-sided t test at the Šidák level for `comparisons`. The observed lead of a leader is biased upwards by
+    selection, so the result tends to be too low.
     """
     if sd is None or abs(distance) < NOTHING:
         return None
@@ -152,7 +152,7 @@ def scenarios_needed(distance: float, sd: float | None, *, comparisons: int = 1,
 
 
 def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1) -> float | None:
-    """The true difference found with 80 % power from n scenarios; None where none can be, or sd is unknown or 0."""
+    """Returns the difference that n scenarios detect with 80 % power; None if n is too small or sd unknown or 0."""
     if n < MIN_SCENARIOS or sd is None or sd < NOTHING:
         return None
     return _margin(n, comparisons) * sd / sqrt(n)
@@ -165,7 +165,7 @@ def _margin(n: int, comparisons: int) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, freedom: int) -> float:
-    """Student-t quantile."""
+    """Returns the Student-t quantile; cached."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

@@ -1,4 +1,4 @@
-"""The verdict in words: who leads, who cannot be told apart from it, and what it would take to know."""
+"""The verdict as text: the leader, the rows tied with it, and the number of scenarios needed to decide."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import Ranking
 from tipbench.compare.resampling import MIN_SCENARIOS
 from tipbench.compare.statistics import Unknown
-from tipbench.compare.words import counted, listed
+from tipbench.text import join_names, plural
 
 _NAMED = 3
 _LACKING = 5
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What the ranking alone does not say."""
+class VerdictFacts:
+    """Facts for the verdict that are not part of the ranking."""
 
-    unit: str = "scenario"  # what a row's numbers are means over
+    unit: str = "scenario"  # what rows are averaged over
     row: str = "pair"  # what is ranked
-    provisional: str | None = None  # by whom, where the scores are
-    hindrance: str | None = None  # why nothing can be ranked, whatever is judged
+    provisional: str | None = None  # source of the scores, if provisional
+    hindrance: str | None = None  # why nothing can be ranked, regardless of scores
 
 
-PLAIN = Telling()
+PLAIN = VerdictFacts()
 
 
-def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, telling: Telling = PLAIN) -> str:
-    """Two or three sentences. A leader was chosen by looking, so others 'cannot be told apart', never 'are worse'."""
+def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, telling: VerdictFacts = PLAIN) -> str:
+    """Returns two or three sentences. The leader is selected from the same data, so no row is called worse than it."""
     sentences = [standing_sentence(ranking, telling), *_outlook(ranking, telling), *_unranked(ranking)]
     if isinstance(duels, DuelTable):
         sentences += _duels(duels)
@@ -37,9 +37,9 @@ def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, tel
     return f"Provisional ({telling.provisional}): {said}" if telling.provisional else said
 
 
-def standing_sentence(ranking: Ranking, telling: Telling = PLAIN) -> str:
-    """Who leads, and who cannot be told apart; or why nobody does."""
-    leader, over = ranking.leader, f"over {counted(ranking.n_scenarios, telling.unit)}"
+def standing_sentence(ranking: Ranking, telling: VerdictFacts = PLAIN) -> str:
+    """Returns the sentence naming the leader and the rows tied with it, or why there is no leader."""
+    leader, over = ranking.leader, f"over {plural(ranking.n_scenarios, telling.unit)}"
     if leader is None:
         return _nobody(ranking, telling)
     if sum(row.complete for row in ranking.rows) == 1:
@@ -51,52 +51,52 @@ def standing_sentence(ranking: Ranking, telling: Telling = PLAIN) -> str:
         return _shared(ranking, first, over)
     if not ranking.tied:
         return f"{leader} leads {over}, but rows with other scenarios keep it from being decided."
-    return f"{leader} leads {over}, but cannot be told apart from {listed(ranking.tied, _NAMED)}."
+    return f"{leader} leads {over}, but cannot be told apart from {join_names(ranking.tied, _NAMED)}."
 
 
 def _shared(ranking: Ranking, first: list[Pair], over: str) -> str:
-    names, leading = listed(first, _NAMED), set(first)
+    names, leading = join_names(first, _NAMED), set(first)
     others = [pair for pair in ranking.tied if pair not in leading]
     if others:
-        return f"{names} share the lead {over}, and cannot be told apart from {listed(others, _NAMED)} either."
+        return f"{names} share the lead {over}, and cannot be told apart from {join_names(others, _NAMED)} either."
     return f"{names} share the lead {over}: by these scores they cannot be told apart."
 
 
-def _nobody(ranking: Ranking, telling: Telling) -> str:
+def _nobody(ranking: Ranking, telling: VerdictFacts) -> str:
     gap, row = ranking.gap, telling.row
     if telling.hindrance:
         return f"Nothing can be ranked: {telling.hindrance}."
     if not ranking.rows:
         return "Nothing is recorded yet."
     if gap is None:
-        return f"None of the {counted(len(ranking.rows), row)} is judged yet: nothing can be ranked."
-    lacks = f"{gap.nearest} is nearest and lacks {listed(gap.lacks, _LACKING)}"
+        return f"None of the {plural(len(ranking.rows), row)} is judged yet: nothing can be ranked."
+    lacks = f"{gap.nearest} is nearest and lacks {join_names(gap.lacks, _LACKING)}"
     if gap.core:
-        counting = counted(gap.core, "scenario")
+        counting = plural(gap.core, "scenario")
         return f"No {row} is judged in all of the {counting} in which half of them are: {lacks}."
-    return f"No scenario is judged for half of the {counted(gap.rows, row)}: {lacks}."
+    return f"No scenario is judged for half of the {plural(gap.rows, row)}: {lacks}."
 
 
-def _outlook(ranking: Ranking, telling: Telling) -> list[str]:
+def _outlook(ranking: Ranking, telling: VerdictFacts) -> list[str]:
     if ranking.leader is None or ranking.decided or not ranking.tied:
         return []
     unit, needed = telling.unit, ranking.scenarios_needed
     if ranking.too_few:
-        at_least = f"With {counted(ranking.n_scenarios, unit)} nothing can be decided, whatever the scores"
+        at_least = f"With {plural(ranking.n_scenarios, unit)} nothing can be decided, whatever the scores"
         if needed is None or needed <= MIN_SCENARIOS:
             return [f"{at_least}; it takes {MIN_SCENARIOS} or more."]
         return [f"{at_least}; to separate them all, if the differences are what they look like, takes about {needed}."]
     if needed is not None:
-        return [f"If the differences are what they look like, about {counted(needed, unit)} would decide."]
+        return [f"If the differences are what they look like, about {plural(needed, unit)} would decide."]
     return ["How many more would decide cannot be told: some differences are nil."]
 
 
 def _unranked(ranking: Ranking) -> list[str]:
-    """An incomplete row is in no test; but one that looks better must not be overlooked."""
+    """Reports incomplete rows that score above the leader; they are not tested but must not be overlooked."""
     better = [
         row.pair for row in ranking.rows if not row.complete and row.to_leader is not None and row.to_leader.mean > 0
     ]
-    names = listed(better, _NAMED)
+    names = join_names(better, _NAMED)
     return [f"Not judged everywhere, and so not ranked, but ahead where it is: {names}."] if better else []
 
 
@@ -104,8 +104,6 @@ def _duels(duels: DuelTable) -> list[str]:
     if duels.winner is not None:
         return [f"In the duels inside that group {duels.winner} wins; the ranks stay as they are."]
     if duels.absent:
-        have = "has" if len(duels.absent) == 1 else "have"
-        return [
-            f"The duels inside that group name no winner yet: {listed(duels.absent, _NAMED)} {have} not met the others."
-        ]
+        absent = f"{join_names(duels.absent, _NAMED)} {'has' if len(duels.absent) == 1 else 'have'}"
+        return [f"The duels inside that group name no winner yet: {absent} not met the others."]
     return []

@@ -1,1 +1,1 @@
-"""Ask it: engines behind one port, one model's weights in memory at a time, answers parsed into tips."""
+"""Generation: engines, one model's weights in memory at a time, and parsing answers into tips."""

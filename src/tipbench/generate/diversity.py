@@ -1,9 +1,9 @@
-"""How different the tips of one answer are from each other. Pure; no numpy, because collect must stay small.
+"""Diversity of the tips in one answer. Pure; no numpy, because collect must stay small.
 
-distinct-n is the share of different n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
-Objective Function"). Similarity of two tips is the Jaccard index of their content words together with the pairs of
-neighbouring content words: words alone call a reordered copy the same, pairs alone call a paraphrase new. English
-function words are left out, or any two tips would look alike through "the" and "for".
+distinct-n is the share of unique n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
+Objective Function"). The similarity of two tips is the Jaccard index of their content words and content-word
+bigrams: words alone would treat a reordered copy as identical, bigrams alone would treat a paraphrase as new.
+English function words are excluded; otherwise any two tips would look alike through "the" and "for".
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import fsum
 
-MAX_TIPS = 50  # the first ones; pairs grow with the square
-MAX_WORDS = 200  # of a tip
+MAX_TIPS = 50  # the first ones; the number of pairs grows quadratically
+MAX_WORDS = 200  # per tip
 
 _WORD = re.compile(r"\w+(?:['’]\w+)?")
 _FUNCTION_WORDS = frozenset(
@@ -29,7 +29,7 @@ _FUNCTION_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Diversity:
-    """All between 0 and 1. `score` is 1 − `mean_similarity`: 0 for copies, 1 for tips without a shared word."""
+    """Measures between 0 and 1. `score` is 1 − `mean_similarity`: 0 for copies, 1 for tips without a shared word."""
 
     distinct_1: float
     distinct_2: float
@@ -38,7 +38,7 @@ class Diversity:
 
 
 def diversity(tips: Sequence[str]) -> Diversity | None:
-    """Of at most 50 tips and 200 words each; None below two tips. The order of the tips does not matter."""
+    """Measure at most 50 tips of 200 words each; returns None below two tips. The order of the tips does not matter."""
     texts = tips[:MAX_TIPS]
     if len(texts) < 2:
         return None
@@ -55,14 +55,14 @@ def diversity(tips: Sequence[str]) -> Diversity | None:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words; a text without any (an emoji) counts as one word."""
+    """Return lower-case words; a text without any, such as an emoji, counts as one word."""
     folded = " ".join(text.split()).casefold()
     found = [match[0] for match, _ in zip(_WORD.finditer(folded), range(MAX_WORDS), strict=False)]
     return found or [folded]
 
 
 def _pairs(words: list[str]) -> list[str]:
-    """Neighbouring words; a single word stands for itself, so that every tip has something to compare."""
+    """Return bigrams; a single word is returned as is, so that every tip has something to compare."""
     return [f"{first} {second}" for first, second in pairwise(words)] or words
 
 

@@ -1,4 +1,4 @@
-"""The embedded engine: llama.cpp inside this process, through xllamacpp."""
+"""LlamaCppEngine: llama.cpp inside this process, through xllamacpp."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import ModelRefused
-from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, InProcessEngine, ModelFacts
+from tipbench.generate.engine import (
+    Completion,
+    EngineFailure,
+    FailureKind,
+    GenerationRequest,
+    InProcessEngine,
+    ModelFacts,
+)
 from tipbench.generate.weights import EMBEDDED_MODELS, EmbeddedModel, is_fetched, weights_path
 
 _OPTIONS = frozenset(
     {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
 )  # fmt: skip
 _SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
-_BATCH = 128  # prompt tokens between two looks at the clock and at `cancel`
-_NO_SEED = 0xFFFFFFFF  # llama.cpp's mark for "draw one yourself"
+_BATCH = 128  # prompt tokens between two checks of the timeout and of `cancel`
+_NO_SEED = 0xFFFFFFFF  # llama.cpp's value for a random seed
 _QUEUE_POLL_S = 0.2
 
 
 class LlamaCppEngine(InProcessEngine):
-    """Answers one ask at a time; all engines of a process share one set of weights.
+    """Processes one request at a time; all engines of a process share one set of weights.
 
-    `num_ctx` is the largest context an ask may want; a change of context or threads loads anew.
+    `num_ctx` is the largest context of a request; a change of context or threads reloads the model.
     """
 
     name = "embedded"
@@ -41,7 +48,7 @@ class LlamaCppEngine(InProcessEngine):
         self._threads = threads if threads is not None else _default_threads()
 
     def facts(self, model: str) -> ModelFacts:
-        """What is known of the model; nothing is loaded."""
+        """Return the model's facts without loading it."""
         known = self._known(model)
         return ModelFacts(
             model=model,
@@ -55,8 +62,8 @@ class LlamaCppEngine(InProcessEngine):
             kv_bytes_per_token=known.kv_bytes_per_token,
         )
 
-    def complete(self, ask: Ask) -> Completion | EngineFailure:
-        """One answer. The time limit counts from the start of the generation: neither queue nor load use it up."""
+    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+        """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
         request = _request(ask, self._num_ctx)
         began = time.monotonic()
         if not _RESIDENT.wait_for_turn(ask.cancel):
@@ -68,13 +75,13 @@ class LlamaCppEngine(InProcessEngine):
                 _RESIDENT.drop()
             _RESIDENT.turn.release()
 
-    def release(self, model: str) -> None:  # noqa: ARG002  one model is all there can be
-        """Drop the weights, whichever engine of this process loaded them; waits for an answer under way."""
+    def release(self, model: str) -> None:  # noqa: ARG002  at most one model is loaded
+        """Unload the weights, whichever engine of this process loaded them; waits for a running call."""
         with _RESIDENT.turn:
             _RESIDENT.drop()
 
     def close(self) -> None:
-        """As release."""
+        """Unload the weights, like `release`."""
         with _RESIDENT.turn:
             _RESIDENT.drop()
 
@@ -89,7 +96,7 @@ class LlamaCppEngine(InProcessEngine):
             )
         return known
 
-    def _answer(self, ask: Ask, request: dict[str, Any], began: float) -> Completion | EngineFailure:
+    def _answer(self, ask: GenerationRequest, request: dict[str, Any], began: float) -> Completion | EngineFailure:
         try:
             load_s = self._load(ask)
         except ModelRefused as exc:
@@ -103,14 +110,14 @@ class LlamaCppEngine(InProcessEngine):
             return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}", began)
         return stream.outcome(load_s, began)
 
-    def _load(self, ask: Ask) -> float:
+    def _load(self, ask: GenerationRequest) -> float:
         known = self._known(ask.model)
         num_ctx = min(int(ask.options["num_ctx"]), known.context_length)
         return _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, ask.model)
 
 
 class _Resident:
-    """The one server, and so the one set of weights, of this process. Whoever touches it holds `turn`."""
+    """The only server, and therefore the only weights, of this process; callers must hold `turn`."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -124,7 +131,7 @@ class _Resident:
         return False
 
     def load(self, path: Path, num_ctx: int, threads: int, model: str) -> float:
-        """Seconds it took; other weights are dropped first. Holds the GIL: other threads stand still meanwhile."""
+        """Load the weights and return the seconds taken; unloads others first. Holds the GIL: other threads block."""
         wanted = (path, num_ctx, threads)
         if self._loaded == wanted:
             return 0.0
@@ -146,9 +153,9 @@ _RESIDENT = _Resident()
 
 
 class _Stream:
-    """Takes llama.cpp's chunks as they come; returning True stops the generation."""
+    """Receives llama.cpp's chunks; returning True stops the generation."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: GenerationRequest) -> None:
         self._ask = ask
         self._began = time.monotonic()
         self._first: float | None = None
@@ -230,10 +237,10 @@ class _Stream:
 
 
 def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
-    """Runs in a thread of its own: in the caller's, xllamacpp would swallow a Ctrl-C.
+    """Run the call in a separate thread: in the caller's, xllamacpp would swallow a Ctrl-C.
 
-    Waits on an event, because an interrupted Thread.join() takes the thread for ended, and a process that ends while
-    llama.cpp calls back is aborted.
+    Waits on an event, because an interrupted Thread.join() marks the thread as finished, and a process that exits
+    while llama.cpp calls back is aborted.
     """
     failed: list[RuntimeError] = []
     done = threading.Event()
@@ -255,12 +262,12 @@ def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
         done.wait()
         raise
     finally:
-        worker.join()  # until then it refers to the weights
+        worker.join()  # it references the weights until then
     if failed:
         raise failed[0]
 
 
-def _request(ask: Ask, max_ctx: int) -> dict[str, Any]:
+def _request(ask: GenerationRequest, max_ctx: int) -> dict[str, Any]:
     if differs := set(ask.options) ^ _OPTIONS:
         raise ValueError(f"options sent to llama.cpp must be exactly {sorted(_OPTIONS)}; differs in {sorted(differs)}")
     options = ask.options
@@ -277,9 +284,9 @@ def _request(ask: Ask, max_ctx: int) -> dict[str, Any]:
         "repeat_last_n": 64,
         "samplers": _SAMPLERS,
         "seed": int(options["seed"]) % _NO_SEED,
-        "cache_prompt": False,  # a cached prefix is computed in other batches: the same ask could answer otherwise
+        "cache_prompt": False,  # a cached prefix is computed in different batches, which may change the answer
         "stream": True,
-        "return_progress": True,  # calls back during the prompt too, so that it can be stopped
+        "return_progress": True,  # calls back during prompt processing too, so that it can be cancelled
     }
 
 
@@ -291,8 +298,8 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     parameters.n_batch = parameters.n_ubatch = _BATCH
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     parameters.n_gpu_layers = 0
-    parameters.fit_params = False  # it would shrink the context on a full machine
-    # with flash attention the text depends on the number of threads; without it, not, and it is no slower
+    parameters.fit_params = False  # would shrink the context when memory is short
+    # With flash attention the text depends on the number of threads; disabling it is not slower.
     parameters.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.reasoning_format = library.common_reasoning_format.COMMON_REASONING_FORMAT_NONE
     parameters.force_pure_content_parser = True
@@ -301,7 +308,7 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     parameters.n_ctx_checkpoints = 0
     parameters.warmup = False
     parameters.verbosity = -1
-    # xllamacpp opens a port on loopback, wanted or not; nobody knows this key
+    # xllamacpp always opens a loopback port; a random key blocks access to it.
     parameters.api_keys = [secrets.token_urlsafe(32)]
     parameters.n_threads_http = 1
     return parameters
@@ -323,6 +330,6 @@ def _version(model: str) -> str:
 
 
 def _default_threads() -> int:
-    """One core is left to the rest: llama.cpp's threads wait busily."""
+    """Leave one core free: llama.cpp's threads busy-wait."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, usable - 1)

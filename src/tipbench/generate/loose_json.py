@@ -1,8 +1,8 @@
-"""A reader for what small models write when they mean JSON. Pure, linear, never raises.
+"""Lenient parser for the almost-JSON of small models. Pure, linear, never raises.
 
-It starts at the first bracket and forgives: single, smart or backtick quotes, quotes inside a string that were not
-escaped, missing or trailing commas, bare keys, brackets that do not match, an end in the middle. Real JSON is read
-as it is meant. Numbers and bare words are passed over: nobody here needs them.
+Parsing starts at the first bracket and accepts single, smart or backtick quotes, unescaped quotes inside a string,
+missing or trailing commas, bare keys, mismatched brackets and a truncated end. Valid JSON is parsed as such.
+Numbers and bare words are skipped, because no caller needs them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-MAX_DEPTH = 64  # deeper brackets are passed over
-MAX_STEPS = 50_000  # tokens, and quotes or escapes inside strings; two hundred tips need two thousand
+MAX_DEPTH = 64  # deeper brackets are skipped
+MAX_STEPS = 50_000  # tokens, plus quotes and escapes inside strings; two hundred tips need two thousand
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "„": "“”", "‘": "’", "«": "»"}
 _MARKS = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     r"|(?P<bare>[^\s,:\[\]{}\"`“„«]++))"
 )
 _COLON = re.compile(r"\s*+:")
-# In real JSON every unescaped quote that ends a string has one of these behind it; one in the middle rarely has.
+# In valid JSON one of these follows the quote that ends a string; a quote in the middle is rarely followed by one.
 _END = re.compile(
     r"[^\S\n]*+(?:\n|\Z|[:\]}]|```"
     r"|,\s*+(?:\Z|[\"'`“„‘«\[\]{}]|-?\d[\d.eE+-]*+\s*+[,\]}]|(?:true|false|null)\b|\w++\s*+:))"
@@ -33,14 +33,14 @@ _PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 
 @dataclass
 class Node:
-    """An object or an array, told apart by nothing but its entries: those of an array have no key."""
+    """An object or an array; the entries of an array have no key."""
 
     entries: list[tuple[str | None, str | Node]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)  # every key seen, also one whose value was cut off
+    keys: list[str] = field(default_factory=list)  # every key found, including one whose value is truncated
 
 
 def read_loose(text: str) -> list[Node]:
-    """Every outermost object or array in the text, in order; a string that was cut off is left out."""
+    """Return every outermost object or array in the text, in order; omits a truncated string."""
     return _Reader(text).read()
 
 
@@ -50,9 +50,9 @@ class _Reader:
         self.pos = 0
         self.steps = MAX_STEPS
         self.roots: list[Node] = []
-        self.stack: list[tuple[str, Node]] = []  # with the bracket that opened it
-        self.key: str | None = None  # waits for its value in the innermost node
-        self.stray: set[str] = set()  # quotes that have no end anywhere further on
+        self.stack: list[tuple[str, Node]] = []  # with its opening bracket
+        self.key: str | None = None  # of the innermost node, waiting for its value
+        self.stray: set[str] = set()  # quotes without a closing quote in the rest of the text
 
     def read(self) -> list[Node]:
         while self.steps > 0:
@@ -103,7 +103,7 @@ class _Reader:
                 pass
 
     def _as_key(self, word: str) -> str | None:
-        """The word, if a colon follows and makes it a key."""
+        """Return the word if a colon follows, which makes it a key; else None."""
         if _COLON.match(self.text, self.pos) is None:
             return None
         self.stack[-1][1].keys.append(word)
@@ -113,7 +113,7 @@ class _Reader:
         start = self.pos
         end = None if opener in self.stray else self._find_end(opener)
         if end is None:
-            # A lost apostrophe is passed over; a lost double quote is a text cut off inside its last string.
+            # A stray apostrophe is skipped; a stray double quote means that the text ends inside its last string.
             self.stray.add(opener)
             self.pos = len(self.text) if opener == '"' else start
             return

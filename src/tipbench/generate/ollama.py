@@ -1,19 +1,20 @@
-"""OllamaEngine: facts, calls with the right retries, and one model in the server's memory at a time."""
+"""OllamaEngine: model facts, calls with retries, and one model in the server's memory at a time."""
 
 from __future__ import annotations
 
+import platform
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from tipbench.errors import ModelRefused, OllamaRefused
-from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, ModelFacts
-from tipbench.generate.lock import ResourceLock
-from tipbench.generate.ollama_facts import compute_host, find_entry, full_name, read_facts
-from tipbench.generate.ollama_rest import Chat, Ending, OllamaRest
+from tipbench.errors import ModelRefused, OllamaError
+from tipbench.files import ResourceLock
+from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest, ModelFacts
+from tipbench.generate.ollama_api import Chat, Ending, OllamaApi
 from tipbench.generate.residency import (
     STUCK_DEADLINE_S,
     Evidence,
@@ -23,6 +24,7 @@ from tipbench.generate.residency import (
     wait_until_empty,
     wait_until_gone,
 )
+from tipbench.http import is_loopback
 
 KEEP_WARM_S = 60  # between two calls of a block; short, so that a killed collect does not hold memory for long
 _BUSY_TRIES = 6
@@ -31,12 +33,12 @@ _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0
 _OPTIONS = frozenset(
     {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
-)  # an option that Ollama does not know is ignored without a word, so only these are ever sent
+)  # Ollama silently ignores unknown options, so exactly these are sent
 
 
 @dataclass(frozen=True)
-class MemoryRule:
-    """How strictly, and how patiently, the server's memory is kept to one model."""
+class MemoryPolicy:
+    """How the server's memory is kept to one model: when to unload, whether to evict, and how long to wait."""
 
     unload: Literal["model", "call"] = "model"
     evict: bool = False
@@ -44,7 +46,7 @@ class MemoryRule:
 
 
 class OllamaEngine:
-    """One Ollama server, asked over its native streaming API."""
+    """Engine for one Ollama server, using its native streaming API."""
 
     name = "ollama"
 
@@ -52,12 +54,12 @@ class OllamaEngine:
         self,
         url: str,
         *,
-        rule: MemoryRule | None = None,
+        rule: MemoryPolicy | None = None,
         lock: ResourceLock | None = None,
         report: Callable[[str], None] = lambda _message: None,
     ) -> None:
-        self._rest = OllamaRest(url)
-        self._rule = rule or MemoryRule()
+        self._rest = OllamaApi(url)
+        self._rule = rule or MemoryPolicy()
         self._lock = lock
         self._report = report
         self._monitor = Monitor(self._rest.resident, report_foreign=self._report_foreign)
@@ -66,7 +68,7 @@ class OllamaEngine:
         self._handover_began: float | None = None
         self._version: str | None = None
 
-    # What is known of a model
+    # Model facts
 
     def facts(self, model: str) -> ModelFacts:
         if self._version is None:
@@ -78,7 +80,7 @@ class OllamaEngine:
         return read_facts(model, shown, entry, version=self._version, host=compute_host(self._rest.url))
 
     def list_models(self) -> list[str]:
-        """Names of the models the server has, as it lists them."""
+        """Return the names of the server's models, sorted."""
         return sorted(str(entry.get("name") or entry.get("model")) for entry in self._rest.tags())
 
     # Memory
@@ -94,7 +96,7 @@ class OllamaEngine:
     def prepare(self, facts: ModelFacts) -> None:
         listed = find_entry(self._rest.tags(), facts.model).get("digest")
         if listed != facts.digest:
-            raise OllamaRefused(_moved(facts.model))
+            raise OllamaError(_moved(facts.model))
         self._evict_foreign()
         wait_until_empty(self._rest, wait_s=self._rule.wait_s)
         self._close_handover()
@@ -121,7 +123,7 @@ class OllamaEngine:
         self._rest.drop_idle_lines()
 
     def _close_handover(self) -> None:
-        """The list was seen empty after a model: the next one may come."""
+        """Record a handover once the memory is empty after a model."""
         if self._handover_began is not None:
             self._monitor.handed_over(time.monotonic() - self._handover_began)
             self._handover_began = None
@@ -130,7 +132,7 @@ class OllamaEngine:
         return self._monitor.evidence()
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Whether another client's model was in memory between two monotonic times."""
+        """Return whether another client's model was in memory between two monotonic times."""
         return self._monitor.foreign_between(start, end)
 
     def _evict_foreign(self) -> None:
@@ -154,15 +156,15 @@ class OllamaEngine:
         self._monitor.stop()
         self._rest.close()
 
-    def complete(self, ask: Ask) -> Completion | EngineFailure:
+    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
         if self._rule.unload == "call" and self._current is not None and self.alive():
-            wait_until_gone(self._rest, self._current.digest)  # the call before this one must have freed its memory
+            wait_until_gone(self._rest, self._current.digest)  # the previous call must have freed its memory
         result = self._ask_with_retries(ask)
         if self._monitor.moved:
-            raise OllamaRefused(_moved(ask.model))
+            raise OllamaError(_moved(ask.model))
         return result
 
-    def _ask_with_retries(self, ask: Ask) -> Completion | EngineFailure:
+    def _ask_with_retries(self, ask: GenerationRequest) -> Completion | EngineFailure:
         body = self._body(ask)
         tried = _Tries()
         while True:
@@ -173,7 +175,7 @@ class OllamaEngine:
             if ask.cancel.wait(verdict.wait_s):
                 return EngineFailure(FailureKind.CANCELLED, "stopped", chat.text, chat.wall_s)
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
+    def _body(self, ask: GenerationRequest) -> dict[str, Any]:
         unknown = set(ask.options) ^ _OPTIONS
         if unknown:
             raise ValueError(f"options sent to Ollama must be exactly {sorted(_OPTIONS)}; differs in {sorted(unknown)}")
@@ -185,7 +187,7 @@ class OllamaEngine:
             "model": ask.model,
             "messages": messages,
             "stream": True,
-            "truncate": False,  # newer servers then refuse a prompt that is too long; older ones cut it silently
+            "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
             "keep_alive": 0 if free else KEEP_WARM_S,
             "options": dict(ask.options),
         }
@@ -195,8 +197,8 @@ class OllamaEngine:
             body["format"] = dict(ask.answer_schema)
         return body
 
-    def _judge(self, chat: Chat, ask: Ask, tried: _Tries) -> Completion | EngineFailure | _Again:
-        """What a call's end means, and whether it is worth another try (only what is not the model's fault is)."""
+    def _judge(self, chat: Chat, ask: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
+        """Convert the end of a call into a result or a retry; retries only what is not caused by the model."""
         if chat.ending is Ending.DONE:
             return _not_local(chat) or read_completion(chat, ask)
         if chat.ending is Ending.CLEAN_END:
@@ -209,7 +211,7 @@ class OllamaEngine:
             return self._status(chat, tried)
         return _failure(FailureKind.INCOMPLETE, chat, f"the answer broke off: {chat.error}")
 
-    def _clean_end(self, chat: Chat, ask: Ask, tried: _Tries) -> Completion | EngineFailure | _Again:
+    def _clean_end(self, chat: Chat, ask: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
         if tried.take("clean end", 1):
             return _Again()
         if not chat.text:
@@ -245,7 +247,7 @@ class _Again:
 
 
 class _Tries:
-    """Counts second chances, each kind for itself."""
+    """Counts retries, separately for each kind."""
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
@@ -260,8 +262,8 @@ class _Tries:
         return self._used.get(kind, 0)
 
 
-def read_completion(chat: Chat, ask: Ask) -> Completion:
-    """The numbers of a finished call. A counter the server leaves out is unknown, not zero."""
+def read_completion(chat: Chat, ask: GenerationRequest) -> Completion:
+    """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
     last = chat.last
     total, load = _seconds(last, "total_duration"), _seconds(last, "load_duration")
     evaluated = _seconds(last, "eval_duration")
@@ -277,12 +279,12 @@ def read_completion(chat: Chat, ask: Ask) -> Completion:
         prompt_tokens=prompt,
         output_tokens=output,
         tokens_per_s=output / evaluated if output and evaluated else None,
-        truncated=was_cut(ask, prompt),
+        truncated=was_truncated(ask, prompt),
     )
 
 
-def was_cut(ask: Ask, prompt_tokens: int | None) -> bool:
-    """Whether the server silently cut the prompt: it filled the window, or read fewer tokens than there are words."""
+def was_truncated(ask: GenerationRequest, prompt_tokens: int | None) -> bool:
+    """Return whether the server truncated the prompt: it filled the context, or has fewer tokens than words."""
     if prompt_tokens is None:
         return False
     words = len(ask.system.split()) + len(ask.user.split())
@@ -300,7 +302,7 @@ def _refusal_kind(chat: Chat) -> FailureKind:
     if chat.status == 404:
         return FailureKind.MISSING_MODEL
     if chat.status in (401, 403):
-        return FailureKind.NOT_LOCAL  # a local model needs no sign-in
+        return FailureKind.NOT_LOCAL  # a local model needs no authentication
     text = chat.error.casefold()
     too_long = chat.status == 400 and any(word in text for word in ("context", "too long", "truncate", "exceed"))
     return FailureKind.PROMPT_TOO_LONG if too_long else FailureKind.REJECTED
@@ -324,3 +326,72 @@ def _seconds(last: Mapping[str, Any], key: str) -> float | None:
 def _count(last: Mapping[str, Any], key: str) -> int | None:
     value = last.get(key)
     return int(value) if isinstance(value, (int, float)) and value >= 0 else None
+
+
+def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
+    """Return the server's list entry of a model, empty if missing; a name without a tag means :latest."""
+    wanted = full_name(model)
+    for entry in catalogue:
+        if full_name(str(entry.get("name") or entry.get("model"))) == wanted:
+            return entry
+    return {}
+
+
+def full_name(model: str) -> str:
+    """Normalise a model name for comparison: with its tag, in lower case."""
+    return (model if ":" in model.rpartition("/")[2] else f"{model}:latest").casefold()
+
+
+def read_facts(
+    model: str, shown: Mapping[str, Any], entry: Mapping[str, Any], *, version: str, host: str
+) -> ModelFacts:
+    """Parse `/api/show` and `/api/tags`; the size is the actual parameter count, never derived from the name."""
+    details = shown.get("details") or {}
+    info = shown.get("model_info") or {}
+    projector = shown.get("projector_info") or {}
+    capabilities = shown.get("capabilities")
+    count = _positive(info.get("general.parameter_count"))
+    extra = _positive(projector.get("general.parameter_count")) or 0
+    remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
+    digest = str(entry.get("digest") or "")
+    if not digest and not remote:
+        raise ModelRefused(f"{model} is not in the Ollama server's list of models, so it cannot be pinned by digest.")
+    return ModelFacts(
+        model=model,
+        engine="ollama",
+        engine_version=version,
+        host=host,
+        digest=digest,
+        params_b=(count + extra) / 1e9 if count else None,
+        quantization=details.get("quantization_level") or None,
+        file_bytes=_positive(entry.get("size")),
+        kv_bytes_per_token=_kv_bytes_per_token(info),
+        thinking="thinking" in (capabilities or ()),
+        remote=remote,
+        completes=capabilities is None or "completion" in capabilities,
+    )
+
+
+def compute_host(url: str) -> str:
+    """Return the machine that runs the model: this one for a loopback address."""
+    return platform.node() if is_loopback(url) else (urlsplit(url).hostname or url)
+
+
+def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
+    """Return the bytes of one token's keys and values in 16-bit floats, summed over the layers."""
+    architecture = info.get("general.architecture")
+
+    def number(name: str) -> int | None:
+        return _positive(info.get(f"{architecture}.{name}"))
+
+    layers, heads = number("block_count"), number("attention.head_count")
+    kv_heads = number("attention.head_count_kv") or heads
+    width = number("attention.key_length")
+    embedding = number("embedding_length")
+    if width is None and embedding and heads:
+        width = embedding // heads
+    return 2 * 2 * layers * kv_heads * width if layers and kv_heads and width else None
+
+
+def _positive(value: object) -> int | None:
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None

@@ -1,28 +1,16 @@
-"""Raw answers into tips: what was asked for exactly, or the best that can be made of anything else. Pure.
-
-`format_ok` means: the answer, white space around it aside, is a JSON array of exactly `n_tips` objects, each with the
-keys `tip` and `rationale` once and no other, both strings that say something, no tip twice. Anything else loses the
-flag, and its tips are looked for in this order:
-
-1. JSON of any shape (`loose_json`): fenced, in prose, wrapped, in lines, cut off, badly quoted, with other keys. Of a
-   cut-off answer the tips whose text is complete are kept.
-2. Lists in plain text (`tip_lists`), unless the JSON had a key for tips: what is broken there is no list.
-
-Plain prose has no tips. `<think>` blocks are left out first. A tip given twice (case and white space aside) counts
-once. Control characters other than newline and tab are taken out of tips; the raw answer keeps them.
-"""
+"""Parses raw answers into tips: exactly for the requested JSON, best effort for anything else. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 from tipbench.generate.loose_json import Node, read_loose
-from tipbench.generate.tip_lists import list_tips, says_something, split_label
 
-MAX_TIPS = 200  # of an answer that was not asked for more
+MAX_TIPS = 200  # unless more were requested
 
 _TIP_KEYS = frozenset(
     {"tip", "tips", "advice", "suggestion", "recommendation", "hint", "action", "tip text", "productivity tip"}
@@ -42,7 +30,7 @@ _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Tip:
-    """One candidate. The rationale is empty when none was given."""
+    """One candidate tip. The rationale is empty if none was given."""
 
     tip: str
     rationale: str = ""
@@ -50,14 +38,14 @@ class Tip:
 
 @dataclass(frozen=True)
 class Answer:
-    """The tips of one raw answer, and whether it was exactly what had been asked for."""
+    """The tips of one raw answer, and whether it has exactly the requested format."""
 
     tips: tuple[Tip, ...]
     format_ok: bool
 
 
 def parse_answer(raw: str, n_tips: int) -> Answer:
-    """The tips in a model's answer; never raises, and takes time in proportion to its length."""
+    """Parse the tips in a model's answer; never raises, and takes time linear in its length."""
     exact = _distinct(_exact(raw, n_tips), n_tips)
     if exact and len(exact) == n_tips:
         return Answer(exact, format_ok=True)
@@ -65,18 +53,18 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
 
 
 def is_overlong(tip: str, word_limit: int) -> bool:
-    """Words are parted by white space; a dash or a bullet on its own is none."""
+    """Return whether a tip exceeds the word limit; words are split at whitespace and have a letter or digit."""
     return sum(any(map(str.isalnum, word)) for word in tip.split()) > word_limit
 
 
 def tips_json(tips: Iterable[Tip]) -> str:
-    """The tips as a compact JSON list, characters as they are: lone surrogates stay for the store to escape."""
+    """Return the tips as a compact JSON list without escapes; lone surrogates are left for the store to escape."""
     listed = [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips]
     return json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
 
 
 def _exact(raw: str, n_tips: int) -> list[Tip]:
-    """The tips of an answer that is exactly right, duplicates included; else none."""
+    """Return the valid tips of a JSON list of the requested length, duplicates included; else an empty list."""
     try:
         value: object = json.loads(
             raw, object_pairs_hook=tuple, parse_constant=_not_json, parse_int=_ignored, parse_float=_ignored
@@ -103,7 +91,7 @@ def _not_json(constant: str) -> object:
 
 
 def _ignored(_number: str) -> None:
-    """Python refuses to convert a number of 5000 digits; no number is wanted here."""
+    """Discard a number: Python refuses to convert one of 5000 digits, and none is needed."""
 
 
 def _best_effort(text: str) -> Iterator[Tip]:
@@ -130,7 +118,7 @@ def _clean(text: str) -> str:
 
 
 def _without_thinking(raw: str) -> str:
-    """The text outside `<think>` blocks; a closing tag alone ends a block that the prompt had opened."""
+    """Remove `<think>` blocks; a closing tag alone ends a block that the prompt opened."""
     kept: list[str] = []
     pos, inside, opened = 0, False, False
     for tag in _THINK.finditer(raw):
@@ -144,7 +132,7 @@ def _without_thinking(raw: str) -> str:
 
 
 def _fold(key: str) -> str:
-    """`Tip_1` and `TIP` are both `tip`; `tip_id` is not."""
+    """Normalise a key: `Tip_1` and `TIP` become `tip`; `tip_id` does not."""
     return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _LONGEST_KEY else key
 
 
@@ -155,7 +143,7 @@ def _names_tips(node: Node) -> bool:
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
-    """A node's own tips if a key names them; else those further in; else what its other keys make up."""
+    """Return a node's tips if a key names them; else those of nested nodes; else those built from its other keys."""
     texts = [(None if key is None else _fold(key), value) for key, value in node.entries if isinstance(value, str)]
     named = [(key, text) for key, text in texts if key is not None]
     reason = next((text for key, text in named if key in _WHY_KEYS), "")
@@ -179,7 +167,7 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
 
 
 def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
-    """`tip` keys with the rationale beside each; one object may hold several (`tip1`, `rationale1`, `tip2` …)."""
+    """Pair each `tip` key with its rationale; one object may hold several (`tip1`, `rationale1`, `tip2` …)."""
     tips: list[Tip] = []
     waiting = ""
     for key, text in named:
@@ -195,25 +183,186 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
 
 
 def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool) -> list[Tip]:
-    """A title and a description, or either with a reason: a title alone is a tip only where one was announced."""
+    """Build a tip from a title and a description, or either with a reason; a title alone only if `announced`."""
     head = next((split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
     body = next((split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
-    if not says_something(head):
+    if not is_meaningful(head):
         head = ""
     if not (body or reason or announced):
         return []
     joint = "" if not head or not body else " " if head[-1] in ".!?:" else ": "
     tip = head + joint + body
-    return [Tip(tip, reason)] if says_something(tip) else []
+    return [Tip(tip, reason)] if is_meaningful(tip) else []
 
 
 def _plain_tips(texts: Iterable[str]) -> list[Tip]:
-    """An array of strings, some of which may say that they are the rationale of the one before."""
+    """Parse an array of strings, some of which may be labelled as the rationale of the previous one."""
     tips: list[Tip] = []
     for text in texts:
         said, is_why = split_label(text.strip())
         if is_why and tips:
             tips[-1] = Tip(tips[-1].tip, said)
-        elif not is_why and says_something(said):
+        elif not is_why and is_meaningful(said):
             tips.append(Tip(said))
     return tips
+
+
+MAX_LINES = 20_000  # the rest is ignored
+
+_EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
+_HEADING = re.compile(r"(?:#{1,6}|>)\s++")
+_MARKER = re.compile(r"(?:\(?(?P<number>\d{1,3})(?:[.):]|\ufe0f?\u20e3)|(?P<bullet>[-*•‣◦▪–—·+]))\s++")
+_LABEL = re.compile(
+    r"(?:productivity )?(?:tip|suggestion|advice|recommendation)(?:\s?#?\d{1,3}\s?[:.)–—-]|\s?[:–—])\s*+", re.IGNORECASE
+)
+_WHY_WORDS = r"(?:rationale|reason(?:ing)?|explanation|benefit|why(?: (?:it|this)(?: works| helps| matters)?)?)"
+_WHY = re.compile(rf"(?:{_WHY_WORDS}|because)\s?\d{{0,3}}\s?[:–—]\s*+", re.IGNORECASE)
+_WHY_INSIDE = re.compile(rf"(?<=[\s(]){_WHY_WORDS}\s?:\s*+", re.IGNORECASE)
+_BARE_LABEL = re.compile(r"\W*+(?:productivity )?tips?\W*+\d{0,3}\W*+", re.IGNORECASE)
+_QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»"}
+_CODE = ("{", "}", "[", "]", '"', "```")
+
+
+class _Kind(Enum):
+    LABEL = "label"
+    NUMBER = "number"
+    BULLET = "bullet"
+    WHY = "why"
+    PLAIN = "plain"
+    BLANK = "blank"
+    CODE = "code"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kind: _Kind
+    text: str = ""
+    indented: bool = False
+
+
+@dataclass
+class _Item:
+    parts: list[str]
+    why: str = ""
+    why_said: bool = False  # by its label, not by its position
+
+    @property
+    def unfinished(self) -> bool:
+        return not self.parts or self.parts[-1][-1].isalnum() or self.parts[-1][-1] in ",;"
+
+    def text(self) -> str:
+        """Join the parts into one line, with a colon between a headline and what follows it."""
+        joined = self.parts[:1]
+        for before, part in zip(self.parts, self.parts[1:], strict=False):
+            joined.append((": " if before[-1].isalnum() and part[0].isupper() else " ") + part)
+        return "".join(joined)
+
+
+def list_tips(text: str) -> list[tuple[str, str]]:
+    """Return the tip and rationale of every list item; empty for plain prose."""
+    lines = [_read(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]]
+    items = _Collector(_tip_kinds(lines))
+    for line in lines:
+        items.add(line)
+    return list(_finished(items.found))
+
+
+def split_label(text: str) -> tuple[str, bool]:
+    """Return the text without a leading "Tip 1:" or "Rationale:", and whether it is a rationale."""
+    why = _WHY.match(text)
+    label = why or _LABEL.match(text)
+    return (text[label.end() :] if label else text), why is not None
+
+
+def is_meaningful(text: str) -> bool:
+    """Return whether a text is more than "Tip 1": at least two words, or a script that may not separate words."""
+    if _BARE_LABEL.fullmatch(text) or not any(map(str.isalpha, text)):
+        return False
+    return len(text.split(maxsplit=1)) > 1 or not text.isascii()
+
+
+def _read(raw: str) -> _Line:
+    bare = raw.strip()
+    if not bare:
+        return _Line(_Kind.BLANK)
+    if bare.startswith(_CODE):
+        return _Line(_Kind.CODE)
+    line = _EMPHASIS.sub("", bare)
+    heading = _HEADING.match(line)
+    line = line[heading.end() :] if heading else line
+    marker = _MARKER.match(line)
+    line = line[marker.end() :].strip() if marker else line.strip()
+    text, is_why = split_label(line)
+    if is_why:
+        kind = _Kind.WHY
+    elif len(text) < len(line):
+        kind = _Kind.LABEL
+    elif marker:
+        kind = _Kind.NUMBER if marker["number"] else _Kind.BULLET
+    else:
+        kind = _Kind.PLAIN
+    return _Line(kind, text.strip(), raw[0].isspace())
+
+
+def _tip_kinds(lines: list[_Line]) -> frozenset[_Kind]:
+    labels = sum(line.kind is _Kind.LABEL for line in lines)
+    if labels > 1:
+        return frozenset({_Kind.LABEL})
+    if labels or any(line.kind is _Kind.NUMBER for line in lines):
+        return frozenset({_Kind.LABEL, _Kind.NUMBER})
+    return frozenset({_Kind.BULLET})
+
+
+@dataclass
+class _Collector:
+    kinds: frozenset[_Kind]
+    found: list[_Item] = field(default_factory=list)
+    current: _Item | None = None
+    gap: bool = False
+    why_next: bool = False
+
+    def add(self, line: _Line) -> None:
+        if line.kind is _Kind.BLANK:
+            self.gap = True
+            return
+        if line.kind in self.kinds:
+            self.current = _Item([line.text] if line.text else [])
+            self.found.append(self.current)
+            self.why_next = False
+        elif line.kind is _Kind.CODE:
+            self.current = None
+        elif self.current is not None:
+            self._below(self.current, line)
+        self.gap = False
+
+    def _below(self, item: _Item, line: _Line) -> None:
+        if line.kind is _Kind.WHY or self.why_next:
+            self.why_next = not line.text
+            if not item.why_said and line.text:
+                item.why, item.why_said = line.text, True
+        elif not line.text:
+            return
+        elif not item.parts or item.parts[-1].endswith(":"):
+            item.parts.append(line.text)
+        elif line.kind is _Kind.PLAIN and self.gap and not line.indented:
+            self.current = None  # closing remarks
+        elif line.kind is _Kind.PLAIN and item.unfinished:
+            item.parts.append(line.text)
+        elif not item.why:
+            item.why = line.text
+
+
+def _finished(items: list[_Item]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        tip, why = item.text(), item.why
+        inside = _WHY_INSIDE.search(tip)
+        if inside and inside.start() > 0:
+            tip, why = tip[: inside.start()].rstrip(" (-–—"), tip[inside.end() :].rstrip(")") or why
+        tip = _unquoted(tip.strip())
+        if is_meaningful(tip) and not tip.endswith(":"):
+            yield tip, _unquoted(why.strip())
+
+
+def _unquoted(text: str) -> str:
+    quoted = len(text) > 1 and _QUOTES.get(text[0]) == text[-1]
+    return text[1:-1].strip() if quoted else text

@@ -1,8 +1,8 @@
-"""Never two models' weights at once: the gate between two models, the monitor that watches, and its evidence.
+"""Keeps at most one model's weights in memory: a gate between models, and a monitor that collects evidence.
 
-`keep_alive=0` alone is no guarantee: a server frees memory only after its answer has ended, and a request for
-another model in that window loads beside the first. So nothing is sent for the next model until the server's
-own list has been seen empty. What the list says is also sampled through the whole run, as evidence.
+`keep_alive=0` alone is not enough: a server frees memory only after its response has ended, and a request for
+another model in that window loads it in addition to the first. So no request for the next model is sent until the
+server's list of loaded models is empty. The list is also sampled during the whole run, as evidence.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tipbench.errors import OllamaAway, ResidencyError
+from tipbench.errors import OllamaUnavailable, ResidencyError
+from tipbench.text import plural
 
-STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and will not end by itself
+STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and never ends
 _POLL_S = 0.01
 _SLOW_POLL_S = 0.25
 _SILENCE_S = 10.0
@@ -30,35 +31,35 @@ class Resident:
 
 
 class WeightsHost(Protocol):
-    """A server that keeps weights in memory. Narrow on purpose: all that the gate and the monitor may do."""
+    """A server that keeps weights in memory; narrow on purpose, limited to what the gate and the monitor need."""
 
     def resident(self) -> tuple[Resident, ...] | None:
-        """What is in memory; None when the server did not say (unknown is not empty)."""
+        """Return the models in memory; None if the server did not respond (unknown is not empty)."""
         ...
 
     def unload(self, name: str) -> None:
-        """Mark a model for unloading; it is gone only when `resident` no longer lists it."""
+        """Mark a model for unloading; it is gone once `resident` no longer lists it."""
         ...
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen in memory during a run."""
+    """What was observed in memory during a run."""
 
     samples: int = 0
     unknown_samples: int = 0
     most_resident: int = 0
     largest_gap_s: float = 0.0
-    handovers: int = 0  # times the list was seen empty after a model
+    handovers: int = 0  # times the list was empty after a model
     handover_s: tuple[float, ...] = ()
-    foreign: tuple[str, ...] = ()  # other clients' models that appeared
+    foreign: tuple[str, ...] = ()  # other clients' models that were loaded
 
     def sentence(self) -> str:
-        """One line for people."""
+        """Return a one-line summary for people."""
         parts = [
             f"most models resident at once: {self.most_resident}",
-            f"{self.samples} sample{'' if self.samples == 1 else 's'}, largest gap {self.largest_gap_s:.1f} s",
-            f"{self.handovers} handover{'' if self.handovers == 1 else 's'} verified empty",
+            f"{plural(self.samples, 'sample')}, largest gap {self.largest_gap_s:.1f} s",
+            f"{plural(self.handovers, 'handover')} verified empty",
         ]
         if self.foreign:
             parts.append(f"other clients' models seen: {', '.join(self.foreign)}")
@@ -77,9 +78,9 @@ class _Sightings:
 
 
 class Monitor:
-    """Samples a server's memory on a thread of its own, from `start` to `stop`.
+    """Samples a server's memory on a background thread, from `start` to `stop`.
 
-    A model counts as foreign when it was expected neither when the sample was asked for nor when it arrived.
+    A model counts as foreign if it was expected neither when the sample was requested nor when it arrived.
     """
 
     def __init__(
@@ -115,23 +116,23 @@ class Monitor:
             self._thread = None
 
     def expect(self, model: Resident | None) -> None:
-        """From now on only this model is ours."""
+        """Set the model that is expected in memory from now on, or None; any other is foreign."""
         with self._lock:
             self._expected = frozenset({model.digest}) if model is not None else frozenset()
             self._name = model.name if model is not None else ""
 
     @property
     def moved(self) -> bool:
-        """Whether the model we ask for was seen with other weights: its tag was moved under us."""
+        """Whether the expected model was loaded with other weights: its tag was moved during the run."""
         return self._moved
 
     def handed_over(self, seconds: float) -> None:
-        """The list was seen empty, so long after a model's last call."""
+        """Record that the memory was empty this many seconds after a model's last call."""
         with self._lock:
             self._seen.handover_s.append(seconds)
 
     def foreign_between(self, start: float, end: float) -> bool:
-        """Whether a foreign model was in memory at any time between (monotonic seconds)."""
+        """Return whether a foreign model was in memory at any time between two monotonic times."""
         with self._lock:
             recent = [t for t in self._seen.foreign_times if t >= start - 2 * self._interval_s]
             return self._last_was_foreign or any(t <= end for t in recent)
@@ -155,7 +156,7 @@ class Monitor:
             self._stop.wait(self._interval_s)
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         with self._lock:
             before = self._expected
         listed = self._look()
@@ -186,10 +187,10 @@ class Monitor:
 
 
 def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
-    """Poll until a model of ours has left; what is in memory then. ResidencyError when it will not go.
+    """Poll until our model is unloaded and return what is in memory then; raises ResidencyError if it stays.
 
-    OllamaAway when the server says nothing for so long: then nothing is known of its memory, least of all that it
-    is empty.
+    Raises OllamaUnavailable if the server does not respond for too long: what is in its memory is then unknown, and not
+    assumed to be empty.
     """
     start = time.monotonic()
     answered = start
@@ -206,12 +207,12 @@ def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DE
                     "it hangs in unloading. Restart the Ollama server."
                 )
         elif now - answered > min(_SILENCE_S, stuck_s):
-            raise OllamaAway(f"The Ollama server did not say what is in memory for {now - answered:.0f} s.")
+            raise OllamaUnavailable(f"The Ollama server did not say what is in memory for {now - answered:.0f} s.")
         time.sleep(_POLL_S if now - start < 1 else _SLOW_POLL_S)
 
 
 def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
-    """Poll until nothing at all is in memory; ResidencyError when another client's model stays longer than `wait_s`."""
+    """Poll until the memory is empty; raises ResidencyError if another client's model stays longer than `wait_s`."""
     start = time.monotonic()
     while (listed := host.resident()) != ():
         waited = time.monotonic() - start
@@ -225,7 +226,7 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
 
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
-    """The rule at the start: unload what a dead collect of ours left; anything else needs `evict`."""
+    """Empty the memory before a run: unloads what a dead collect of ours left; anything else needs `evict`."""
     listed = _look_patiently(host, wait_s)
     foreign = [model for model in listed if model.digest not in leftovers]
     if foreign and not evict:

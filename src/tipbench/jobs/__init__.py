@@ -1,1 +1,1 @@
-"""RUN A STEP IN THE BACKGROUND: jobs, their queue, and who carries them out."""
+"""Background jobs: the queue, the supervisor and the runners."""

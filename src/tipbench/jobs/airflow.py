@@ -1,75 +1,73 @@
-"""The Airflow runner: a job is a run of the DAG. What is known of it lies in the job's folder, as for a local one.
+"""Airflow runner: each job is a DAG run, and its status is stored in the job's folder, as for a local job.
 
-Airflow is asked now and then, by whoever looks first; everybody else reads what was written down. So a page costs no
-call, Airflow may be away for a while, and a panel that starts again goes on where the last one stopped.
+Airflow is polled by one process at a time; all others read the stored status. Page views therefore send no request to
+Airflow, Airflow may be unavailable for a while, and a restarted panel continues from the stored status.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tipbench.addresses import is_web_address
-from tipbench.errors import AirflowAway, AirflowRefused, NotEnoughData, NotStarted, TipbenchError
-from tipbench.generate.home import in_home
-from tipbench.generate.lock import try_lock
+from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, NotEnoughData, TipbenchError
+from tipbench.files import file_lock
+from tipbench.http import is_http_url
 from tipbench.jobs import events as wire
-from tipbench.jobs.airflow_dag import (
+from tipbench.jobs.airflow_api import (
     COMPARE,
     DEFAULT_POOL,
     FAILED,
     PARKED,
     UNSTARTED,
     WAIT,
+    AirflowApi,
     AirflowDag,
-    SeenRun,
+    DagRun,
     TaskInstance,
 )
-from tipbench.jobs.airflow_rest import AirflowRest
-from tipbench.jobs.airflow_story import Kept, Story, read_kept, write_kept
-from tipbench.jobs.event_log import Recorded, read_events
+from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, read_progress, write_progress
+from tipbench.jobs.event_file import RecordedEvent, read_events
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED as JOB_ENDED
-from tipbench.jobs.job import Job, JobKind, JobState, LogTail, Sighting
+from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail
+from tipbench.text import plural
 
 POLL_S = 2.0
-PARKED_POLLS = 5  # a run that is parked is looked at so much more seldom
-CHECK_S = 15.0  # between two looks for what holds a run up: a missing pool, a paused DAG, cells that wait for a judge
-GRACE_S = 120.0  # after which Airflow is asked again to end a run
-SETTLE_S = 15.0  # for the last lines of a log to arrive after the end of its task
+PARKED_POLLS = 5  # poll interval multiplier for parked runs
+CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
+GRACE_S = 120.0  # before a cancel request is sent again
+SETTLE_S = 15.0  # for the last log lines to arrive after a task ends
 _CANCELLED_CODE = 130
 _FORBIDDEN = 403
 _NAMED_FAILURES = 3
 _ANSWERED = "Every cell is judged; Airflow goes on with the comparison."
 
 
-class Records(Protocol):
-    """What the runner must know of MLflow."""
+class MlflowLookup(Protocol):
+    """MLflow lookups that the runner needs."""
 
     def address(self, job: Job) -> str:
-        """The server that the job's workers use. NotEnoughData when there is none."""
+        """Return the URL of the server that the job's workers use. Raises NotEnoughData if there is none."""
         ...
 
     def pending(self, job: Job) -> int:
-        """How many of the cells that the job asked for still wait for a judge."""
+        """Return the number of the job's cells that are not judged yet."""
         ...
 
 
 class AirflowRunner:
-    """Runs collects as DAG runs. What it knows is on disk: any process of this home may ask it."""
+    """Runs collect jobs as DAG runs; all state is on disk, so any process that shares the home can use it."""
 
     name = "airflow"
 
     def __init__(
         self,
         home: Path,
-        rest: AirflowRest,
-        records: Records,
+        rest: AirflowApi,
+        records: MlflowLookup,
         *,
         poll_s: float = POLL_S,
         check_s: float = CHECK_S,
@@ -85,24 +83,24 @@ class AirflowRunner:
         self._asleep, self._asleep_until = "", 0.0
 
     def close(self) -> None:
-        """Close the connections to Airflow; its runs go on."""
+        """Close the connections to Airflow; DAG runs continue."""
         self._rest.close()
 
-    # Starting and ending
+    # Start and cancel
 
     def start(self, job: Job) -> None:
-        """Trigger the DAG, once; a retry of a job whose run failed has the failed tasks of that run done again."""
+        """Trigger the DAG, once; a retry of a failed job clears the failed tasks of its DAG run instead."""
         if job.kind is not JobKind.COLLECT:
-            raise NotStarted(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
+            raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
         with folder.alone():
-            kept = read_kept(folder)
+            kept = read_progress(folder)
             if kept.triggered or folder.never:
                 return
             if not self._resumed(job, folder, kept):
                 self._trigger(job, folder, kept)
             kept.triggered = True
-            story = Story(folder, kept, self._clock)
+            story = RunProgress(folder, kept, self._clock)
             story.tell(wire.Started("airflow"))
             story.log("airflow", f"run {kept.run_id} for {job.experiment}: {self._dag.page_of(kept.run_id)}")
             if job.private:
@@ -112,20 +110,20 @@ class AirflowRunner:
                 )
             story.save()
 
-    def _trigger(self, job: Job, folder: JobFolder, kept: Kept) -> None:
+    def _trigger(self, job: Job, folder: JobFolder, kept: StoredProgress) -> None:
         conf = conf_of(job, self._address(job))
         self._check_awake()
         kept.run_id = run_id_of(job)
-        write_kept(folder, kept)  # before it is asked: the answer may never come
+        write_progress(folder, kept)  # before the request: its response may be lost
         self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
 
     def _check_awake(self) -> None:
-        """The queue tries again and again, and Airflow need not be asked each time."""
+        """Raise AirflowUnavailable if the DAG is paused; caches the error, because the queue retries often."""
         if self._clock() < self._asleep_until:
-            raise AirflowAway(self._asleep)
+            raise AirflowUnavailable(self._asleep)
         try:
             self._dag.check_awake()
-        except AirflowAway as exc:
+        except AirflowUnavailable as exc:
             self._asleep, self._asleep_until = str(exc), self._clock() + self._poll_s
             raise
 
@@ -133,16 +131,16 @@ class AirflowRunner:
         try:
             return self._records.address(job)
         except NotEnoughData as exc:
-            raise NotStarted(
+            raise JobStartError(
                 "A run in Airflow needs an MLflow that its workers and the panel reach, and there is none yet. "
                 "Set MLFLOW_TRACKING_URI, or start one with `tipbench mlflow up`, and retry."
             ) from exc
 
-    def _resumed(self, job: Job, folder: JobFolder, kept: Kept) -> bool:
-        """Whether the job goes on in the run of the one it retries, of which some tasks failed."""
+    def _resumed(self, job: Job, folder: JobFolder, kept: StoredProgress) -> bool:
+        """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
         if job.retry_of is None or kept.run_id == run_id_of(job):
             return False
-        old = read_kept(JobFolder(self._jobs, job.retry_of))
+        old = read_progress(JobFolder(self._jobs, job.retry_of))
         if old.state is not JobState.FAILED or not old.run_id:
             return False
         seen = self._dag.look(old.run_id)
@@ -153,16 +151,16 @@ class AirflowRunner:
             return False
         if kept.run_id != old.run_id:
             kept.run_id, kept.base = old.run_id, {task.key: task.try_number for task in seen.tasks}
-            write_kept(folder, kept)
+            write_progress(folder, kept)
         if failed and seen.ended:
             self._dag.clear(kept.run_id, failed)
         return True
 
     def cancel(self, job: Job) -> None:
-        """Have Airflow fail the run: its tasks are ended politely, its teardown unloads. Again after a while."""
+        """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after GRACE_S."""
         folder = self._folder(job)
         with folder.alone():
-            kept = read_kept(folder)
+            kept = read_progress(folder)
             if not kept.run_id:
                 folder.note_never()
                 return
@@ -177,76 +175,76 @@ class AirflowRunner:
         elif seen is not None and not seen.ended:
             try:
                 self._dag.cancel(kept.run_id)
-            except AirflowRefused as exc:  # it has ended, or gone, in between: the next look tells
+            except AirflowError as exc:  # ended or deleted in the meantime: the next poll shows which
                 if exc.status == _FORBIDDEN:
                     self._warn(folder, f"{exc} Cancel the run in Airflow, or give our user the role op.")
             folder.note_asked(now)
 
     def _warn(self, folder: JobFolder, text: str) -> None:
-        with _turn(folder) as mine:
+        with file_lock(folder.path / "turn", wait=False) as mine:
             if mine:
-                story = Story(folder, read_kept(folder), self._clock)
+                story = RunProgress(folder, read_progress(folder), self._clock)
                 story.tell_once(text)
                 story.save()
 
     def forget(self, job: Job) -> None:
-        """Remove its folder; Airflow keeps its own history. Not while the run goes on."""
+        """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
         folder = self._folder(job)
-        kept = read_kept(folder)
-        if kept.triggered and kept.state not in JOB_ENDED | {JobState.LOST}:  # which Airflow does not have any more
+        kept = read_progress(folder)
+        if kept.triggered and kept.state not in JOB_ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
             raise TipbenchError(f"The DAG run of {job.id} has not gone yet; its folder stays for now.")
         folder.remove()
 
-    # Looking
+    # Status
 
-    def observe(self, job: Job) -> Sighting:
-        """How it is: as Airflow says, or said a moment ago."""
+    def observe(self, job: Job) -> JobStatus:
+        """Return the job's status from Airflow, or the stored one if it is recent enough."""
         folder = self._folder(job)
-        kept = read_kept(folder)
+        kept = read_progress(folder)
         if not kept.triggered:
             return self._not_triggered(job, folder, kept)
         if kept.state in JOB_ENDED or self._clock() - kept.looked < self._patience(job, kept):
             return kept.sighting
         return self._look(job, folder)
 
-    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[Recorded]:
-        """What its tasks have reported since."""
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
+        """Return the events of its tasks after a cursor."""
         self._refresh(job)
         return read_events(self._folder(job).events, after, limit)
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
-        """The end of what its tasks printed."""
+        """Return the end of the tasks' log output."""
         self._refresh(job)
         return self._folder(job).tail(most_bytes)
 
     def _refresh(self, job: Job) -> None:
-        """Look, unless a supervisor does so anyway; trouble is its to tell, and nobody else waits for an end of it."""
+        """Poll if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
         folder = self._folder(job)
-        kept = read_kept(folder)
+        kept = read_progress(folder)
         due = self._clock() - kept.looked >= 2 * self._patience(job, kept) and not self._rest.in_trouble
         if kept.triggered and kept.state not in JOB_ENDED and due:
             with suppress(TipbenchError):
                 self._look(job, folder)
 
-    def _patience(self, job: Job, kept: Kept) -> float:
-        """How long what was seen holds: a run that waits for a judge, or is gone, may do so for weeks."""
+    def _patience(self, job: Job, kept: StoredProgress) -> float:
+        """Return how long a stored status stays valid; longer for parked and lost runs, which may stay so for weeks."""
         parked = kept.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
         return self._poll_s * (PARKED_POLLS if parked else 1)
 
-    def _not_triggered(self, job: Job, folder: JobFolder, kept: Kept) -> Sighting:
+    def _not_triggered(self, job: Job, folder: JobFolder, kept: StoredProgress) -> JobStatus:
         if folder.never:
-            return Sighting(JobState.CANCELLED, reason="It was cancelled before it was started.")
+            return JobStatus(JobState.CANCELLED, reason="It was cancelled before it was started.")
         if kept.run_id and self._dag.look(kept.run_id) is not None:
-            self.start(job)  # its trigger arrived, and the answer did not
-            return Sighting(JobState.RUNNING)
-        return Sighting(JobState.LOST, reason=f"Nothing in {folder.path} tells of its DAG run.")
+            self.start(job)  # the trigger request arrived, but its response was lost
+            return JobStatus(JobState.RUNNING)
+        return JobStatus(JobState.LOST, reason=f"Nothing in {folder.path} tells of its DAG run.")
 
-    def _look(self, job: Job, folder: JobFolder) -> Sighting:
-        with _turn(folder) as mine:
-            kept = read_kept(folder)
+    def _look(self, job: Job, folder: JobFolder) -> JobStatus:
+        with file_lock(folder.path / "turn", wait=False) as mine:  # one process at a time polls Airflow
+            kept = read_progress(folder)
             if not mine or kept.state in JOB_ENDED:
                 return kept.sighting
-            story = Story(folder, kept, self._clock)
+            story = RunProgress(folder, kept, self._clock)
             seen = self._dag.look(kept.run_id)
             sighting = self._missing(job, kept) if seen is None else self._seen(job, folder, story, seen)
             if sighting.state in JOB_ENDED:
@@ -256,26 +254,26 @@ class AirflowRunner:
             story.save()
             return sighting
 
-    def _missing(self, job: Job, kept: Kept) -> Sighting:
+    def _missing(self, job: Job, kept: StoredProgress) -> JobStatus:
         if job.cancel_requested is not None:
-            return Sighting(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow has no such run any more.")
+            return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow has no such run any more.")
         reason = f"Airflow has no run {kept.run_id} any more. What is finished is kept; a retry continues."
-        return Sighting(JobState.LOST, reason=reason, links=kept.links)
+        return JobStatus(JobState.LOST, reason=reason, links=kept.links)
 
-    def _seen(self, job: Job, folder: JobFolder, story: Story, seen: SeenRun) -> Sighting:
+    def _seen(self, job: Job, folder: JobFolder, story: RunProgress, seen: DagRun) -> JobStatus:
         story.read_logs(self._dag, seen)
         links = _links(self._dag, story.kept)
         if seen.ended and self._settled(story.kept, seen):
-            asked = folder.asked_at is not None or job.cancel_requested is not None  # the answer may have been lost
+            asked = folder.asked_at is not None or job.cancel_requested is not None  # the response may have been lost
             return _ending(seen, story.kept, links, asked=asked)
         waiting = seen.task(WAIT)
         if waiting is not None and waiting.state in PARKED:
             reason = self._await_judge(job, story, waiting)
-            return Sighting(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
-        return Sighting(JobState.RUNNING, reason=self._held_up(story, seen), links=links)
+            return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
+        return JobStatus(JobState.RUNNING, reason=self._held_up(story, seen), links=links)
 
-    def _settled(self, kept: Kept, seen: SeenRun) -> bool:
-        """Whether the collects have said how they ended; their logs may arrive after them, or never."""
+    def _settled(self, kept: StoredProgress, seen: DagRun) -> bool:
+        """Whether all collect tasks have reported an exit code; True after `settle_s`, as logs may never arrive."""
         collects = [task for task in seen.tasks if task.collects and task.state in ("success", "failed")]
         told = [kept.tallies.get(task.key) for task in collects if task.try_number > kept.base.get(task.key, 0)]
         if all(tally is not None and tally.exit_code is not None for tally in told):
@@ -283,37 +281,37 @@ class AirflowRunner:
         kept.ended_since = kept.ended_since or self._clock()
         return self._clock() - kept.ended_since >= self._settle_s
 
-    def _await_judge(self, job: Job, story: Story, waiting: TaskInstance) -> str:
-        """Why it waits; when no cell of the job is pending any more, by whatever road, Airflow is told to go on."""
+    def _await_judge(self, job: Job, story: RunProgress, waiting: TaskInstance) -> str:
+        """Return why the run waits; resumes it in Airflow once no cell of the job is pending."""
         if not self._check_due(story.kept):
             return story.kept.reason
         try:
             number = self._records.pending(job)
-        except TipbenchError as exc:  # MLflow's absence is not Airflow's
+        except TipbenchError as exc:  # MLflow being unavailable does not make the job lost
             return f"Whether its cells are judged cannot be seen: {exc}"
         if number:
-            return f"{number} {'cell waits' if number == 1 else 'cells wait'} for a judge."
+            return f"{plural(number, 'cell waits', 'cells wait')} for a judge."
         try:
             self._dag.answer(story.kept.run_id, waiting)
-        except AirflowRefused as exc:
+        except AirflowError as exc:
             return f"Every cell is judged, and Airflow does not take that from us: {exc} Answer it in Airflow."
-        if story.kept.reason != _ANSWERED:  # else it takes Airflow a while
+        if story.kept.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
             story.tell(wire.Message(_ANSWERED))
         return _ANSWERED
 
-    def _held_up(self, story: Story, seen: SeenRun) -> str:
-        """What keeps a run from going on, if it is something people can mend."""
+    def _held_up(self, story: RunProgress, seen: DagRun) -> str:
+        """Return why no task is running, if an operator can fix it; empty otherwise."""
         idle = not any(task.state == "running" for task in seen.tasks)
         if not idle or not self._check_due(story.kept):
             return story.kept.reason if idle and story.kept.state is JobState.RUNNING else ""
         reason = ""
-        with suppress(AirflowRefused):  # who may not see pools cannot tell
+        with suppress(AirflowError):  # the user may lack permission to read pools
             reason = self._hindrance(seen)
         if reason:
             story.tell_once(reason)
         return reason
 
-    def _hindrance(self, seen: SeenRun) -> str:
+    def _hindrance(self, seen: DagRun) -> str:
         unstarted = [task for task in seen.tasks if task.state in UNSTARTED]
         for pool in self._dag.missing_pools({task.pool for task in unstarted} - {DEFAULT_POOL}):
             return (
@@ -324,7 +322,7 @@ class AirflowRunner:
             return f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there, and the run begins."
         return ""
 
-    def _check_due(self, kept: Kept) -> bool:
+    def _check_due(self, kept: StoredProgress) -> bool:
         if self._clock() - kept.checked < self._check_s:
             return False
         kept.checked = self._clock()
@@ -335,34 +333,34 @@ class AirflowRunner:
 
 
 def run_id_of(job: Job) -> str:
-    """The id of a job's own DAG run: the same however often it is triggered."""
+    """Return the id of a job's DAG run, which is stable across triggers."""
     return f"tipbench__{job.id}"
 
 
 def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
-    """The conf of the DAG run. What the job does not say is left to the worker's settings and the DAG's defaults."""
+    """Return the conf of the DAG run; unset options are left to the worker's settings and the DAG's defaults."""
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
-def _links(dag: AirflowDag, kept: Kept) -> dict[str, str]:
+def _links(dag: AirflowDag, kept: StoredProgress) -> dict[str, str]:
     urls = [tally.collected.url for tally in kept.tallies.values() if tally.collected is not None]
-    mlflow = next((url for url in urls if url and is_web_address(url)), kept.links.get("mlflow"))
+    mlflow = next((url for url in urls if url and is_http_url(url)), kept.links.get("mlflow"))
     return {"airflow": dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
 
 
-def _ending(seen: SeenRun, kept: Kept, links: dict[str, str], *, asked: bool) -> Sighting:
+def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, asked: bool) -> JobStatus:
     compared = seen.task(COMPARE)
     if asked and (compared is None or compared.state != "success"):
-        return Sighting(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; what is finished is kept.", links)
+        return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; what is finished is kept.", links)
     failed = [task for task in seen.tasks if task.state == "failed"]
     if seen.state == "success" and not any(task.collects for task in failed):
-        return Sighting(JobState.SUCCEEDED, 0, links=links)
+        return JobStatus(JobState.SUCCEEDED, 0, links=links)
     codes = [tally.exit_code for tally in kept.tallies.values() if tally.exit_code]
-    return Sighting(JobState.FAILED, codes[0] if codes else 1, _why(failed, kept), links)
+    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _why(failed, kept), links)
 
 
-def _why(failed: Sequence[TaskInstance], kept: Kept) -> str:
-    """The first causes: of all that generate, else of what failed first; what only follows from it is left out."""
+def _why(failed: Sequence[TaskInstance], kept: StoredProgress) -> str:
+    """Return the root causes: all failed collect tasks, otherwise the first failed task."""
     told = [(task, kept.tallies[task.key].failure) for task in failed if task.key in kept.tallies]
     causes = [(task, why) for task, why in told if why and task.collects]
     causes = causes or [(task, why) for task, why in told if why][:1]
@@ -374,15 +372,3 @@ def _why(failed: Sequence[TaskInstance], kept: Kept) -> str:
     shown = "; ".join(f"{task.rendered_map_index or task.title}: {why}" for task, why in causes[:_NAMED_FAILURES])
     more = len(causes) - _NAMED_FAILURES
     return f"{shown}; and {more} more" if more > 0 else shown
-
-
-@contextmanager
-def _turn(folder: JobFolder) -> Iterator[bool]:
-    """True to one at a time; who comes meanwhile need not ask Airflow as well."""
-    path = folder.path / "turn"
-    with in_home(path, "cannot be opened"):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield try_lock(fd, path, fcntl.LOCK_EX)
-    finally:
-        os.close(fd)

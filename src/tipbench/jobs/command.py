@@ -1,4 +1,4 @@
-"""From a configuration to an order, and from a job to the words of its command. Secrets go another way: `private`."""
+"""Builds job requests from configurations, and command lines from jobs; secrets are passed separately in `private`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tipbench.addresses import identity_of, is_loopback, is_web_address, without_login
 from tipbench.errors import UsageError
 from tipbench.generate.engine import engine_of
-from tipbench.jobs.job import JobKind, Order
+from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
+from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.plan.config import CollectConfig, check_experiment_name
 
 WORDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 _ANY_JUDGE = ("rules", "command", "ollama")
-JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # and to which judges each means something
+JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option → judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
     **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
@@ -22,15 +22,15 @@ JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # and to which judges each mea
     **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
 }
 _MOST_TEXT = 4000
-PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # `--with command` reads it: a command line may hold secrets
+PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
 _EMBEDDED = "the embedded model on this machine"
 
 
-def collect_order(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> Order:
-    """The order for `tipbench collect` with exactly this configuration."""
+def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
+    """Return the request for `tipbench collect` with exactly this configuration."""
     arguments, private = _apart(config.model_dump(mode="json"))
-    return Order(
+    return JobRequest(
         JobKind.COLLECT,
         config.experiment,
         arguments,
@@ -41,17 +41,17 @@ def collect_order(config: CollectConfig, *, started_by: str = "", runner: str = 
     )
 
 
-def judge_order(
+def judge_request(
     options: Mapping[str, Any],
     *,
     ollama_url: str,
     program: str | None = None,
     started_by: str = "",
     runner: str = "local",
-) -> Order:
-    """The order for `tipbench judge run`; `options` are its own by key, `ollama_url` the server without that option.
+) -> JobRequest:
+    """Return the request for `tipbench judge run`; `options` are its options by key, `ollama_url` the default server.
 
-    `program` is what `with: command` runs; nobody is shown it.
+    `program` is the command that `with: command` runs; it is never shown.
     """
     if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
         raise UsageError(f"{unknown[0][:80]!r} is no option of `tipbench judge run`; see its --help.")
@@ -70,19 +70,19 @@ def judge_order(
     except ValueError as exc:
         raise UsageError(f"experiment: {exc}") from exc
     for key in _VARIABLES:
-        if options.get(key) is not None and not is_web_address(str(options[key])):
+        if options.get(key) is not None and not is_http_url(str(options[key])):
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
-    needed = [f"judge {options.get('judge') or with_} in {experiment}"]  # two runs of one judge would refuse each other
-    needed += [f"Ollama at {identity_of(server)}"] if with_.startswith("ollama:") else []
+    needed = [f"judge {options.get('judge') or with_} in {experiment}"]  # a judge runs once at a time per experiment
+    needed += [f"Ollama at {canonical_url(server)}"] if with_.startswith("ollama:") else []
     arguments, private = _apart(options)
     if program and with_ == "command":
         private[PROGRAM_VARIABLE] = program
-    return Order(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
+    return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
 
 
-def command_words(job: Order) -> tuple[str, ...]:
-    """What stands after `tipbench`; each option is one word with its value, so that no value passes for an option."""
+def command_arguments(job: JobRequest) -> tuple[str, ...]:
+    """Return the arguments after `tipbench`, as `--option=value`, so that no value is parsed as an option."""
     words = list(WORDS[job.kind])
     for key, value in job.arguments.items():
         flag = "--" + key.replace("_", "-")
@@ -98,9 +98,9 @@ def command_words(job: Order) -> tuple[str, ...]:
 
 
 def _collect_resources(config: CollectConfig) -> tuple[str, ...]:
-    """The locks that the collect will take, and this machine's memory: what the queue knows cannot fail on them."""
+    """Return the locks that the collect will acquire, and local memory, so that queued jobs do not conflict on them."""
     engines = {engine_of(model) for model in config.model_names}
-    server = f"Ollama at {identity_of(config.ollama_url)}"
+    server = f"Ollama at {canonical_url(config.ollama_url)}"
     needed = [f"{model} for {config.experiment}" for model in config.model_names]
     if "embedded" in engines:
         needed.append(_EMBEDDED)
@@ -110,11 +110,11 @@ def _collect_resources(config: CollectConfig) -> tuple[str, ...]:
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options as they may be shown, and the addresses with a login as variables of the environment."""
+    """Split options into public arguments and environment variables for URLs with credentials."""
     arguments, private = dict(options), {}
     for key, variable in _VARIABLES.items():
         url = options.get(key)
         if isinstance(url, str) and "@" in urlsplit(url).netloc:
-            arguments[key] = without_login(url)
+            arguments[key] = strip_login(url)
             private[variable] = url
     return arguments, private

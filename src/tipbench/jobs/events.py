@@ -1,7 +1,7 @@
-"""What a command tells a program that watches it: one JSON object a line, in the words of this file.
+"""Event types that a command emits, one JSON object per line.
 
-They feed the panel's live view (`tipbench.jobs.progress`) and outlive the process that wrote them, so a word keeps its
-meaning; a new one is added, and readers leave out what they do not know.
+They feed the panel's live view (`tipbench.jobs.progress`) and are stored after the process ends, so existing fields
+keep their meaning; new events may be added, and readers ignore unknown ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tipbench.times import iso
+from tipbench.text import iso
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -25,14 +25,14 @@ _LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
 @dataclass(frozen=True)
 class Started:
-    """The command begins."""
+    """The command has started."""
 
     version: str
 
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """A model's cells begin, and its weights are about to be loaded; `done` of `total` were recorded before."""
+    """A model's cells start, before its weights are loaded; `done` of `total` were already recorded."""
 
     model: str
     total: int
@@ -41,7 +41,7 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class CellFinished:
-    """A cell is generated, or has failed: `done` of the model's `total`, `failed` of them in this run."""
+    """A cell is generated or has failed; `done` of the model's `total`, `failed` of them in this run."""
 
     model: str
     prompt: str
@@ -56,21 +56,21 @@ class CellFinished:
 
 @dataclass(frozen=True)
 class BlockFinished:
-    """A model's weights were seen gone from memory."""
+    """A model's weights are confirmed unloaded."""
 
     model: str
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Nothing is generated any more; so many results are on their way to MLflow."""
+    """Generation is complete; `left` results are not yet recorded in MLflow."""
 
     left: int
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is away; the command pauses for at most `limit_s` (0: as long as other work goes on)."""
+    """A server is unavailable; the command waits for at most `limit_s` (0: while other work continues)."""
 
     what: str
     limit_s: float = 0.0
@@ -78,14 +78,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server is back."""
+    """The server is available again."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge without a person is so far."""
+    """Progress of an automatic judge."""
 
     judge: str
     scored: int
@@ -95,7 +95,7 @@ class Judging:
 
 @dataclass(frozen=True)
 class Message:
-    """Something worth a line."""
+    """A message or a warning."""
 
     text: str
     warning: bool = False
@@ -103,14 +103,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the command gives up, in the sentence it also prints."""
+    """Why the command failed, with the message it also prints."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The evidence of what was in the server's memory."""
+    """Summary of the models observed in the server's memory."""
 
     samples: int
     most_resident: int
@@ -122,7 +122,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Collected:
-    """How a collect ended."""
+    """Result of a collect."""
 
     experiment: str
     cells: int
@@ -136,7 +136,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Judged:
-    """How a judge's run ended."""
+    """Result of an automatic judge's run."""
 
     sheet: str
     judge: str
@@ -148,7 +148,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Exit:
-    """The last one, on disk before the process ends. Without it nobody knows how the command ended."""
+    """The last event, on disk before the process ends; if it is missing, the outcome is unknown."""
 
     code: int
 
@@ -169,7 +169,7 @@ Event = (
     | Judged
     | Exit
 )
-VOCABULARY: dict[str, type[Any]] = {
+EVENT_TYPES: dict[str, type[Any]] = {
     "started": Started,
     "block_started": BlockStarted,
     "cell_finished": CellFinished,
@@ -185,33 +185,33 @@ VOCABULARY: dict[str, type[Any]] = {
     "judged": Judged,
     "exit": Exit,
 }
-_NAMES = {kind: name for name, kind in VOCABULARY.items()}
+_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as plain values: its name under `event`, then its fields; texts are bounded and hold no login."""
+    """Return an event as plain values, its name under `event`; strings are truncated and stripped of credentials."""
     return {"event": _NAMES[type(event)], **{key: _plain(value) for key, value in asdict(event).items()}}
 
 
 def event_line(event: Event, at: float) -> bytes:
-    """An event as a line of a file."""
+    """Serialize an event as a JSON line."""
     return json.dumps({"at": iso(at), **event_json(event)}).encode("ascii") + b"\n"
 
 
 def parse_line(line: bytes) -> tuple[str, Event] | None:
-    """When, and what; None for a line that is broken, too long or of another version."""
+    """Parse a line into its time and event; None if it is invalid, too long or of an unknown type."""
     if len(line) > MOST_LINE:
         return None
     try:
         raw = json.loads(line)
         at, event = str(raw["at"]), _reader(raw["event"]).validate_python(raw)
-    except (ValueError, KeyError, TypeError, RecursionError):  # pydantic's own error is a ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):  # pydantic's ValidationError is a ValueError
         return None
     return at[:40], event
 
 
-def without_logins(text: str) -> str:
-    """A text whose web addresses hold no user name and password."""
+def strip_logins(text: str) -> str:
+    """Return the text with user names and passwords removed from URLs."""
     return _LOGIN.sub("", text)
 
 
@@ -219,12 +219,12 @@ def without_logins(text: str) -> str:
 def _reader(name: str) -> TypeAdapter[Event]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(VOCABULARY[name])
+    return TypeAdapter(EVENT_TYPES[name])
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        text = without_logins(value).encode("utf-8", "backslashreplace").decode()
+        text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
         return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
     if isinstance(value, float):
         return value if math.isfinite(value) else None

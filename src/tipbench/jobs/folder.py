@@ -1,8 +1,7 @@
-"""A job's folder: who its process is, what it reported and printed. All that is needed to find it again."""
+"""Job folder: process identity, events and log; all that is needed to find a job again after a restart."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -13,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tipbench.errors import UsageError
-from tipbench.generate.durable import write_whole
-from tipbench.generate.home import in_home
-from tipbench.jobs.events import without_logins
+from tipbench.files import file_lock, home_errors, make_folder, write_atomic
+from tipbench.jobs.events import strip_logins
 from tipbench.jobs.job import LogTail
+from tipbench.text import printable
 
 MOST_LOG = 1_000_000
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
@@ -24,7 +23,7 @@ _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be mistaken: its number, when it started as the system tells it, and on which host."""
+    """Identity of a process: pid, start time as the system reports it, and host."""
 
     pid: int
     start: str
@@ -32,7 +31,7 @@ class Process:
 
 
 class JobFolder:
-    """The files of one job. Reading never fails for want of a file: it may not be there yet, or no longer."""
+    """The files of one job. Reading a missing file never fails."""
 
     def __init__(self, jobs: Path, job_id: str) -> None:
         if not _ID.fullmatch(job_id):
@@ -46,31 +45,24 @@ class JobFolder:
         self._lock = self.path / "lock"
 
     def make(self) -> None:
-        """The folder itself, for its owner only."""
-        with in_home(self.path, "cannot be made"):
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Create the folder, accessible to its owner only."""
+        make_folder(self.path, private=True)
 
     def remove(self) -> None:
-        """The folder with all that is in it; nothing happens when it is gone already."""
-        with in_home(self.path, "cannot be removed"), suppress(FileNotFoundError):
+        """Remove the folder and its contents; does nothing if it does not exist."""
+        with home_errors(self.path, "cannot be removed"), suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While it lasts, nobody else starts the job or decides that it never starts."""
+        """Lock the job, so that no other process starts it or marks it as never to be started."""
         self.make()
-        with in_home(self._lock, "cannot be opened"):
-            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with in_home(self._lock, "cannot be locked"):
-                fcntl.flock(fd, fcntl.LOCK_EX)  # held for a moment only, and freed by the end of its holder
+        with file_lock(self._lock, wait=True):  # held briefly, and released when its holder exits
             yield
-        finally:
-            os.close(fd)
 
     @property
     def process(self) -> Process | None:
-        """The process that was started; None when none was."""
+        """The process that was started, or None."""
         try:
             raw = json.loads(self._process.read_bytes())
             return Process(int(raw["pid"]), str(raw["start"]), str(raw["host"]))
@@ -78,34 +70,34 @@ class JobFolder:
             return None
 
     def note_process(self, process: Process) -> None:
-        """On disk when it returns."""
-        write_whole(self._process, json.dumps(asdict(process)).encode())
+        """Save the process atomically."""
+        write_atomic(self._process, json.dumps(asdict(process)).encode())
 
     @property
     def asked_at(self) -> float | None:
-        """When the process was asked to end (seconds since 1970); None when it was not."""
+        """When the process was asked to stop (Unix time); None if it was not."""
         try:
             return float(self._asked.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
     def note_asked(self, now: float) -> None:
-        """That the process was asked to end."""
-        with in_home(self._asked, "cannot be written"):
-            write_whole(self._asked, str(now).encode())
+        """Save when the process was asked to stop."""
+        with home_errors(self._asked, "cannot be written"):
+            write_atomic(self._asked, str(now).encode())
 
     @property
     def never(self) -> bool:
-        """Whether the job must not be started any more."""
+        """Whether the job must not be started."""
         return self._never.exists()
 
     def note_never(self) -> None:
-        """That it must not be started any more."""
-        with in_home(self._never, "cannot be written"):
-            write_whole(self._never, b"")
+        """Mark the job as never to be started."""
+        with home_errors(self._never, "cannot be written"):
+            write_atomic(self._never, b"")
 
     def tail(self, most_bytes: int) -> LogTail:
-        """The end of the log, from the beginning of a line; nothing in it a terminal would obey, and no login."""
+        """Return the end of the log, from the start of a line, without control characters and credentials."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -116,12 +108,10 @@ class JobFolder:
             return LogTail("", 0, cut=False)
         if start:
             content = _from_a_beginning(content)
-        text = "".join(
-            char if char.isprintable() or char in "\n\t" else " " for char in content.decode(errors="replace")
-        )
-        return LogTail(without_logins(text), size, cut=start > 0)
+        text = printable(content.decode(errors="replace"), keep="\n\t")
+        return LogTail(strip_logins(text), size, cut=start > 0)
 
 
 def _from_a_beginning(content: bytes) -> bytes:
-    """From the first whole line on, else from the first whole word: half a web address would not show its login."""
+    """Drop the first partial line, or else word: credentials in a truncated URL would not be recognised."""
     return content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])

@@ -1,4 +1,4 @@
-"""Job: a tipbench command in the background, the states it may be in, and the Runner port that carries it out."""
+"""Jobs: tipbench commands that run in the background, their states, and the Runner port."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from tipbench.errors import JobConflict
-from tipbench.jobs.event_log import Recorded
-from tipbench.times import iso
+from tipbench.jobs.event_file import RecordedEvent
+from tipbench.text import iso
 
 
 class JobKind(StrEnum):
-    """Which command a job runs."""
+    """The command that a job runs."""
 
     COLLECT = "collect"
     JUDGE = "judge"
@@ -21,19 +21,19 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands; `MOVES` has the legal changes."""
+    """State of a job; `MOVES` lists the legal transitions."""
 
-    QUEUED = "queued"  # accepted; waits for its turn on what it needs
-    RUNNING = "running"  # started, and seen
-    WAITING = "waiting"  # started, and parked until somebody outside (a judge) has answered; holds nothing meanwhile
+    QUEUED = "queued"  # accepted; waits for its resources
+    RUNNING = "running"  # started and observed
+    WAITING = "waiting"  # started and parked until judging is finished; holds no resources
     SUCCEEDED = "succeeded"  # ended with exit code 0
     FAILED = "failed"  # ended with another exit code, or could not be started
-    CANCELLED = "cancelled"  # ended because somebody asked for it
-    LOST = "lost"  # started, and out of sight: its process is gone without a word, or its scheduler does not answer
+    CANCELLED = "cancelled"  # ended by a cancel request
+    LOST = "lost"  # started, but its process ended without an exit code, or its scheduler is unavailable
 
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # a runner has to be asked how they are
+ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # polled by the supervisor
 
 MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
@@ -46,18 +46,18 @@ MOVES: Mapping[JobState, frozenset[JobState]] = {
 }
 
 
-def check_move(old: JobState, new: JobState) -> None:
-    """Refuses a change of state that `MOVES` does not have."""
+def check_transition(old: JobState, new: JobState) -> None:
+    """Raise JobConflict for a transition that is not in `MOVES`."""
     if new not in MOVES[old]:
         legal = " or ".join(sorted(MOVES[old])) or "nothing else any more"
         raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Look at the job again.")
 
 
-def moves_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
-    """The fewest legal moves from one state to another, the last of them `new`; none when there is no way."""
+def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
+    """Return the shortest sequence of transitions that ends in `new`; empty if there is none."""
     roads: list[tuple[JobState, ...]] = [()]
     seen = {old}
-    for road in roads:  # grows while it is walked: breadth first
+    for road in roads:  # grows during iteration: breadth-first search
         here = road[-1] if road else old
         if here is new:
             return road
@@ -68,22 +68,22 @@ def moves_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What somebody wants to have run. `jobs.command` makes one from a configuration."""
+class JobRequest:
+    """A request to run a job; `jobs.command` builds one from a configuration."""
 
     kind: JobKind
     experiment: str
     arguments: Mapping[str, Any]  # the command's options by key, without secrets; also an Airflow run's conf
     private: Mapping[str, str] = field(default_factory=dict, repr=False)  # variables with secrets; never shown
-    resources: tuple[str, ...] = ()  # what only one job may use at a time, as an Ollama server
+    resources: tuple[str, ...] = ()  # used by one job at a time, such as an Ollama server
     started_by: str = ""
     runner: str = "local"
     retry_of: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Order):
-    """An order that was accepted. Times are seconds since 1970."""
+class Job(JobRequest):
+    """An accepted request. Times are Unix timestamps."""
 
     id: str
     state: JobState
@@ -91,14 +91,14 @@ class Job(Order):
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
-    reason: str = ""  # why it failed, is lost, or cannot start
-    links: Mapping[str, str] = field(default_factory=dict)  # pages of this job elsewhere: mlflow, airflow
-    key: str | None = None  # the idempotency key it was ordered with
-    claimed: float | None = None  # a supervisor began to start it
+    reason: str = ""  # why it failed, is lost or cannot start
+    links: Mapping[str, str] = field(default_factory=dict)  # pages of this job in mlflow and airflow
+    key: str | None = None  # the idempotency key of its request
+    claimed: float | None = None  # when a supervisor began to start it
     cancel_requested: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the API and `--json`; nothing secret among them."""
+        """Return plain values for the API and `--json`, without secrets."""
         return {
             "id": self.id,
             "kind": self.kind.value,
@@ -119,8 +119,8 @@ class Job(Order):
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """What a runner sees of a job that was started: any state but queued."""
+class JobStatus:
+    """Status of a started job as its runner observes it; never queued."""
 
     state: JobState
     exit_code: int | None = None
@@ -130,7 +130,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of what a job printed; `cut` when there was more before it. `size` is that of the whole, in bytes."""
+    """The end of a job's log; `cut` if earlier output is omitted. `size` is the size of the whole log in bytes."""
 
     text: str
     size: int
@@ -138,36 +138,36 @@ class LogTail:
 
 
 class Runner(Protocol):
-    """Who carries jobs out. Nothing of it lives in this process: a job outlives the panel that started it.
+    """Runs jobs outside this process, so that they continue when the panel stops.
 
-    A runner that cannot be reached raises ServerAway; the job is then lost, or stays queued, until it answers.
+    Raises ServerUnavailable if it is unavailable; the job is then lost, or stays queued, until it responds.
     """
 
     name: str
 
     def start(self, job: Job) -> None:
-        """Start it, once: nothing happens when it was started before, by whomever. NotStarted when it cannot be."""
+        """Start the job, once; does nothing if it was already started. Raises JobStartError if it cannot be."""
         ...
 
-    def observe(self, job: Job) -> Sighting:
-        """How it is; LOST when nothing is seen of it."""
+    def observe(self, job: Job) -> JobStatus:
+        """Return the job's status; LOST if it cannot be found."""
         ...
 
     def cancel(self, job: Job) -> None:
-        """Ask it to end, politely at first; called again and again until it is seen ended.
+        """Request that the job stops, gracefully at first; called repeatedly until it has ended.
 
-        One that was not started yet never will be, and is seen as CANCELLED.
+        A job that was not started yet never starts, and is observed as CANCELLED.
         """
         ...
 
-    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[Recorded]:
-        """What it has reported since, oldest first. `after` is the `cursor` of the last event already known."""
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
+        """Return its events, oldest first; `after` is the `cursor` of the last event already read."""
         ...
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
-        """The end of what it printed."""
+        """Return the end of its log."""
         ...
 
     def forget(self, job: Job) -> None:
-        """Throw away what is kept here of a job that has ended; nothing happens when there is nothing."""
+        """Delete the stored data of an ended job; does nothing if there is none."""
         ...

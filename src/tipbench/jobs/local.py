@@ -1,8 +1,8 @@
-"""The subprocess runner: a job is `python -m tipbench …` in a session of its own, which outlives whoever started it.
+"""Subprocess runner: a job is `python -m tipbench …` in a separate session, so that it outlives its parent.
 
-`python -m tipbench.jobs.local FOLDER WORDS…` is the inside half of `LocalRunner.start`: it leaves the caller's session,
-writes down who it is while it holds the job's lock, and turns into the command. So a job is started once however many
-ask for it and whenever one of them dies, and it never runs without being written down.
+`LocalRunner.start` runs `python -m tipbench.jobs.local FOLDER WORDS…`, which creates a session, saves its process
+identity while it holds the job's lock, and execs the command. A job is therefore started at most once, even with
+concurrent or crashing callers, and never runs without being recorded.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tipbench.errors import NotStarted, TipbenchError
-from tipbench.jobs.event_log import Ending, Recorded, read_ending, read_events
+from tipbench.errors import JobStartError, TipbenchError
+from tipbench.jobs.event_file import CommandResult, RecordedEvent, read_events, read_result
 from tipbench.jobs.folder import JobFolder, Process
-from tipbench.jobs.job import Job, JobState, LogTail, Sighting
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail
 
-GRACE_S = 90.0  # to break off calls, see the model leave memory and record what is finished
+GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"
 _START_S = 60.0
 _INTERRUPTED = 130
 _PROC = Path("/proc")
-_OURS_ALONE = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # endings of TIPBENCH_ variables that are for the panel only
+_OURS_ALONE = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
 
 
 class LocalRunner:
-    """Runs jobs on this machine. Knows nothing but what is on disk, so any process of this home may ask it."""
+    """Runs jobs on this machine; all state is on disk, so any process that shares the home can use it."""
 
     name = "local"
 
@@ -49,7 +49,7 @@ class LocalRunner:
         self._clock = clock
 
     def start(self, job: Job) -> None:
-        """Start it, once; when this returns its process is written down."""
+        """Start the job, once; its process identity is saved before this returns."""
         folder = self._folder(job)
         folder.make()
         if folder.process is not None or folder.never:
@@ -58,15 +58,15 @@ class LocalRunner:
         with folder.alone():
             process = folder.process
             if process is None:
-                folder.note_never()  # what was too slow to be waited for must not start after all
+                folder.note_never()  # a launch that timed out must not start later
         if process is None or (trouble and not is_alive(process)):
-            raise NotStarted(f"The command could not be started: {trouble or _last_line(folder)}")
+            raise JobStartError(f"The command could not be started: {trouble or _last_line(folder)}")
 
     def _launch(self, job: Job, folder: JobFolder) -> str:
-        """Run the inside half to its end, which comes when the command has begun; what went wrong, if anything."""
-        from tipbench.jobs.command import command_words  # not needed inside, where every millisecond is waited for
+        """Run the launcher, which exits once the command has started; returns its error, or an empty string."""
+        from tipbench.jobs.command import command_arguments  # not imported in the launcher, to keep it fast
 
-        inside = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_words(job)]
+        inside = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
             with folder.log.open("ab") as log:
                 status = subprocess.run(
@@ -82,42 +82,42 @@ class LocalRunner:
             return f"{exc!s:.300}"
         return "" if status == 0 else _last_line(folder)
 
-    def observe(self, job: Job) -> Sighting:
-        """How it is, from its process and from the exit it wrote."""
+    def observe(self, job: Job) -> JobStatus:
+        """Return the job's status from its process and its exit event."""
         folder = self._folder(job)
         process = folder.process
         if process is None:
             return self._not_started(folder)
-        alive = is_alive(process)  # asked first: an exit is on disk before its process is gone
-        ending = read_ending(folder.events)
+        alive = is_alive(process)  # checked first: the exit event is written before the process ends
+        ending = read_result(folder.events)
         if ending is not None:
             return _ended(job, ending)
         if alive:
-            return Sighting(JobState.RUNNING)
+            return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
-            return Sighting(JobState.LOST, reason=f"It was started on {process.host}, which cannot be seen from here.")
+            return JobStatus(JobState.LOST, reason=f"It was started on {process.host}, which cannot be seen from here.")
         if job.cancel_requested is not None:
-            return Sighting(JobState.CANCELLED, reason="It was ended before it could say how far it was.")
-        return Sighting(
+            return JobStatus(JobState.CANCELLED, reason="It was ended before it could say how far it was.")
+        return JobStatus(
             JobState.LOST,
             reason=f"Its process ({process.pid}) is gone without a word: killed, out of memory, or the machine was "
             "restarted. What is finished is kept; a retry continues.",
         )
 
     def cancel(self, job: Job) -> None:
-        """SIGTERM to its process group, once; SIGKILL to all that is left of it after the grace period."""
+        """Send SIGTERM to the process group, once, and SIGKILL to all descendants after the grace period."""
         folder = self._folder(job)
         with folder.alone():
             if folder.process is None:
                 folder.note_never()
                 return
         process = folder.process
-        if process is None or not is_alive(process) or read_ending(folder.events) is not None:
+        if process is None or not is_alive(process) or read_result(folder.events) is not None:
             return
         asked, now = folder.asked_at, self._clock()
         if asked is None:
             _signal_group(process.pid, signal.SIGTERM)
-            folder.note_asked(now)  # afterwards: a second SIGTERM would only hurry it, a missing one would leave it
+            folder.note_asked(now)  # after the signal: a second SIGTERM only speeds up the exit, a missing one is worse
         elif now - asked > self._grace_s:
             below = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
@@ -125,16 +125,16 @@ class LocalRunner:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[Recorded]:
-        """What its command has reported since."""
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
+        """Return the command's events after a cursor."""
         return read_events(self._folder(job).events, after, limit)
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:
-        """The end of what its command printed."""
+        """Return the end of the command's output."""
         return self._folder(job).tail(most_bytes)
 
     def forget(self, job: Job) -> None:
-        """Remove its folder, unless its process is still there and may write into it."""
+        """Remove the job's folder. Raises TipbenchError while its process is alive."""
         folder = self._folder(job)
         process = folder.process
         if process is not None and is_alive(process):
@@ -144,13 +144,13 @@ class LocalRunner:
     def _folder(self, job: Job) -> JobFolder:
         return JobFolder(self._jobs, job.id)
 
-    def _not_started(self, folder: JobFolder) -> Sighting:
+    def _not_started(self, folder: JobFolder) -> JobStatus:
         if folder.never:
-            return Sighting(JobState.CANCELLED, reason="It was cancelled before it was started.")
-        return Sighting(JobState.LOST, reason=f"Nothing in {folder.path} tells of its process.")
+            return JobStatus(JobState.CANCELLED, reason="It was cancelled before it was started.")
+        return JobStatus(JobState.LOST, reason=f"Nothing in {folder.path} tells of its process.")
 
     def _variables(self, job: Job, folder: JobFolder) -> dict[str, str]:
-        """The panel's environment without what is the panel's own, and the job's secrets, which no list shows."""
+        """Return the panel's environment without the panel's secrets, plus the job's own."""
         kept = {
             name: value
             for name, value in self._environment.items()
@@ -160,14 +160,14 @@ class LocalRunner:
         return {**kept, **job.private, **mine}
 
 
-def _ended(job: Job, ending: Ending) -> Sighting:
+def _ended(job: Job, ending: CommandResult) -> JobStatus:
     links = {"mlflow": ending.url} if ending.url else {}
     if ending.code == 0:
-        return Sighting(JobState.SUCCEEDED, 0, links=links)
+        return JobStatus(JobState.SUCCEEDED, 0, links=links)
     if job.cancel_requested is not None:
-        return Sighting(JobState.CANCELLED, ending.code, "Cancelled; what is finished is kept.", links)
+        return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; what is finished is kept.", links)
     said = "Interrupted from outside; a retry continues." if ending.code == _INTERRUPTED else ""
-    return Sighting(JobState.FAILED, ending.code, ending.failure or said or "The log tells why.", links)
+    return JobStatus(JobState.FAILED, ending.code, ending.failure or said or "The log tells why.", links)
 
 
 def _last_line(folder: JobFolder) -> str:
@@ -179,7 +179,7 @@ def _last_line(folder: JobFolder) -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, in the system's own words; None when there is none, or only its remains."""
+    """Return a process's start time in a system-specific format; None if it does not exist or is a zombie."""
     if (_PROC / "self" / "stat").exists():
         return _start_from_proc(pid)
     told = subprocess.run(["ps", "-p", str(pid), "-o", "stat=,lstart="], capture_output=True, text=True, check=False)
@@ -192,28 +192,28 @@ def _start_from_proc(pid: int) -> str | None:
         fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return None
-    if fields[0] in "ZX":  # ended, and its parent has not asked how
+    if fields[0] in "ZX":  # zombie or dead
         return None
-    boot = ""  # the number of ticks since a start of the machine tells little without which start it was
+    boot = ""  # start times are ticks since boot, so they are unique only together with the boot id
     with suppress(OSError):
         boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text("utf-8", "replace").strip()
     return f"{boot} {fields[19]}"
 
 
 def is_alive(process: Process) -> bool:
-    """Whether this very process still runs, not another that got its number."""
+    """Whether this process is still running; detects a reused pid by its start time."""
     return process.host == os.uname().nodename and process_start(process.pid) == process.start
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes below it, in whatever group they are; none where the system does not tell."""
+    """Return the pids of all descendants in any process group; empty on systems without /proc."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             fields = entry.read_text("utf-8", "replace").rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
     found = [pid]
-    for parent in found:  # grows while it is walked
+    for parent in found:  # grows during iteration
         found += children.get(parent, [])
     return found[1:]
 
@@ -223,11 +223,11 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-# Inside
+# Launcher
 
 
 def _become_command(path: Path, words: Sequence[str]) -> int:
-    """Fork, and wait until the child has become the command (its end of the pipe closes by itself) or cannot."""
+    """Fork, and wait until the child has exec'ed the command, which closes its end of the pipe, or has failed."""
     reading, writing = os.pipe()
     if os.fork() > 0:
         os.close(writing)
@@ -238,7 +238,7 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
     try:
         os.setsid()
         _exec_once(JobFolder(path.parent, path.name), words)
-    except BaseException as exc:  # noqa: BLE001 - whatever it is, the parent tells it
+    except BaseException as exc:  # noqa: BLE001 - reported by the parent
         os.write(writing, f"{type(exc).__name__}: {exc}\n".encode())
     finally:
         os._exit(1)
@@ -252,7 +252,7 @@ def _exec_once(folder: JobFolder, words: Sequence[str]) -> None:
         if start is None:
             raise OSError("this system does not tell when a process started; /proc or ps is needed")
         folder.note_process(Process(os.getpid(), start, os.uname().nodename))
-        # The lock is let go by the exec itself.
+        # exec releases the lock.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *words])  # noqa: S606
 
 

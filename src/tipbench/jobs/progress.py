@@ -1,29 +1,35 @@
-"""Progress: what a job's events add up to, for a live view that may join at any moment."""
+"""Progress of a job, computed from its events and cached per job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from tipbench.errors import ServerUnavailable
 from tipbench.jobs import events as wire
+from tipbench.jobs.event_file import RecordedEvent
+from tipbench.jobs.job import Job, Runner
 
 _MESSAGES = 20
 
 
 class Phase(StrEnum):
-    """Where a model stands within a collect."""
+    """Phase of a model within a collect."""
 
-    LOADING = "loading"  # nothing is answered yet
-    GENERATING = "generating"  # k of n
-    UNLOADING = "unloading"  # all is answered; its weights have not been seen gone
-    EMPTY = "empty"  # memory was seen empty of it
-    STOPPED = "stopped"  # the command ended in its middle; what became of the weights is in the messages
+    LOADING = "loading"  # no cell is finished yet
+    GENERATING = "generating"  # some cells are finished
+    UNLOADING = "unloading"  # all cells are finished; not yet confirmed unloaded
+    EMPTY = "empty"  # confirmed unloaded
+    STOPPED = "stopped"  # the command ended before the model was confirmed unloaded; see the messages
 
 
 @dataclass(frozen=True)
 class ModelProgress:
-    """One model of a collect: `done` of `total` cells, those recorded before included."""
+    """Progress of one model: `done` of `total` cells, including those already recorded."""
 
     model: str
     phase: Phase
@@ -31,18 +37,18 @@ class ModelProgress:
     total: int
     failed: int = 0
     output_tokens: int = 0
-    tokens_per_s: float | None = None  # of the last answer
+    tokens_per_s: float | None = None  # of the last response
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A job as its events tell it so far. Frozen: `after` gives the next one."""
+    """Progress of a job so far. Immutable: `after` returns the next value."""
 
-    models: tuple[ModelProgress, ...] = ()  # in the order of their blocks
+    models: tuple[ModelProgress, ...] = ()  # in the order they were started
     waiting_for: tuple[str, ...] = ()
     recording_left: int | None = None
     judging: wire.Judging | None = None
-    messages: tuple[wire.Message, ...] = ()  # the last few
+    messages: tuple[wire.Message, ...] = ()  # the most recent ones
     failure: str | None = None
     memory: wire.Memory | None = None
     collected: wire.Collected | None = None
@@ -50,7 +56,7 @@ class Progress:
     exit_code: int | None = None
 
     def after(self, event: wire.Event) -> Progress:
-        """What is known once the event has been read."""
+        """Return the progress after an event."""
         if isinstance(event, wire.BlockStarted | wire.CellFinished | wire.BlockFinished):
             return self._with_model(_moved(self._model(event.model), event))
         if isinstance(event, wire.Waiting):
@@ -88,7 +94,7 @@ class Progress:
         return replace(self, models=tuple(changed if m.model == changed.model else m for m in self.models))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the API and the page."""
+        """Return plain values for the API and the panel."""
         return {
             "models": [{**vars(model), "phase": model.phase.value} for model in self.models],
             "waiting_for": list(self.waiting_for),
@@ -123,3 +129,71 @@ def _plain(event: wire.Event | None) -> dict[str, Any] | None:
     if event is None:
         return None
     return {key: value for key, value in wire.event_json(event).items() if key != "event"}
+
+
+KEPT = 200
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class ProgressSnapshot:
+    """Progress of a job up to and including the event at `cursor`."""
+
+    cursor: int = 0
+    progress: Progress = field(default_factory=Progress)
+
+    def after(self, recorded: RecordedEvent) -> ProgressSnapshot:
+        """Return the snapshot after one more event."""
+        return ProgressSnapshot(recorded.cursor, self.progress.after(recorded.event))
+
+
+class ProgressCache:
+    """LRU cache of progress by job. Thread-safe."""
+
+    def __init__(self, runner_of: Callable[[Job], Runner], size: int = KEPT) -> None:
+        self._runner_of = runner_of
+        self._size = size
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, ProgressSnapshot] = OrderedDict()
+
+    def told(self, job: Job) -> ProgressSnapshot:
+        """Return the current progress; the cached one while the runner is unavailable."""
+        with self._lock:
+            told = self._known.get(job.id, ProgressSnapshot())
+        try:
+            for recorded in events_after(self._runner_of(job), job, told.cursor):
+                told = told.after(recorded)
+        except ServerUnavailable:
+            return told
+        self._keep(job.id, told)
+        return told
+
+    def told_until(self, job: Job, cursor: int) -> ProgressSnapshot:
+        """Return the progress at `cursor`; the current one if the cursor is past the last event."""
+        now = self.told(job)
+        if cursor >= now.cursor:
+            return now
+        told = ProgressSnapshot()
+        for recorded in events_after(self._runner_of(job), job, 0):
+            if recorded.cursor > cursor:
+                break
+            told = told.after(recorded)
+        return told
+
+    def _keep(self, job_id: str, told: ProgressSnapshot) -> None:
+        with self._lock:
+            if self._known.get(job_id, ProgressSnapshot()).cursor <= told.cursor:
+                self._known[job_id] = told
+            self._known.move_to_end(job_id)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
+
+
+def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:
+    """Yield all events after `cursor`, oldest first."""
+    while True:
+        found = runner.events(job, cursor, _AT_ONCE)
+        yield from found
+        if len(found) < _AT_ONCE:
+            return
+        cursor = found[-1].cursor

@@ -1,1 +1,1 @@
-"""Score it: blind sheets against the pinned rubric, and how far each judge can be trusted."""
+"""Judging: blind sheets scored against the pinned rubric, and measurement of each judge's reliability."""

@@ -1,4 +1,4 @@
-"""A judge behind a command line: the sheet goes to a program, and what comes back is kept item by item."""
+"""Command judge: sends the sheet to an external program and parses its output item by item."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import IO
 
 from tipbench.errors import TipbenchError, UsageError
-from tipbench.judge.filler import Unscored
-from tipbench.judge.salvage import safe_line, salvage, settle
-from tipbench.judge.sheet import Item, ItemScore, Sheet, sheet_json, sheet_text
+from tipbench.judge.run import Unscored, choose_answer, recover_items, safe_line
+from tipbench.judge.sheet import ItemScore, Sheet, sheet_json, sheet_text
+from tipbench.text import plural
 
-MOST_OUTPUT = 64_000_000  # bytes, of stdout or of a file
-_MOST_ERRORS = 65_536  # bytes of stderr kept, the last ones
-_TERM_S = 3.0  # between asking a program to end and making it
-_LINGER_S = 2.0  # for output that a child of an ended program still holds open
+MOST_OUTPUT = 64_000_000  # bytes of stdout or of an output file
+_MOST_ERRORS = 65_536  # bytes of stderr kept, from the end
+_TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
+_LINGER_S = 2.0  # seconds to wait for pipes that a child keeps open after the program has exited
 _POLL_S = 0.05
 _CHUNK = 65_536
 _MOST_NAME = 60
@@ -34,17 +34,17 @@ _OURS = ("TIPBENCH_", "MLFLOW_TRACKING_")
 
 
 def default_name(command: str) -> str:
-    """The judge's name where none was given: the program's base name."""
-    return safe_line(os.path.basename(_words(command)[0]), _MOST_NAME) or "command"  # noqa: PTH119 - of any text
+    """Returns the default judge name: the program's base name."""
+    return safe_line(os.path.basename(_words(command)[0]), _MOST_NAME) or "command"  # noqa: PTH119 - any text
 
 
 class CommandJudge:
-    """Runs `command` for each batch of items, and once more for those that did not come back valid.
+    """Runs `command` for each batch of items, and retries once with the items that have no valid answer.
 
-    No shell; in the current folder and environment, which agents need, without what is tipbench's own in it. The sheet
-    is on stdin; `{sheet}` in the command stands for a file with it instead, which the program may fill in place, and
-    `{out}` for a file to write. The answer is taken from `{out}`, stdout or the file at `{sheet}`: for each item the
-    first of these with a valid answer counts.
+    The command runs without a shell, in the current directory and environment (agents need both) minus tipbench's own
+    variables. The sheet is sent on stdin. In the command, `{sheet}` is replaced by the path of a file with the sheet,
+    sent instead of stdin, which the program may fill in place, and `{out}` by the path of a file to write. For each
+    item, the first valid answer in `{out}`, stdout or `{sheet}` (in this order) is used.
     """
 
     provisional = False
@@ -74,8 +74,8 @@ class CommandJudge:
                 yield from self._ask(replace(sheet, items=again), report)
 
     def _ask(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """One run of the program; an outcome for every item."""
-        report(f"{self.name}: {_count(sheet.items)} to judge, at most {self._timeout_s:g} s")
+        """Runs the program once and yields a result for every item."""
+        report(f"{self.name}: {plural(len(sheet.items), 'item')} to judge, at most {self._timeout_s:g} s")
         sheet = replace(sheet, judge=sheet.judge or self.name)
         with tempfile.TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             files = {"{sheet}": Path(folder, "sheet.json"), "{out}": Path(folder, "out.json")}
@@ -86,26 +86,22 @@ class CommandJudge:
             ended = _run(_filled_in(self._command, used), b"" if "{sheet}" in used else content, self._timeout_s)
             out, filled = (_read(used[mark]) if mark in used else b"" for mark in ("{out}", "{sheet}"))
         places = (out, ended.output, filled if filled != content else b"")
-        found = [salvage(place, sheet) for place in places if place]
+        found = [recover_items(place, sheet) for place in places if place]
         for item in sheet.items:
-            yield settle(item, sheet.rubric, found, ended.trouble)
+            yield choose_answer(item, sheet.rubric, found, ended.trouble)
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a run of the program ended, and what it wrote."""
+    """The output and exit status of one run of the program."""
 
     output: bytes
-    trouble: str  # empty: it ended by itself, with exit code 0
+    trouble: str  # empty if it exited with code 0
 
 
 def _again(name: str, missing: Mapping[str, str], asked: int) -> str:
     reason = next(iter(missing.values()))
     return f"{name}: {asked - len(missing)} of {asked} came back; asking once more for the others ({reason})"
-
-
-def _count(items: Sequence[Item]) -> str:
-    return f"{len(items)} item{'' if len(items) == 1 else 's'}"
 
 
 # The command
@@ -137,7 +133,7 @@ def _filled_in(command: Sequence[str], files: Mapping[str, Path]) -> list[str]:
 def _bytes(sheet: Sheet) -> bytes:
     try:
         return sheet_text(sheet).encode()
-    except UnicodeEncodeError:  # half a character in a tip has no bytes of its own
+    except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
         return json.dumps(sheet_json(sheet)).encode()
 
 
@@ -149,7 +145,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """A file the program had to write, bounded; what is no plain file (a pipe would never end) counts as nothing."""
+    """Reads an output file up to MOST_OUTPUT bytes; empty unless a regular file, since reading a pipe could block."""
     with suppress(OSError):
         if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
@@ -161,12 +157,12 @@ def _read(path: Path) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without tokens, logins and places of tipbench's: whoever judges could look up what is hidden where."""
+    """Returns the environment without tipbench and MLflow settings, which would give access to the hidden controls."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
 
 
 def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
-    """Run to the end, to the time limit or to the size limit; whatever happens, nothing of its group stays behind."""
+    """Runs the program until it exits or exceeds the time or size limit; always terminates its process group."""
     try:
         process = subprocess.Popen(
             command,
@@ -188,7 +184,7 @@ def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
 
 
 class _Talk:
-    """Writes stdin and reads stdout and stderr at the same time, without a thread, so that nobody waits for anybody."""
+    """Writes stdin and reads stdout and stderr concurrently with a selector, to avoid deadlocks."""
 
     def __init__(self, process: subprocess.Popen[bytes], content: bytes, timeout_s: float) -> None:
         self._process = process
@@ -196,7 +192,7 @@ class _Talk:
         self._timeout_s = timeout_s
         self._output = bytearray()
         self._errors = bytearray()
-        self._stopped = ""  # why we ended it
+        self._stopped = ""  # why it was terminated; empty if it was not
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> _Ended:
@@ -207,7 +203,7 @@ class _Talk:
         return _Ended(bytes(self._output), self._trouble())
 
     def end(self) -> None:
-        """Nothing of the program runs on, also after Ctrl-C: asked first if it still runs, then made."""
+        """Terminates the program if it still runs, also after Ctrl-C: SIGTERM, then SIGKILL."""
         try:
             self._stop()
         finally:
@@ -236,7 +232,7 @@ class _Talk:
             self._selector.register(pipe, event, act)
 
     def _pump(self, deadline: float) -> None:
-        """Until the program has ended and its output too; a limit first asks it to end, then makes it."""
+        """Transfers data until the program has exited and its output is read; enforces limits by SIGTERM, SIGKILL."""
         ended_at: float | None = None
         while True:
             for key, _ in self._selector.select(_POLL_S):
@@ -266,7 +262,7 @@ class _Talk:
             self._left = self._left[os.write(pipe.fileno(), self._left[:_CHUNK]) :] if self._left else self._left
         except BlockingIOError:
             return
-        except OSError:  # it does not read its input, or no longer
+        except OSError:  # the program has closed its stdin
             self._left = self._left[:0]
         if not self._left:
             self._selector.unregister(pipe)
@@ -305,7 +301,7 @@ class _Talk:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the whole group: the program leads a session of its own."""
+    """Sends a signal to the whole process group; the program was started in a new session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

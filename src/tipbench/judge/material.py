@@ -1,21 +1,120 @@
-"""What a sheet is made of: the suite's cards, rubric and controls, and the cells that could be judged."""
+"""Cells to judge, with their answers and scores, and the selection of cells for a sheet."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from tipbench.errors import CorruptText, SuiteError, UsageError
 from tipbench.generate.parsing import Tip, parse_answer
 from tipbench.judge.scores import SCORES, CellScores, read_scores
-from tipbench.judge.selection import Candidate
 from tipbench.plan.rubric import Control, Rubric
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.current import stale_runs
+from tipbench.record.reader import stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cell eligible for judging, with the tips to score."""
+
+    run_id: str
+    scenario: str
+    tips: tuple[Tip, ...]
+    format_ok: bool
+    scored_by: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selection criteria for a sheet. Without a judge's name, only unscored cells are selected."""
+
+    judge: str | None
+    limit: int | None
+    overlap: float = 0.2  # target share of others' cells that this judge scores too
+    everything: bool = False  # all cells this judge has not scored
+
+
+def choose_cells(
+    candidates: Iterable[Candidate],
+    wish: Selection,
+    with_controls: Collection[str],
+    rng: random.Random,
+    first: Sequence[str] = (),
+) -> list[Candidate]:
+    """Selects the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence."""
+    known = sorted(candidates, key=lambda cell: cell.run_id)
+    order = _scenario_order(known, wish.judge, with_controls, rng, first)
+    fresh = [cell for cell in known if not cell.scored_by]
+    others = [cell for cell in known if wish.judge and cell.scored_by and wish.judge not in cell.scored_by]
+    if wish.everything:
+        return _first(_by_scenario([*fresh, *others], order), wish.limit, rng)
+    groups = _by_scenario(fresh, order)
+    by_others = [cell for cell in known if wish.judge and cell.scored_by - {wish.judge}]
+    wanted = _rounded_up(wish.overlap * len(by_others)) - (len(by_others) - len(others))
+    shared = _reaching(_by_scenario(others, order), wanted)
+    if wish.limit is None:
+        return _first(groups, None, rng) + _first(shared, None, rng)
+    n_shared = sum(map(len, shared))
+    due = _rounded_up(wish.limit / (1 + wish.overlap))
+    room = min(len(fresh), max(due, wish.limit - n_shared))
+    return _first(groups, room, rng) + _first(shared, wish.limit - room, rng)
+
+
+def _scenario_order(
+    known: Sequence[Candidate],
+    judge: str | None,
+    with_controls: Collection[str],
+    rng: random.Random,
+    first: Sequence[str],
+) -> list[str]:
+    wanted = {scenario: place for place, scenario in reversed(list(enumerate(first)))}
+    own = {cell.scenario for cell in known if judge in cell.scored_by}
+    begun = {cell.scenario for cell in known if cell.scored_by}
+    scenarios = sorted({cell.scenario for cell in known})
+    rng.shuffle(scenarios)
+
+    def rank(scenario: str) -> tuple[int, bool, int]:
+        begun_by = 0 if scenario in own else 2 if scenario in begun else 1
+        return wanted.get(scenario, len(first)), scenario not in with_controls, begun_by
+
+    return sorted(scenarios, key=rank)
+
+
+def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[Candidate]]:
+    groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
+    for cell in cells:
+        groups[cell.scenario].append(cell)
+    return [group for group in groups.values() if group]
+
+
+def _reaching(groups: Sequence[list[Candidate]], wanted: int) -> list[list[Candidate]]:
+    """Returns the fewest leading scenarios that contain the wanted number of cells."""
+    return [group for at, group in enumerate(groups) if sum(map(len, groups[:at])) < wanted]
+
+
+def _first(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
+    """Returns whole scenarios while they fit the limit, then a sample of the next."""
+    chosen: list[Candidate] = []
+    for group in groups:
+        room = len(group) if limit is None else limit - len(chosen)
+        chosen += group if len(group) <= room else _part(group, max(0, room), rng)
+    return chosen
+
+
+def _part(group: list[Candidate], size: int, rng: random.Random) -> list[Candidate]:
+    return sorted(rng.sample(group, size), key=lambda cell: cell.run_id)
+
+
+def _rounded_up(number: float) -> int:
+    """Rounds up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
+    return ceil(round(number, 9))
+
 
 CANDIDATES = "artifact:candidates.json"
 RAW = "artifact:raw.txt"
@@ -23,7 +122,7 @@ RAW = "artifact:raw.txt"
 
 @dataclass(frozen=True)
 class Material:
-    """What the suites of an experiment give to judges."""
+    """The cards, rubric and controls of an experiment's suites."""
 
     cards: Mapping[tuple[str, str], Mapping[str, Any]]  # by scenario id and content hash
     rubric: Rubric
@@ -32,12 +131,12 @@ class Material:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A recorded cell with its tips and what has been said of it."""
+    """A recorded cell with its tips and scores."""
 
     run: StoredRun
-    tips: tuple[Tip, ...]  # the first n_tips: those that are judged
+    tips: tuple[Tip, ...]  # the first n_tips, which are judged
     scores: CellScores
-    format_ok: bool  # as computed, whatever a judge has said of it since
+    format_ok: bool  # as computed, ignoring judges' corrections
 
     @property
     def scenario(self) -> tuple[str, str]:
@@ -48,12 +147,12 @@ class JudgedCell:
         return self.run.tags.get("floored") == "true"
 
     def candidate(self, scored_by: frozenset[str]) -> Candidate:
-        """The cell as selection sees it."""
+        """Returns the cell as a candidate for selection."""
         return Candidate(self.run.run_id, self.scenario[0], self.tips, self.format_ok, scored_by)
 
 
-def material_of(suites: Sequence[Suite]) -> Material:
-    """One material of all suites; they must agree on the rubric."""
+def combine_material(suites: Sequence[Suite]) -> Material:
+    """Combines the suites' material. Raises UsageError if their rubrics differ."""
     rubrics = {suite.rubric.tag: suite for suite in suites}
     if len(rubrics) > 1:
         names = ", ".join(f"{suite.name} ({suite.rubric.id})" for suite in rubrics.values())
@@ -67,8 +166,8 @@ def material_of(suites: Sequence[Suite]) -> Material:
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
-def suites_of(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
-    """The suites the cells were collected with, or the one asked for."""
+def load_suites(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
+    """Loads the suite given as `asked`, or else those the cells were collected with."""
     if asked is not None:
         return [load_suite(asked)]
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
@@ -83,7 +182,7 @@ def suites_of(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
-    """The answered cells of an experiment that are neither superseded nor stale, with tips and scores."""
+    """Returns the answered cells of an experiment that are neither superseded nor stale, with tips and scores."""
     where = {"kind": str(RunKind.CELL)}
     found = [
         (run, texts)
@@ -98,7 +197,7 @@ def _cell(run: StoredRun, texts: Mapping[str, str]) -> JudgedCell:
     tips = tuple(_tips(run, texts.get(CANDIDATES, "[]")))
     scores = read_scores(texts.get(SCORES))
     touched = scores.judges or scores.held or scores.history
-    if touched and RAW in texts:  # the metric has become the judges' mean: the next one must not see it
+    if touched and RAW in texts:  # the metric now holds the judges' mean, which must not be shown to the next judge
         format_ok = parse_answer(texts[RAW], int(run.params["n_tips"])).format_ok
     else:
         format_ok = run.metrics.get("format_ok") == 1.0

@@ -1,24 +1,387 @@
-"""The rules judge: scores a tip by transparent text rules. English only, provisional, and measured like any judge.
-
-It is the one judge that knows its scales by name: it scores relevance, actionability and tone from 1 to 5 and
-refuses any other rubric. docs/rules-judge.md has the rules in words and how far off they are.
-"""
+"""Rules judge: scores a tip on each scale with transparent text rules."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.judge.filler import Unscored
-from tipbench.judge.rules_actionability import actionability, find_moves
-from tipbench.judge.rules_finding import Finding
-from tipbench.judge.rules_relevance import find_hooks, relevance
-from tipbench.judge.rules_text import Card, broken, read, read_card
-from tipbench.judge.rules_tone import tone
+from tipbench.judge import rules_words as words
+from tipbench.judge.rules_text import (
+    NAMED,
+    Card,
+    Hook,
+    ParsedTip,
+    RoutineTime,
+    Word,
+    broken,
+    clause_verb,
+    clock_times,
+    opening,
+    parse_card,
+    read,
+)
+from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
 from tipbench.plan.rubric import CalibratedTip, Rubric
+from tipbench.plan.suite import load_suite
+from tipbench.text import plural, shorten
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A score with its reasons."""
+
+    score: int
+    because: tuple[str, ...]
+
+
+_POINTERS = frozenset({"the", "your", "this", "that", "her", "his", "their"})
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The parts of the card that a tip refers to or contradicts."""
+
+    tasks: tuple[str, ...]
+    now: tuple[str, ...]  # routines and places at this hour
+    joined: bool  # the tip is tied to one of them ("after your coffee …")
+    personal: tuple[str, ...]  # other routines, preferences, people
+    near: tuple[str, ...]  # words of the role and circumstances
+    hour: bool  # the time of day in general terms
+    against: tuple[str, ...]
+    later: tuple[str, ...]  # phrases that postpone the tip
+
+    @property
+    def count(self) -> int:
+        return bool(self.tasks) + bool(self.now) + bool(self.personal)
+
+
+def find_hooks(reading: ParsedTip, card: Card) -> Hooks:
+    """Finds the parts of the card that the tip refers to or contradicts."""
+    stems = reading.stems
+    tasks = [task for task in card.tasks if _names_task(reading, task)]
+    taken = frozenset(word for task in tasks for word in task.weights)
+    people = _people(reading, card, taken)
+    free = stems - taken | {word.stem for word in people}
+    routines = {when: [r for r in card.routines if r.when is when and r.weight_in(free) >= 1] for when in RoutineTime}
+    now = routines[RoutineTime.NOW]
+    own = frozenset(word for routine in now for word in routine.weights)
+    passed = [
+        routine for routine in card.routines if routine.when is RoutineTime.PASSED and _retells(routine, free - own)
+    ]
+    personal = [
+        hook for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]) if hook.weight_in(free - own) >= 1
+    ]
+    wishes = [wish for wish in card.wanted if wish.weight_in(free) >= 1]
+    return Hooks(
+        tasks=_texts(tasks),
+        now=_texts(now),
+        joined=any(_hangs_on(clause, own) for clause in reading.clauses),
+        personal=(*_texts(personal), *_texts(wishes), *dict.fromkeys(word.text for word in people)),
+        near=tuple(sorted(free & card.trade)),
+        hour=_names_hour(reading, card, free),
+        against=(*_texts(passed), *_against_wishes(reading, card), *_passed_hours(reading, card)),
+        later=_later(reading, card),
+    )
+
+
+def _people(reading: ParsedTip, card: Card, taken: frozenset[str]) -> list[Word]:
+    named = [index for index, word in enumerate(reading.words) if word.stem in card.people]
+    return [reading.words[index] for index in named if not _in_title(reading, index, taken)]
+
+
+def _in_title(reading: ParsedTip, index: int, taken: frozenset[str]) -> bool:
+    """Returns whether the name is part of a task's title, as in 'Ada's form', and thus not a separate hook."""
+    return reading.words[index].stem in taken and any(w.stem in taken for w in reading.words[index + 1 : index + 3])
+
+
+def _retells(routine: Hook, stems: frozenset[str]) -> bool:
+    weight = routine.weight_in(stems)
+    return weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values())
+
+
+def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
+    return tuple(hook.text for hook in hooks)
+
+
+def _names_task(reading: ParsedTip, task: Hook) -> bool:
+    """Returns whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
+    weight = task.weight_in(reading.stems)
+    return weight >= NAMED or (
+        weight >= 1 and any(_pointed_at(reading.words, i, task) for i in range(len(reading.words)))
+    )
+
+
+def _pointed_at(all_words: Sequence[Word], index: int, task: Hook) -> bool:
+    before = {word.lower for word in all_words[max(0, index - 3) : index]}
+    return task.weights.get(all_words[index].stem) == 1 and bool(before & _POINTERS)
+
+
+def _hangs_on(clause: Sequence[Word], routine: frozenset[str]) -> bool:
+    for index, word in enumerate(clause):
+        opens = word.lower in words.MOMENTS or (index == 0 and word.lower in words.TRIGGERS)
+        if opens and any(later.stem in routine for later in clause[index + 1 :]):
+            return True
+    return False
+
+
+def _names_hour(reading: ParsedTip, card: Card, free: frozenset[str]) -> bool:
+    parts = (words.DAYPARTS[word.lower] for word in reading.words if word.lower in words.DAYPARTS)
+    touched = any(routine.when is RoutineTime.NOW and routine.weight_in(free) for routine in card.routines)
+    return touched or bool(free & card.label) or any(low * 60 <= card.minute <= high * 60 for low, high in parts)
+
+
+def _against_wishes(reading: ParsedTip, card: Card) -> tuple[str, ...]:
+    found = []
+    for wish in card.ruled_out:
+        for index, word in enumerate(reading.words):
+            before = {earlier.lower for earlier in reading.words[max(0, index - 3) : index]}
+            excused = before & {"no", "not", "without", "than", "instead"}
+            if wish.weights.get(word.stem) == 1 and not excused:
+                found.append(f"{word.lower} (ruled out: {wish.text})")
+    return tuple(found[:1])
+
+
+def _passed_hours(reading: ParsedTip, card: Card) -> tuple[str, ...]:
+    morning = reading.has(words.MORNING_ONLY) if card.minute >= 12 * 60 else []
+    night = reading.has(("the night before", "last night")) if card.minute < 12 * 60 else []
+    clock = [
+        time for time in clock_times(reading.raw, bare=False) if time < card.minute - 60 and not _either_half(time)
+    ]
+    return (*morning, *night, *(f"{time // 60:02}:{time % 60:02}" for time in clock))
+
+
+def _later(reading: ParsedTip, card: Card) -> tuple[str, ...]:
+    """Returns phrases that postpone the tip, except in later clauses that open with 'leave', which end the action."""
+    phrases = words.LATER_DAYS + (words.LATER_TODAY if card.minute < words.EVENING * 60 else ())
+    kept = [clause for index, clause in enumerate(reading.clauses) if not index or opening(clause) != "leave"]
+    plain = f" {' '.join(word.lower for clause in kept for word in clause)} "
+    return tuple(phrase for phrase in phrases if f" {phrase} " in plain)
+
+
+def _either_half(time: int) -> bool:
+    """Returns whether the time, from eight to noon, may also mean the evening."""
+    return 8 * 60 <= time < 12 * 60
+
+
+def relevance(hooks: Hooks) -> Finding:
+    """Scores relevance by the hooks; a contradiction of the card outweighs them all."""
+    because = [
+        *(f"names the task '{text}'" for text in hooks.tasks[:2]),
+        *(f"this hour: '{text}'" for text in hooks.now[:2]),
+        *(f"of the person: '{text}'" for text in hooks.personal[:2]),
+    ]
+    if hooks.against:
+        return Finding(2, (f"against the card: {hooks.against[0]}", *because))
+    if hooks.tasks and hooks.now and (hooks.joined or hooks.personal):
+        return Finding(5, (*because, "joined"))
+    if hooks.count >= 2 or (hooks.count and hooks.hour):
+        return Finding(4, tuple(because) + (("the hour in general words",) if hooks.hour else ()))
+    if hooks.count:
+        return Finding(3, tuple(because))
+    if hooks.near or hooks.hour:
+        return Finding(2, (f"near: {', '.join(hooks.near[:3]) or 'the time of day'}",))
+    return Finding(1, ("no hook",))
+
+
+_NOT_COUNTED = words.UNITS | words.FUNCTION - {"of"}
+_DURATION = re.compile(
+    r" (?:(?P<n>\d{1,3})|one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty(?: five)?|thirty|a few)"
+    r"(?: more| quiet| full| short)? (?:min|mins|minutes?|sec|secs|seconds?)(?= )"
+    r"| timer(?= )| half an hour(?= )| quarter of an hour(?= )"
+)
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """The instructions in a tip."""
+
+    steps: tuple[str, ...]  # visible first moves
+    actions: tuple[str, ...]
+    directions: tuple[str, ...]
+    trigger: bool
+    duration: str | None
+    size: str | None
+    stop: str | None
+    open_object: str | None
+
+    @property
+    def real(self) -> bool:
+        return bool(self.steps or self.actions)
+
+    @property
+    def start(self) -> bool:
+        return bool(self.steps) or self.trigger
+
+
+def find_instructions(reading: ParsedTip, card: Card) -> Instructions:
+    """Finds the instructions in the tip's clauses."""
+    found: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}
+    first: int | None = None
+    for index, clause in enumerate(reading.clauses):
+        at = clause_verb(clause, card.orders)
+        if at is None or _negated(clause, at):
+            continue
+        kind = _kind(clause, at, card)
+        found[kind].append(clause[at].lower)
+        first = index if first is None and kind in {"step", "action"} else first
+    after = reading.clauses[first:] if first is not None else ()
+    return Instructions(
+        steps=tuple(found["step"]),
+        actions=tuple(found["action"]),
+        directions=tuple(found["direction"]),
+        trigger=bool(first) and reading.clauses[0][0].lower in words.TRIGGERS,
+        duration=_duration(reading),
+        size=_size([word for clause in after for word in clause]),
+        stop=_stop(after),
+        open_object=next(iter(reading.has(words.OPEN_OBJECTS)), None),
+    )
+
+
+def _negated(clause: Sequence[Word], at: int) -> bool:
+    return any(word.lower in words.NEGATIONS for word in clause[max(0, at - 3) : at])
+
+
+def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
+    verb, rest = clause[at].lower, [word.lower for word in clause[at + 1 :]]
+    onward = _onward(verb, rest)
+    if onward is not None:
+        return _kind(clause, at + 1 + onward, card)
+    if verb in words.LIGHT_VERBS and set(rest[:4]) & words.VAGUE_OBJECTS and not set(rest) & words.UNITS:
+        return "direction"
+    if verb in {"use", "spend"} and not set(rest) & words.UNITS:
+        return "direction"
+    if f"{verb} {rest[0] if rest else ''}" in words.STEP_PAIRS or verb in words.STEP_VERBS:
+        return "step"
+    if verb in {"stop", "remember"}:
+        return "none"
+    if verb in words.ACTION_VERBS or verb in card.task_verbs:
+        return "action"
+    return "direction" if verb in words.VAGUE_VERBS else "none"
+
+
+def _onward(verb: str, rest: Sequence[str]) -> int | None:
+    """Returns the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
+    if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
+        return 1 if len(rest) > 1 and rest[1] in words.ORDERS else None
+    if verb in words.TIME_VERBS:
+        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in words.ORDERS), None)
+    return None
+
+
+def _duration(reading: ParsedTip) -> str | None:
+    """Returns the first duration of at most an hour."""
+    fitting = (found for found in _DURATION.finditer(reading.plain) if 0 < int(found["n"] or 1) <= 60)
+    return next((found.group().strip() for found in fitting), None)
+
+
+def _size(after: Sequence[Word]) -> str | None:
+    for word, following in pairwise(after):
+        if word.lower in words.SIZES and following.lower not in _NOT_COUNTED:
+            return f"{word.lower} {following.lower}"
+    return None
+
+
+def _stop(after: Sequence[Sequence[Word]]) -> str | None:
+    for index, clause in enumerate(after):
+        if words.STOPS & {word.lower for word in clause} or (index and opening(clause) in words.STOP_VERBS):
+            return " ".join(word.lower for word in clause[:6])
+    return None
+
+
+def actionability(moves: Instructions, hooks: Hooks) -> Finding:
+    """Scores actionability by the moves; the hooks show whether the tip applies now and to a single task."""
+    if not moves.real:
+        direction = moves.directions[:1]
+        return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
+    because = [f"action: {', '.join((*moves.steps, *moves.actions)[:3])}"]
+    because += ["start"] if moves.start else []
+    because += [f"duration: {moves.duration}"] if moves.duration else []
+    because += [f"size: {moves.size}"] if moves.size else []
+    because += [f"stop: {moves.stop}"] if moves.stop else []
+    if moves.open_object and not hooks.tasks:
+        return Finding(3, (*because, f"leaves open what: {moves.open_object}"))
+    if len(hooks.tasks) > 2:
+        return Finding(2, ("lists several tasks and chooses none",))
+    if hooks.later or hooks.against:
+        return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
+    if moves.start and moves.duration and moves.stop:
+        return Finding(5, tuple(because))
+    several = len(moves.steps) + len(moves.actions) > 1
+    marks = moves.start + bool(moves.size) + bool(moves.stop) + several
+    return Finding(4 if moves.duration or marks >= 2 else 3, tuple(because))
+
+
+_EMOJI_FROM = "\u2300"  # symbols below, such as ™ and °, are not emoji
+
+
+def tone(reading: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Finding:
+    """Scores tone by the wording, lowered for hype, jargon, scolding, exclamation marks and emoji."""
+    loud, marks = _loud_words(reading, card), _marks(reading)
+    base, why = _manner(reading, card, hooks, moves)
+    weight = sum(loud.values())
+    because = (*loud, *marks, why)
+    if weight >= 3 or (weight >= 2 and (sum(marks.values()) >= 2 or not moves.real)):
+        return Finding(1, because)
+    slips = weight + sum(marks.values())
+    if slips >= 2:
+        return Finding(2, because)
+    return Finding(min(base, 3), because) if slips else Finding(base, (why,))
+
+
+def _loud_words(reading: ParsedTip, card: Card) -> dict[str, int]:
+    lowers = {word.lower for word in reading.words if word.stem not in card.said}
+    found: dict[str, int] = {f"hype: {word}": 1 for word in sorted(lowers & words.HYPE)}
+    found |= {f"jargon: {word}": 1 for word in sorted(lowers & words.JARGON)}
+    found |= {f"slogan: {phrase}": 1 for phrase in reading.has(words.SLOGANS)}
+    found |= {f"cheering: {phrase}": 1 for phrase in reading.has(words.CHEERS)}
+    found |= {f"lecture: {phrase}": 1 for phrase in reading.has(words.LECTURE)}
+    found |= {f"scolding: {phrase}": 2 for phrase in reading.has(words.SCOLD)}
+    shouted = [word.text for word in reading.words if len(word.text) > 3 and word.text.isupper()]
+    return found | {f"capitals: {text[:20]}": 1 for text in shouted[:3]}
+
+
+def _marks(reading: ParsedTip) -> dict[str, int]:
+    exclamations = reading.raw.count("!") + reading.raw.count("！")
+    emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in reading.raw)
+    found = {plural(exclamations, "exclamation mark"): min(exclamations, 2)} if exclamations else {}
+    return found | ({f"{emoji} emoji": min(emoji, 2)} if emoji else {})
+
+
+def _manner(reading: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> tuple[int, str]:
+    """Returns the highest tone score the wording allows, before deductions, with the reason."""
+    spoken_to = {"you", "your", "yourself"} & {word.lower for word in reading.words}
+    length = len(reading.words)
+    if not spoken_to and _about_them(reading, card):
+        return 3, "about the person, not to them"
+    if length < 9:
+        return 3, "curt"
+    if reading.has(words.STIFF) or length / reading.sentences > 34:
+        return 3, "stiff or wordy"
+    if not moves.real and not hooks.count:
+        return 3, "flat"
+    if reading.has(words.PRESSURE):
+        return 4, "calm, with a word of pressure or praise"
+    if hooks.count and moves.start and (moves.size or moves.duration or moves.stop):
+        return 5, "calm and specific"
+    return 4, "calm, a little general"
+
+
+def _about_them(reading: ParsedTip, card: Card) -> bool:
+    """Returns whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
+    named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in reading.clauses)
+    subjects = {clause[0].lower for clause in reading.clauses}
+    trade = any(
+        len(clause) > 1 and clause[0].stem in card.trade and clause[1].lower in words.MODALS
+        for clause in reading.clauses
+    )
+    return named or trade or bool(subjects & {"she", "he", "they", "i", "i'm"})
+
 
 SCALES = ("relevance", "actionability", "tone")
 LOWEST, HIGHEST = 1, 5
@@ -27,7 +390,7 @@ NOTE_LIMIT = 200
 
 @dataclass(frozen=True)
 class Explanation:
-    """The scores of one tip with their reasons, by scale."""
+    """The findings for one tip, by scale."""
 
     findings: Mapping[str, Finding]
 
@@ -37,40 +400,36 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in a line of at most NOTE_LIMIT characters, a third for each scale."""
+        """The reasons in one line of at most NOTE_LIMIT characters, divided equally among the scales."""
         parts = (f"{scale} {found.score}: {', '.join(found.because)}" for scale, found in self.findings.items())
-        return "; ".join(_shortened(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
-
-
-def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+        return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
 
 
 def score_tip(card: Mapping[str, Any], tip: str) -> dict[str, int]:
-    """The scores of one tip for a scenario's card."""
+    """Returns the scores of a tip for a scenario's card."""
     return explain_tip(card, tip).scores
 
 
 def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
-    """The scores of one tip with the findings behind each."""
-    return _explain(read_card(card), tip)
+    """Returns the scores of a tip with the findings behind each."""
+    return _explain(parse_card(card), tip)
 
 
 class RulesJudge:
-    """A Filler that needs nobody: every item gets scores, flags stay as computed, the note says why."""
+    """An AutomaticJudge without a model: scores every item, keeps the computed flags, gives the reasons in the note."""
 
     name = "rules"
     provisional = True
 
     def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """One score for every item; UsageError at once if the rubric has other scales."""
+        """Returns an iterator over all items' scores. Raises UsageError immediately if the rubric's scales differ."""
         check_rubric(sheet.rubric)
         report(f"rules: {len(sheet.items)} items by text rules, which know English only; the scores are provisional.")
         return (_fill_item(item) for item in sheet.items)
 
 
 def check_rubric(rubric: Rubric) -> None:
-    """UsageError unless the rubric has exactly the scales that the rules know."""
+    """Raises UsageError unless the rubric has exactly the scales supported by the rules."""
     seen = {scale.name: (scale.min, scale.max) for scale in rubric.scales}
     if seen != dict.fromkeys(SCALES, (LOWEST, HIGHEST)):
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in seen.items())
@@ -81,7 +440,7 @@ def check_rubric(rubric: Rubric) -> None:
 
 
 def _fill_item(item: Item) -> ItemScore:
-    card = read_card(item.scenario)
+    card = parse_card(item.scenario)
     explained = [(_explain(card, tip.tip), tip.overlong) for tip in item.tips]
     return ItemScore(item.id, item.format_ok, tuple(TipScore(e.scores, overlong, e.note) for e, overlong in explained))
 
@@ -89,11 +448,11 @@ def _fill_item(item: Item) -> ItemScore:
 def rules_error(
     examples: Sequence[CalibratedTip], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Per scale how far the rules are from the agreed scores: n, bias, mean absolute error, share within one step.
+    """Returns, per scale, the rules' error against agreed scores: n, bias, mean absolute error, share within one step.
 
-    `cards` has the card of each scenario by its id. What has no example is None.
+    `cards` maps scenario ids to cards. Without examples for a scale, its values are None and n is 0.
     """
-    read_cards = {scenario: read_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
+    read_cards = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
     scored = [(_explain(read_cards[example.scenario], example.tip).scores, example.scores) for example in examples]
     off = {scale: [own[scale] - agreed[scale] for own, agreed in scored if scale in agreed] for scale in SCALES}
     return {scale: _summary(differences) for scale, differences in off.items()}
@@ -117,7 +476,7 @@ def _explain(card: Card, tip: str) -> Explanation:
     if why:
         return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {why}",))))
     hooks = find_hooks(reading, card)
-    moves = find_moves(reading, card)
+    moves = find_instructions(reading, card)
     return Explanation(
         {
             "relevance": relevance(hooks),
@@ -125,3 +484,39 @@ def _explain(card: Card, tip: str) -> Explanation:
             "tone": tone(reading, card, hooks, moves),
         }
     )
+
+
+MEASURED = ("<!-- measured -->", "<!-- /measured -->")
+
+
+def measured_table(suite: str = "tips") -> str:
+    """Returns the rules' error on a suite's anchors and controls as a Markdown table."""
+    loaded = load_suite(suite)
+    check_rubric(loaded.rubric)
+    cards = {scenario.id: scenario.to_card() for scenario in loaded.scenarios}
+    anchors, controls = loaded.rubric.anchors, loaded.controls
+    lines = [
+        "| measured on | scale | tips | bias | error | within one step | always 3 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, examples in (("anchors", anchors), ("controls", controls), ("both", (*anchors, *controls))):
+        for scale, found in rules_error(examples, cards).items():
+            if found["bias"] is None or found["error"] is None or found["within_one"] is None:
+                continue
+            naive = sum(abs(3 - example.scores[scale]) for example in examples) / len(examples)
+            lines.append(
+                f"| {name} | {scale} | {found['n']} | {found['bias']:+.2f} | {found['error']:.2f} "
+                f"| {found['within_one']:.0%} | {naive:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def update_measured_table(page: str) -> str:
+    """Returns the page with the table between its MEASURED markers regenerated."""
+    before, start, rest = page.partition(MEASURED[0])
+    _, end, after = rest.partition(MEASURED[1])
+    if not start or not end:
+        raise UsageError(
+            f"The page needs the markers {MEASURED[0]} and {MEASURED[1]}. Put them where the table belongs."
+        )
+    return f"{before}{start}\n{measured_table()}\n{end}{after}"

@@ -1,4 +1,4 @@
-"""How the rules judge reads: a tip as words and clauses, a card as the hooks it offers. English only."""
+"""Text parsing for the rules judge: tips into words and clauses, cards into hooks. English only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from tipbench.judge import rules_words as words
 
-LONGEST = 4000  # characters of a tip that are read: a hundred times the usual
-NAMED = 1.5  # weight of words that is enough to name a task; a name that stands nowhere else is enough
-_CARD_LONGEST = 2000  # characters of one text of a card
+LONGEST = 4000  # characters of a tip that are parsed, a hundred times the usual length
+NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
+_CARD_LONGEST = 2000  # characters of each text of a card that are parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # zero-width marks join, emoji and strays part
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # by Unicode category: joined or separated
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _NUMBERS = {word: number for number, word in enumerate(words.HOUR_NAMES, start=1)}
 _HOUR_WORDS = "|".join(_NUMBERS)
@@ -44,12 +44,12 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A tip as the rules see it."""
+class ParsedTip:
+    """A parsed tip."""
 
     words: tuple[Word, ...]
     clauses: tuple[tuple[Word, ...], ...]
-    plain: str  # lower-case words between single blanks, one at each end: phrases are looked up in it
+    plain: str  # lower-case words separated and surrounded by single spaces, for phrase lookup
     raw: str
     sentences: int
 
@@ -58,12 +58,12 @@ class Reading:
         return frozenset(word.stem for word in self.words)
 
     def has(self, phrases: Iterable[str]) -> list[str]:
-        """Which of the phrases occur, as whole words."""
+        """Returns the phrases that occur as whole words."""
         return [phrase for phrase in phrases if f" {phrase} " in self.plain]
 
 
-def read(tip: str) -> Reading:
-    """The tip's words and clauses; emoji and markup are neither."""
+def read(tip: str) -> ParsedTip:
+    """Parses a tip into words and clauses, ignoring emoji and markup."""
     raw = tip[:LONGEST]
     text = _straight(raw)
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
@@ -71,12 +71,12 @@ def read(tip: str) -> Reading:
     flat = tuple(word for clause in clauses for word in clause)
     sentences = len([part for part in re.split(r"[.!?](?=\s|$)", text) if part.strip()])
     plain = f" {' '.join(word.lower for word in flat)} "
-    return Reading(flat, tuple(clauses), plain, raw, max(1, sentences))
+    return ParsedTip(flat, tuple(clauses), plain, raw, max(1, sentences))
 
 
 @lru_cache(maxsize=8192)
 def stem(word: str) -> str:
-    """A crude common form: 'invoices', 'invoicing' and 'invoice' meet; so do 'colour' and 'color'."""
+    """Returns an approximate stem, equal for 'invoices', 'invoicing' and 'invoice', and for 'colour' and 'color'."""
     word = word.removesuffix("'s").removesuffix("'")
     if len(word) > 5:
         word = word.replace("our", "or").replace("isation", "ization")
@@ -94,8 +94,8 @@ def stem(word: str) -> str:
     return word.removesuffix("e") if len(word) > 3 else word
 
 
-def broken(reading: Reading, verbs: frozenset[str]) -> str | None:
-    """Why the text is no tip at all, or None."""
+def broken(reading: ParsedTip, verbs: frozenset[str]) -> str | None:
+    """Returns why the text is not a usable tip, or None."""
     lowers = [word.lower for word in reading.words]
     if len(lowers) < 2:
         return "no sentence"
@@ -118,7 +118,7 @@ def broken(reading: Reading, verbs: frozenset[str]) -> str | None:
 
 
 def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
-    """Where the clause's order stands ('open …', 'please open …', 'you can open …'), or None."""
+    """Returns the index of the clause's imperative verb ('open …', 'please open …', 'you can open …'), or None."""
     start = _after_lead_ins(clause)
     if start < len(clause) and clause[start].lower in verbs:
         return start
@@ -126,7 +126,7 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
 
 
 def opening(clause: Sequence[Word]) -> str:
-    """The clause's first word that is no lead-in; empty if there is none."""
+    """Returns the clause's first word after any lead-ins, or an empty string."""
     start = _after_lead_ins(clause)
     return clause[start].lower if start < len(clause) else ""
 
@@ -144,8 +144,8 @@ def _urged(clause: Sequence[Word], start: int, verbs: frozenset[str]) -> Iterato
             yield at
 
 
-class When(Enum):
-    """A routine seen from the slot."""
+class RoutineTime(Enum):
+    """When a routine takes place, relative to the slot."""
 
     NOW = "now"
     PASSED = "passed"
@@ -155,11 +155,11 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Hook:
-    """Something on the card that a tip may take up: words with the weight each has in it."""
+    """A part of the card that a tip may refer to, with the weight of each of its words."""
 
     text: str
     weights: Mapping[str, float]
-    when: When = When.ANY
+    when: RoutineTime = RoutineTime.ANY
 
     def weight_in(self, stems: frozenset[str]) -> float:
         return sum(weight for word, weight in self.weights.items() if word in stems)
@@ -167,24 +167,24 @@ class Hook:
 
 @dataclass(frozen=True)
 class Card:
-    """What the rules know of a scenario."""
+    """A parsed scenario card."""
 
-    names: frozenset[str]  # stems of the persona's own
+    names: frozenset[str]  # stems of the persona's name
     tasks: tuple[Hook, ...]
     task_verbs: frozenset[str]
-    orders: frozenset[str]  # every verb that may open an order
+    orders: frozenset[str]  # all verbs that may open an instruction
     routines: tuple[Hook, ...]
     wanted: tuple[Hook, ...]
     ruled_out: tuple[Hook, ...]
-    people: frozenset[str]  # stems of the names of others
+    people: frozenset[str]  # stems of other people's names
     trade: frozenset[str]  # stems of role and circumstances
     label: frozenset[str]  # stems of the slot's label
-    said: frozenset[str]  # stems of all it says but the wishes: nobody is blamed for its words
+    said: frozenset[str]  # stems of all its texts except preferences; not penalised as hype or jargon
     minute: int  # of the day
 
 
-def read_card(card: Mapping[str, Any]) -> Card:
-    """The hooks of a scenario's card, as `Scenario.to_card` gives it."""
+def parse_card(card: Mapping[str, Any]) -> Card:
+    """Parses a scenario's card, as returned by `Scenario.to_card`."""
     persona, slot = card["persona"], card["slot"]
     minute = _minute_of(str(slot["time"]))
     names = frozenset(word.stem for word in _words(str(persona["name"])[:_CARD_LONGEST]))
@@ -232,7 +232,7 @@ def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Durations and stops are advice in themselves, so no card may claim their words for a hook.
+# Includes words for durations and stops, which are common in advice and do not refer to the card.
 _EMPTY = frozenset(stem(w) for w in words.FUNCTION | words.HOURS | words.UNITS | words.STOPS | set(words.HOUR_NAMES))
 _COMMON = frozenset(stem(word) for word in words.COMMON)
 _VERBS = frozenset(stem(word) for word in words.STEP_VERBS | words.ACTION_VERBS)
@@ -243,7 +243,7 @@ def _content(text: str) -> frozenset[str]:
 
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
-    """Each word's weight as a sign of the text: half for a frequent word, a number, a letter or a weak one."""
+    """Returns word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
     found = [word for word in _words(text) if word.stem not in _EMPTY]
     return {word.stem: 0.5 if _slight(word) or any(word.stem in group for group in weak) else 1.0 for word in found}
 
@@ -270,7 +270,7 @@ def _wish_hook(text: str) -> Hook:
 
 
 def _split_preference(text: str) -> tuple[str, str]:
-    """What is wanted, and what is ruled out."""
+    """Splits a preference into what is wanted and what is ruled out."""
     if re.match(r"(?i)(no|not|never|without)\b", text):
         return "", text
     wish, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
@@ -278,7 +278,7 @@ def _split_preference(text: str) -> tuple[str, str]:
 
 
 def _names(texts: Iterable[str]) -> frozenset[str]:
-    """Capitalised words inside sentences, without weekdays and months."""
+    """Returns stems of capitalised words inside sentences, except weekdays, months and titles."""
     inside = (word for text in texts for sentence in re.split(r"[.!?]\s", text) for word in _words(sentence)[1:])
     return frozenset(word.stem for word in inside if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
 
@@ -292,7 +292,7 @@ def _minute_of(clock: str) -> int:
 
 
 def clock_times(text: str, *, bare: bool = True) -> list[int]:
-    """Clock times in a text as minutes of the day, 'at three' among them if `bare`; read as a waking person would."""
+    """Returns clock times as minutes of the day, with `bare` also 'at three'; twelve to four in words mean p.m."""
     found = []
     for match in _CLOCK.finditer(text.lower().replace("-", " ")):
         if match["plain"] and not bare:
@@ -306,19 +306,19 @@ def clock_times(text: str, *, bare: bool = True) -> list[int]:
     return found
 
 
-def _when(text: str, minute: int) -> When:
+def _when(text: str, minute: int) -> RoutineTime:
     times = clock_times(text)
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
-    evenings = [time + 720 for time in mornings]  # a bare eight may be either
+    evenings = [time + 720 for time in mornings]  # "eight" may be morning or evening
     if any(abs(time - minute) <= 60 for time in (*times, *evenings)) or _spans(text, times, minute):
-        return When.NOW
+        return RoutineTime.NOW
     ranges = [words.DAYPARTS[word] for word in _WORD.findall(text) if word in words.DAYPARTS]
     if any(low * 60 <= minute <= high * 60 for low, high in ranges):
-        return When.NOW
+        return RoutineTime.NOW
     if not times and not ranges:
-        return When.ANY
+        return RoutineTime.ANY
     ends = [*times, *(time for time in evenings if time >= 20 * 60), *(high * 60 for _, high in ranges)]
-    return When.PASSED if max(ends) < minute else When.LATER
+    return RoutineTime.PASSED if max(ends) < minute else RoutineTime.LATER
 
 
 def _spans(text: str, times: Sequence[int], minute: int) -> bool:

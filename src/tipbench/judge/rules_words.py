@@ -1,4 +1,4 @@
-"""The words the rules judge goes by: English only, and none of a persona's own."""
+"""Word lists of the rules judge: English only, and independent of any persona."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _phrases(text: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.strip().splitlines())
 
 
-# Words that carry no content: never a hook; and what English looks like.
+# Function words: never hooks, and used to detect English.
 FUNCTION = _set(
     "a about above across after again against all along also always am an and any anyone are around as at away "
     "back be because been before being below beside between both but by can could did do does doing don't done "
@@ -25,7 +25,7 @@ FUNCTION = _set(
     "will with within without won't would yet you you're you've your yours yourself"
 )
 
-# Frequent nouns and verbs: they count half, because alone they point to nobody's task or routine.
+# Common nouns and verbs: half weight, because alone they do not identify a task or routine.
 COMMON = _set(
     "afternoon ask begin bit book break breaks busy change check class clear day days decision detail early email "
     "end evening find finish first free fresh friend good half help hold home hour house idea important job keep "
@@ -36,7 +36,7 @@ COMMON = _set(
     "three tidy time tool top turn voice walk watch week word words work works write year"
 )
 
-# A first move that can be seen: the hand or the eye does it.
+# Visible physical first steps.
 STEP_VERBS = _set(
     "attach boil brew carry circle clip close copy cross crumple cut dial draw drink drop empty fetch fill fold "
     "forward grab hang highlight hit hold jot lay lift load lock log move mute open paste pick place plug point "
@@ -45,7 +45,7 @@ STEP_VERBS = _set(
     "walk wash wipe wrap"
 )
 
-# A real action whose first move is still open.
+# Concrete actions without a specific first step.
 ACTION_VERBS = _set(
     "add agree answer apply approve arrange ask assemble back begin block book breathe bring brush build buy "
     "calculate call cancel change charge chase check choose clean clear collect comb compare complete confirm "
@@ -60,7 +60,7 @@ ACTION_VERBS = _set(
     "water weigh work write zip"
 )
 
-# A direction: it says where to go and not what to do.
+# Vague directions: a goal without an action.
 VAGUE_VERBS = _set(
     "accomplish achieve address adopt aim allocate anticipate approach attend automate avoid balance become boost "
     "break care catch coach commit communicate concentrate conquer conserve consider coordinate cultivate deal "
@@ -73,7 +73,7 @@ VAGUE_VERBS = _set(
     "tackle tend think track transform try understand unlock unwind utilise utilize value view"
 )
 
-# Nothing to do at all, however much it sounds like an order.
+# Imperatives that contain no action.
 PEP_VERBS = _set(
     "appreciate be believe celebrate crush dare dream embrace enjoy feel forget go hope hustle imagine inspire "
     "kill let light live love own rise rock shine slay smash smile soar trust unleash win wish worry"
@@ -81,7 +81,7 @@ PEP_VERBS = _set(
 
 ORDERS = STEP_VERBS | ACTION_VERBS | VAGUE_VERBS | PEP_VERBS
 
-# Verbs whose meaning is their object: "take a pen" is a step, "take care" is none.
+# Verbs that depend on their object: "take a pen" is an action, "take care" is not.
 LIGHT_VERBS = _set("bring create do find get give have keep make pay put set spend take use")
 VAGUE_OBJECTS = _set(
     "action advantage attention balance best boundaries care change charge clarity control difference effort "
@@ -101,7 +101,7 @@ NEGATIONS = _set("avoid can't cannot don't never no not quit stop without won't"
 
 BE_HAVE = _set("am are be been can could did do does had has have is isn't may might must should was were will would")
 
-# Where an instruction hangs itself on a moment.
+# Words that tie an instruction to a moment.
 MOMENTS = _set("after before beside between during once since until when whenever while")
 TRIGGERS = _set("after as at before during from if in on once over right since when whenever while with")
 
@@ -130,15 +130,15 @@ after school
 before bed
 end of the day
 """)
-EVENING = 18  # hours: from then on the words for later today mean now
+EVENING = 18  # hour; from then on, LATER_TODAY phrases mean now
 
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 CALENDAR = _set(
     "april august december dr february friday january july june march may monday mr mrs ms november october saturday "
     "september sunday thursday tuesday wednesday"
-)  # capitalised, and nobody's name
+)  # capitalised, but not names of people
 
-# What belongs to a part of the day: hours from, hours to (24 h).
+# Parts of the day: first and last hour (24 h).
 DAYPARTS = {
     "breakfast": (5, 10),
     "morning": (4, 12),
@@ -174,7 +174,7 @@ over breakfast
 first thing in the morning
 """)
 
-# The action is left to the reader.
+# Unspecific objects, which leave the choice to the reader.
 OPEN_OBJECTS = _phrases("""
 most important task
 your tasks
@@ -192,7 +192,7 @@ STOP_VERBS = _set("close drop end finish fold go hang leave lock log press put r
 SIZES = _set("eight first five four half next nine one seven single six ten three top two")
 UNITS = _set("hour hours min mins minute minutes sec second seconds secs")
 
-# Words that mean the same to the rules: a preference for speaking is served by ringing up.
+# Related words, treated as equal: "ring" satisfies a preference for speaking.
 FAMILIES = (
     _set("aloud call dictate phone ring say speak speaker speaking talk talking telephone voice"),
     _set("keyboard type typing"),

@@ -1,4 +1,4 @@
-"""The scores of one cell: who gave them, which count, what they replaced; and what that makes of its run."""
+"""Scores of one cell: by judge, counted or held, with history, and the resulting metrics and tags of its run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ PROVISIONAL = "provisional_"
 
 @dataclass(frozen=True)
 class Judgement:
-    """One judge's scores of one cell, under one rubric."""
+    """One judge's scores of one cell under one rubric."""
 
     judge: str
     sheet: str
-    exported: str  # when the sheet was made: of two rubrics the one exported last is the present one
-    at: str  # when it was applied
+    exported: str  # time of the sheet's export; the rubric of the latest export is the current one
+    at: str  # time of applying
     rubric: str  # id@sha256
     format_ok: bool
     tips: tuple[TipScore, ...]
-    means: Mapping[str, float]  # over the tips: composite, scales and flags, as the rubric weighs them
-    held: bool = False  # stored, not counted: the judge was beyond the drift limit
+    means: Mapping[str, float]  # over the tips: composite, scales and flags
+    held: bool = False  # stored but not counted, because the drift limit was exceeded
 
     def says_the_same_as(self, other: Judgement) -> bool:
-        """Equal but for the time of applying."""
+        """Returns whether both are equal except for the time of applying."""
         return replace(self, at="") == replace(other, at="")
 
 
 @dataclass(frozen=True)
 class CellScores:
-    """Everything anybody has said of a cell. The latest judgement of each judge stands, the rest is history.
+    """All judgements of a cell. The latest one of each judge is current, the others are history.
 
-    A held judgement stands beside what the same judge has counted from another sheet and takes nothing away from it.
+    A held judgement is stored separately and does not replace the same judge's counted one from another sheet.
     """
 
     judges: Mapping[str, Judgement]
@@ -51,7 +51,7 @@ class CellScores:
     held: Mapping[str, Judgement] = field(default_factory=dict)
 
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
-        """With this judgement in place of the judge's former one; the same object when it says nothing new."""
+        """Returns the scores with the judge's former judgement replaced, or the same object if nothing changes."""
         if provisional:
             former = self.provisional.get(new.judge)
             same = former is not None and former.says_the_same_as(new)
@@ -59,7 +59,7 @@ class CellScores:
         return self._with_held(new) if new.held else self._with_counted(new)
 
     def _with_counted(self, new: Judgement) -> CellScores:
-        """Of a judge's sheets the one exported last stands; what the same sheet had held is released by this."""
+        """Adds a counted judgement, unless a later export has one, and releases the same sheet's held one."""
         standing, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
         later = _is_later(standing, new)
         if released is None and (later or (standing is not None and standing.says_the_same_as(new))):
@@ -73,7 +73,7 @@ class CellScores:
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
-        """A sheet that becomes held takes its own scores back, and what they had replaced stands again."""
+        """Adds a held judgement, withdraws the same sheet's counted one and restores the one it had replaced."""
         withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
         later = _is_later(former, new)
         if withdrawn is None and (later or (former is not None and former.says_the_same_as(new))):
@@ -94,7 +94,7 @@ class CellScores:
 
     @property
     def counted(self) -> list[Judgement]:
-        """The judgements that count: not held, and under the rubric whose sheet was exported last."""
+        """The counted judgements: not held, and under the rubric of the latest export."""
         free = [given for given in self.judges.values() if not given.held]
         if not free:
             return []
@@ -106,7 +106,7 @@ class CellScores:
         return max(self.provisional.values(), key=lambda given: given.at, default=None)
 
 
-NOBODY = CellScores({}, {})
+NO_SCORES = CellScores({}, {})
 
 
 def _of_sheet(given: Judgement | None, sheet: str) -> Judgement | None:
@@ -114,17 +114,17 @@ def _of_sheet(given: Judgement | None, sheet: str) -> Judgement | None:
 
 
 def _is_later(given: Judgement | None, new: Judgement) -> bool:
-    """Whether what stands was given on another sheet that was exported later."""
+    """Returns whether the existing judgement is from another sheet that was exported later."""
     return given is not None and given.sheet != new.sheet and given.exported > new.exported
 
 
 def _is_only_moved(former: Judgement | None, new: Judgement) -> bool:
-    """Released or withdrawn with the very same scores: that is no revision."""
+    """Returns whether only the held flag and time differ (released or withdrawn), which is not a revision."""
     return former is not None and replace(former, held=new.held, at=new.at) == new
 
 
 def _replaced_by(withdrawn: Judgement, history: Iterable[Judgement]) -> Judgement | None:
-    """What the judge had counted from other sheets; nothing where that was withdrawn itself."""
+    """Returns the judge's latest counted judgement from another sheet, or None; withdrawn ones are excluded."""
     last = {given.sheet: given for given in history if given.judge == withdrawn.judge}
     others = [given for given in last.values() if given.sheet != withdrawn.sheet and not given.held]
     return max(others, key=lambda given: given.exported, default=None)
@@ -135,14 +135,14 @@ def _without(given: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]
 
 
 def read_scores(text: str | None) -> CellScores:
-    """The content of `artifact:scores.json`; nobody's scores when there is none."""
+    """Parses the content of `artifact:scores.json`; returns empty scores for None."""
     if text is None:
-        return NOBODY
+        return NO_SCORES
     try:
         raw = json.loads(text)
         named = {name: _judgement(name, given) for name, given in raw["judges"].items()}
         held = {name: _judgement(name, given) for name, given in raw.get("held", {}).items()}
-        return CellScores(  # earlier versions kept held ones among the others
+        return CellScores(  # earlier versions stored held judgements under "judges"
             judges={name: given for name, given in named.items() if not given.held},
             provisional={name: _judgement(name, given) for name, given in raw["provisional"].items()},
             history=tuple(_judgement(given["judge"], given) for given in raw["history"]),
@@ -153,7 +153,7 @@ def read_scores(text: str | None) -> CellScores:
 
 
 def scores_text(scores: CellScores) -> str:
-    """The content of `artifact:scores.json`."""
+    """Returns the content of `artifact:scores.json`."""
     value = {
         "format": FORMAT,
         "judges": {name: _judgement_json(given) for name, given in sorted(scores.judges.items())},
@@ -165,7 +165,7 @@ def scores_text(scores: CellScores) -> str:
 
 
 def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
-    """One judge's numbers for a cell: means over its tips, of the composite, the scales and the flags."""
+    """Returns one judge's means over a cell's tips, for the composite, the scales and the flags."""
     means = {name: fmean(tip.scores[name] for tip in score.tips) for name in rubric.scale_names}
     means["format_ok"] = float(score.format_ok)
     means["overlong"] = fmean(tip.overlong for tip in score.tips)
@@ -176,7 +176,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """What the run of the cell must become; `rubrics` by tag, for the text that is kept with the scores."""
+    """Returns the update of the cell's run; `rubrics`, by tag, provides the text stored with the scores."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -199,7 +199,7 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
 
 
 def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
-    """What the run of an answer without a usable tip becomes under another rubric."""
+    """Returns the update that sets an answer without a usable tip to the rubric's floor scores."""
     metrics = {**rubric.floor, "composite": rubric.floor_composite}
     return RunChange(metrics=metrics, tags={"scores_rubric": rubric.tag}, texts={RUBRIC: rubric.text}, at_ms=at_ms)
 
@@ -214,12 +214,12 @@ def _judgement_json(given: Judgement) -> dict[str, Any]:
 
 
 def tip_score_json(tip: TipScore) -> dict[str, Any]:
-    """One tip's scores as plain JSON."""
+    """Returns one tip's scores as JSON-serializable values."""
     return {"scores": dict(tip.scores), "overlong": tip.overlong, "note": tip.note}
 
 
 def read_tip_score(raw: Mapping[str, Any]) -> TipScore:
-    """What `tip_score_json` wrote."""
+    """Parses the output of `tip_score_json`."""
     return TipScore({name: int(score) for name, score in raw["scores"].items()}, bool(raw["overlong"]), raw["note"])
 
 

@@ -1,4 +1,4 @@
-"""Sheet: what a judge is shown and fills in. Blind: nothing in it tells who or what wrote a tip."""
+"""Judging sheets. Blind: nothing in a sheet reveals which model or prompt produced a tip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT = "tipbench-sheet/1"
 
 @dataclass(frozen=True)
 class SheetTip:
-    """One tip as it is shown, with the flag that code computed."""
+    """One tip as shown to the judge, with the computed flag."""
 
     tip: str
     rationale: str
@@ -24,7 +24,7 @@ class SheetTip:
 
 @dataclass(frozen=True)
 class Item:
-    """One answer: the scenario's card and the tips written for it, under an id that says nothing."""
+    """One answer: the scenario's card and its tips, under an opaque id."""
 
     id: str
     scenario: Mapping[str, Any]
@@ -33,23 +33,23 @@ class Item:
 
     @property
     def sha256(self) -> str:
-        """Over everything a judge may not change."""
+        """Hash of everything a judge must not change."""
         tips = [[tip.tip, tip.rationale] for tip in self.tips]
         return fingerprint({"item": self.id, "scenario": self.scenario, "tips": tips})
 
 
 @dataclass(frozen=True)
 class TipScore:
-    """What a judge says of one tip."""
+    """A judge's scores of one tip."""
 
-    scores: Mapping[str, int]  # every scale of the rubric
+    scores: Mapping[str, int]  # by scale, all scales of the rubric
     overlong: bool
     note: str = ""
 
 
 @dataclass(frozen=True)
 class ItemScore:
-    """A finished item: every tip has every score."""
+    """The scores of a finished item, in which every tip is scored on every scale."""
 
     item: str
     format_ok: bool
@@ -58,19 +58,19 @@ class ItemScore:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A judge's piece of work."""
+    """A set of items to be scored by one judge."""
 
     id: str
     experiment: str
-    judge: str | None  # None: whoever fills it writes a name
+    judge: str | None  # None if the judge enters a name in the file
     rubric: Rubric
     items: tuple[Item, ...]
-    instructions: str = ""  # as they were when it was made; empty: as they are now
+    instructions: str = ""  # as of export; empty for the current ones
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A checked sheet that came back: what is finished, and which items are not yet."""
+class FilledSheet:
+    """A validated sheet: the scores of finished items, and the ids of unfinished ones."""
 
     judge: str | None
     finished: tuple[ItemScore, ...] = ()
@@ -78,7 +78,7 @@ class Filled:
 
 
 def sheet_json(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> dict[str, Any]:
-    """The sheet as plain JSON, with the scores given so far filled in."""
+    """Returns the sheet as JSON-serializable values, with existing scores filled in."""
     given = scores or {}
     return {
         "format": FORMAT,
@@ -92,12 +92,12 @@ def sheet_json(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> d
 
 
 def sheet_text(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> str:
-    """The file: equal sheets give equal bytes."""
+    """Returns the content of the sheet file; equal sheets give equal text."""
     return json.dumps(sheet_json(sheet, scores), ensure_ascii=False, indent=1) + "\n"
 
 
 def instructions(rubric: Rubric) -> str:
-    """What whoever (or whatever) opens the file has to know, in a few sentences."""
+    """Returns short instructions for the person or program that fills in the sheet."""
     ranges = ", ".join(f"{scale.name} {scale.min}-{scale.max}" for scale in rubric.scales)
     return (
         "Score every tip of every item against the rubric below, which has the wording of each step and examples. "

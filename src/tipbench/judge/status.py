@@ -1,4 +1,4 @@
-"""Status: how far the judging of an experiment is, by whom, and how far each judge can be trusted."""
+"""Judging status of an experiment: progress, judges and their reliability."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from tipbench.judge.applying import alphas_of
-from tipbench.judge.judging import Judging, SheetStatus, judgings
+from tipbench.judge.apply import alpha_by_scale
 from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.sheet_store import SheetStatus, StoredSheet, stored_sheets
 from tipbench.plan.rubric import Rubric
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment, RunStore
@@ -18,23 +18,23 @@ from tipbench.record.store import Experiment, RunStore
 
 @dataclass(frozen=True)
 class JudgeStatus:
-    """One judge in one experiment."""
+    """The status of one judge in an experiment."""
 
     judge: str
     provisional: bool
-    cells: int  # whose scores of this judge count
-    held: int  # cells whose scores of this judge are stored and do not count
+    cells: int  # with counted scores of this judge
+    held: int  # cells with stored scores of this judge that do not count
     sheets: int
-    open_items: int  # on sheets that were handed out, not scored yet
-    drift: str | None  # verdict on the newest sheet that came back
-    error: float | None  # mean absolute error on its controls
-    self_exact: float | None  # share of equal scores when the same tip came again
-    minutes_per_item: float | None  # from export to apply: an upper bound
+    open_items: int  # unscored items on exported sheets
+    drift: str | None  # verdict on the newest applied or held sheet
+    error: float | None  # mean absolute error on that sheet's controls
+    self_exact: float | None  # share of equal scores on repeated tips
+    minutes_per_item: float | None  # from export to apply, an upper bound
 
 
 @dataclass(frozen=True)
 class SheetHistory:
-    """One sheet that came back, as a point in a judge's history."""
+    """An applied or held sheet in a judge's history."""
 
     sheet: str
     judge: str
@@ -49,7 +49,7 @@ class SheetHistory:
 
 @dataclass(frozen=True)
 class OpenSheet:
-    """A sheet on which items are left to be scored."""
+    """A sheet with unscored items."""
 
     sheet: str
     judge: str | None
@@ -61,30 +61,30 @@ class OpenSheet:
 
 @dataclass(frozen=True)
 class JudgingStatus:
-    """The judging of an experiment."""
+    """The judging status of an experiment."""
 
     experiment: str
     cells: int
     pending: int
-    held: int  # pending cells that have scores which do not count
+    held: int  # pending cells with scores that do not count
     judged: int
-    floored: int  # of the judged ones: answers without a usable tip
-    twice: int  # cells with two counted judges or more
-    rubrics: tuple[str, ...]  # ids of the rubrics the present scores were given under
+    floored: int  # judged cells without a usable tip
+    twice: int  # cells with two or more counted judges
+    rubrics: tuple[str, ...]  # rubric ids of the current scores
     alpha: Mapping[str, float | None]
     judges: tuple[JudgeStatus, ...]
     history: tuple[SheetHistory, ...]  # oldest first
     open_sheets: tuple[OpenSheet, ...] = ()  # oldest first
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; None where unknown."""
+        """Returns the status as JSON-serializable values; None where unknown."""
         return asdict(self)
 
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
-    """Read everything and count."""
+    """Reads the experiment's cells and sheets and computes the judging status."""
     cells = read_cells(store, experiment.experiment_id)
-    sheets = list(judgings(store, experiment.experiment_id, experiment.name))[::-1]
+    sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
     rubric = _present_rubric(judged, sheets)
@@ -97,14 +97,14 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         floored=sum(cell.floored for cell in judged),
         twice=sum(len(cell.scores.counted) > 1 for cell in judged),
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
-        alpha=alphas_of(rubric, [cell.scores for cell in judged]) if rubric else {},
+        alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
         judges=tuple(_judge(name, cells, sheets) for name in _names(cells, sheets)),
         history=tuple(_history(judging) for judging in sheets if judging.status is not SheetStatus.EXPORTED),
         open_sheets=tuple(_open(judging) for judging in sheets if judging.finished < len(judging.entries)),
     )
 
 
-def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[Judging]) -> Rubric | None:
+def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> Rubric | None:
     tags = Counter(given.rubric for cell in judged for given in cell.scores.counted)
     if not tags:
         return None
@@ -112,7 +112,7 @@ def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[Judging]) -> 
     return next((judging.sheet.rubric for judging in sheets if judging.sheet.rubric.tag == tag), None)
 
 
-def _names(cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> list[tuple[bool, str]]:
+def _names(cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> list[tuple[bool, str]]:
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
     people |= {judging.owner for judging in sheets if judging.owner and not judging.provisional}
     others = {name for cell in cells for name in cell.scores.provisional}
@@ -120,7 +120,7 @@ def _names(cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> list[tuple
     return [(False, name) for name in sorted(people)] + [(True, name) for name in sorted(others)]
 
 
-def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[Judging]) -> JudgeStatus:
+def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> JudgeStatus:
     provisional, name = who
     own = [judging for judging in sheets if judging.owner == name and judging.provisional == provisional]
     back = [judging for judging in own if judging.status is not SheetStatus.EXPORTED]
@@ -141,7 +141,7 @@ def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[
     )
 
 
-def _minutes(back: Sequence[Judging]) -> float | None:
+def _minutes(back: Sequence[StoredSheet]) -> float | None:
     finished = sum(judging.finished for judging in back)
     spent = [
         (datetime.fromisoformat(judging.applied_at) - datetime.fromisoformat(judging.exported)).total_seconds()
@@ -151,7 +151,7 @@ def _minutes(back: Sequence[Judging]) -> float | None:
     return sum(spent) / 60 / finished if finished and spent else None
 
 
-def _open(judging: Judging) -> OpenSheet:
+def _open(judging: StoredSheet) -> OpenSheet:
     return OpenSheet(
         sheet=judging.sheet.id,
         judge=judging.owner,
@@ -162,7 +162,7 @@ def _open(judging: Judging) -> OpenSheet:
     )
 
 
-def _history(judging: Judging) -> SheetHistory:
+def _history(judging: StoredSheet) -> SheetHistory:
     return SheetHistory(
         sheet=judging.sheet.id,
         judge=judging.owner or "",

@@ -1,1 +1,1 @@
-"""What to ask: suites, scenarios, prompts, the rubric, and the grid of cells. Pure."""
+"""Planning: suites, scenarios, prompts, the rubric, and the grid of cells. No network, clock or randomness."""

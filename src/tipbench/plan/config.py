@@ -1,4 +1,4 @@
-"""CollectConfig: the one model behind `collect` and `plan`, the API, the Airflow DAG and the panel's form."""
+"""CollectConfig: settings of a collect, shared by the command line, the API, the Airflow DAG and the panel."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tipbench.addresses import is_web_address
 from tipbench.errors import UsageError
+from tipbench.http import is_http_url
 
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # beside the configuration, where a scheduler runs it
+WAIT_FOR_JUDGE = "wait_for_judge"  # key next to the configuration when a scheduler runs it
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _NAME_LIMIT = 200
 
 
 class CollectConfig(BaseModel):
-    """What to collect, and how. Frozen; every field has its meaning in its description."""
+    """Settings of a collect: what to generate, with which models and limits, and where to record it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -90,7 +90,7 @@ class CollectConfig(BaseModel):
     def _check_url(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        if not is_web_address(value):
+        if not is_http_url(value):
             raise ValueError(f"{value[:80]!r} is not a web address; write http://host:port")
         return value.rstrip("/")
 
@@ -110,11 +110,11 @@ class CollectConfig(BaseModel):
 
     @property
     def workers(self) -> int:
-        """Calls at a time: freeing the weights after each call leaves room for one only."""
+        """Number of concurrent calls; 1 if the weights are unloaded after each call."""
         return 1 if self.unload == "call" else self.concurrency
 
     def conditions(self, sampling: Mapping[str, float | int]) -> dict[str, Any]:
-        """What two scores must share to be averaged."""
+        """Return the settings that two scores must share to be averaged."""
         return {
             "n_tips": self.n_tips,
             "temperature": self.temperature,
@@ -127,7 +127,7 @@ class CollectConfig(BaseModel):
 
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
-    """Validate plain values; every problem is named by where the value came from (`sources`), else by its key."""
+    """Validate plain values; raises UsageError listing each problem by its source (`sources`), else by its key."""
     try:
         return CollectConfig.model_validate(dict(values))
     except ValidationError as exc:
@@ -145,7 +145,7 @@ def _problem(error: Any, sources: Mapping[str, str]) -> str:
 
 
 def check_experiment_name(name: str) -> str:
-    """The name itself; ValueError when it is not one of ours."""
+    """Return the name unchanged; raises ValueError if it is not a valid experiment name."""
     if not name.startswith(EXPERIMENT_PREFIX) or len(name) == len(EXPERIMENT_PREFIX):
         raise ValueError(
             f"an experiment's name begins with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
@@ -157,5 +157,5 @@ def check_experiment_name(name: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names of a comma-separated list, in order, each once."""
+    """Split a comma-separated list into unique names, in order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -1,4 +1,4 @@
-"""One way to fingerprint plain values, so that equal content has equal hashes everywhere."""
+"""Fingerprints of plain values: equal content has equal hashes everywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import json
 
 
 def fingerprint(value: object, length: int = 64) -> str:
-    """SHA-256 of the canonical JSON of a plain value, cut to `length` hex digits."""
+    """Return the SHA-256 of a value's canonical JSON, truncated to `length` hex digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,4 +1,4 @@
-"""The grid: every cell with the exact question it puts, ordered by model so that weights are loaded once."""
+"""The grid: every cell with the exact prompt it sends, ordered by model so that weights are loaded once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tipbench.plan.suite import Suite, load_suite
 
 @dataclass(frozen=True)
 class Cell:
-    """One question put to one model: the unit we generate, record and judge."""
+    """One prompt sent to one model for one scenario: the unit that is generated, recorded and judged."""
 
     model: str
     prompt: str
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell with what will be sent for it, and the key that says whether it was done before."""
+    """A cell with the request to send, and the key that identifies its recorded run."""
 
     cell: Cell
     scenario: Scenario
@@ -43,7 +43,7 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What of a model enters a cell's key: names move, digests do not."""
+    """The parts of a model that enter a cell's key: names can move to other weights, digests cannot."""
 
     model: str
     digest: str
@@ -51,7 +51,7 @@ class ModelIdentity:
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
-    """All cells, model by model, prompt by prompt. Two names of one digest give the same keys and count once."""
+    """Return all cells, ordered by model and prompt; two names of one digest have the same keys and count once."""
     prompts = choose_prompts(suite, config.prompt_versions)
     scenarios = choose_scenarios(suite, config.n_scenarios)
     repeats = range(1, config.repeats + 1)
@@ -63,13 +63,13 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
 
 
 def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell]]]:
-    """The grid cut into one block per model, in its order."""
+    """Yield the cells of each model as one block, in grid order."""
     for model, group in groupby(cells, key=lambda planned: planned.cell.model):
         yield model, list(group)
 
 
 def suite_for(config: CollectConfig) -> Suite:
-    """The suite, with all that the configuration asks of it: better refused now than after a wait for servers."""
+    """Load the suite and validate the chosen prompts and scenarios, to fail before waiting for servers."""
     suite = load_suite(config.suite)
     choose_prompts(suite, config.prompt_versions)
     choose_scenarios(suite, config.n_scenarios)
@@ -77,7 +77,7 @@ def suite_for(config: CollectConfig) -> Suite:
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
-    """The asked prompt versions; UsageError names what the suite has."""
+    """Return the requested prompt versions; raises UsageError for unknown ones."""
     unknown = [version for version in versions if version not in suite.prompts]
     if unknown:
         raise UsageError(
@@ -87,7 +87,7 @@ def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
 
 
 def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
-    """The first so many scenarios; 0 means all."""
+    """Return the first `n_scenarios` scenarios, or all for 0; raises UsageError if the suite has fewer."""
     if n_scenarios > len(suite.scenarios):
         raise UsageError(
             f"suite {suite.name} has {len(suite.scenarios)} scenarios; n_scenarios asks for {n_scenarios}. "
@@ -97,7 +97,7 @@ def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
 
 
 def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
-    """The seed sent with a cell. The model is left out, so that models share their luck."""
+    """Return the sampling seed of a cell; it does not depend on the model, so that all models get the same seeds."""
     text = f"{seed}|{scenario}|{prompt}|{repeat}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
 

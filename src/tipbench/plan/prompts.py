@@ -1,4 +1,4 @@
-"""Prompts: a version's system and user templates, and how they are filled in for a scenario."""
+"""Prompts: the system and user templates of a version, and rendering them for a scenario."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACEHOLDER = re.compile(r"\{\{([^{}\n]*)\}\}")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One version of the prompt: two templates with `{{ placeholders }}`."""
+    """One prompt version: two templates with `{{ placeholders }}`."""
 
     version: str
     system: str
@@ -32,26 +32,26 @@ class Prompt:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the templates, so that two texts of one version are told apart."""
+        """SHA-256 of the templates, to detect a changed text under the same version."""
         return fingerprint([self.system, self.user])
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What is sent to the model."""
+    """The messages sent to the model."""
 
     system: str
     user: str
 
 
-# What a prompt may ask to be filled in: these and no others.
+# The placeholders that a prompt may use.
 PLACEHOLDERS = (
     "n_tips", "diversity", "name", "role", "about", "preferences", "habits", "tasks", "weekday", "date", "time", "slot",
 )  # fmt: skip
 
 
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
-    """Both templates filled in; diversity, when asked for, is asked at the end of a prompt without its placeholder."""
+    """Fill in both templates; `diversity` appends its request to a prompt without that placeholder."""
     user = prompt.user
     if diversity and "diversity" not in _names(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
@@ -79,7 +79,7 @@ def _values(scenario: Scenario, n_tips: int, diversity: bool) -> dict[str, str]:
 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
-    """A prompt file's two sections. What stands before the first heading is a comment and is not sent."""
+    """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
     sections = _split(text, path)
     for name in SECTIONS:
         if name not in sections:
@@ -97,7 +97,7 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
 
 
 def _split(text: str, path: Path) -> dict[str, tuple[int, list[str]]]:
-    """Section name → (number of its first line, its lines)."""
+    """Return the first line number and the lines of each section, by name."""
     sections: dict[str, tuple[int, list[str]]] = {}
     current: list[str] = []
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
@@ -126,7 +126,7 @@ def _names(template: str) -> list[str]:
 
 
 def _tidy(text: str) -> str:
-    """Nothing left behind where a placeholder was filled with nothing."""
+    """Remove the whitespace left by empty placeholders."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
 
 

@@ -1,19 +1,25 @@
-"""The rubric: scales, flags, weights, floor and anchors; and the controls that measure who applies it.
-
-Nothing here knows a scale by name: a rubric with other scales and weights works the same.
-"""
+"""Rubrics: scales, flags, weights, floor and anchors; and the controls that measure judges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-FLAGS = ("format_ok", "overlong")  # computed by code for every tip; a rubric only weighs them
+from pydantic import AfterValidator, Field
+
+from tipbench.errors import SuiteError
+from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText, read_bounded
+
+FLAGS = ("format_ok", "overlong")  # computed by code for every tip; a rubric only sets their weights
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One thing a judge scores, in whole steps from `min` to `max`; `steps` says what each means, lowest first."""
+    """One criterion, scored in whole steps from `min` to `max`; `steps` describes each step, lowest first."""
 
     name: str
     min: int
@@ -24,7 +30,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with agreed scores, and why."""
+    """A tip with reference scores and the reason for them."""
 
     scenario: str
     tip: str
@@ -34,16 +40,16 @@ class CalibratedTip:
 
 
 class Anchor(CalibratedTip):
-    """Shown in the rubric."""
+    """A calibrated tip shown in the rubric."""
 
 
 class Control(CalibratedTip):
-    """Hidden among the items of a sheet, to measure the judge."""
+    """A calibrated tip hidden among the items of a sheet, to measure the judge."""
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """The pinned scoring text and what code needs of it."""
+    """The pinned scoring text and its parsed values."""
 
     id: str
     sha256: str  # of the whole file
@@ -51,7 +57,7 @@ class Rubric:
     word_limit: int
     scales: tuple[Scale, ...]
     weights: Mapping[str, float]  # every scale and every flag
-    floor: Mapping[str, float]  # what an answer without a usable tip gets: every scale and every flag
+    floor: Mapping[str, float]  # scores of an answer without a usable tip: every scale and every flag
     anchors: tuple[Anchor, ...]
 
     @property
@@ -63,7 +69,7 @@ class Rubric:
         return tuple(scale.name for scale in self.scales)
 
     def composite(self, scores: Mapping[str, float], *, format_ok: bool, overlong: bool) -> float:
-        """The weighted sum of one tip's scores and flags."""
+        """Return the weighted sum of one tip's scores and flags."""
         values = {**{name: scores[name] for name in self.scale_names}, "format_ok": format_ok, "overlong": overlong}
         return float(sum(self.weights[name] * value for name, value in values.items()))
 
@@ -74,7 +80,171 @@ class Rubric:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest composite there can be."""
+        """The lowest and the highest possible composite."""
         bounds = {**{scale.name: (scale.min, scale.max) for scale in self.scales}, **dict.fromkeys(FLAGS, (0, 1))}
         ends = [sorted(self.weights[name] * end for end in bounds[name]) for name in bounds]
         return float(sum(low for low, _ in ends)), float(sum(high for _, high in ends))
+
+
+FENCE = "+++"
+# fmt: off
+_OTHER_METRICS = frozenset({
+    "composite", "diversity", "latency_s", "load_s", "ttft_s",
+    "prompt_tokens", "output_tokens", "tokens_per_s", "n_candidates",
+})
+# fmt: on
+
+
+def _metric_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise ValueError("must be a name for a metric: a letter, then up to 39 out of a-z, 0-9 and '_'")
+    if name in _OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
+        raise ValueError("is the name of another metric; choose another")
+    return name
+
+
+class _ScaleSchema(Schema):
+    name: Annotated[str, AfterValidator(_metric_name)]
+    min: int
+    max: int
+    about: Line
+    steps: list[Line]
+
+
+class _TipSchema(Schema):
+    scenario: Line
+    tip: Line
+    rationale: Annotated[str, Field(max_length=2000)] = ""
+    scores: dict[str, int]
+    why: Line
+
+
+class _HeadSchema(Schema):
+    id: Id
+    word_limit: Annotated[int, Field(ge=1, le=1000)]
+    scales: Annotated[list[_ScaleSchema], Field(min_length=1, max_length=12)]
+    weights: dict[str, float]
+    floor: dict[str, float]
+    anchors: Annotated[list[_TipSchema], Field(default_factory=list)]
+
+
+class _ControlsSchema(Schema):
+    controls: Annotated[list[_TipSchema], Field(default_factory=list)]
+
+
+def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
+    """Read and validate a rubric file; its anchors may only use the given scenarios."""
+    return parse_rubric(read_bounded(path).decode(), path, scenario_ids)
+
+
+def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
+    """Parse a rubric; `path` is used in errors. Without `scenario_ids`, anchors may use any scenario."""
+    source = _head(path, text)
+    head = source.validated(_HeadSchema)
+    scales = tuple(_scale(source, index, scale) for index, scale in enumerate(head.scales))
+    _check_names(source, scales)
+    for table, values in (("weights", head.weights), ("floor", head.floor)):
+        _check_complete(source, (table,), values, [scale.name for scale in scales] + list(FLAGS))
+    _check_floor(source, head.floor, scales)
+    allowed = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
+    _check_examples(source, "anchors", head.anchors, scales, allowed)
+    return Rubric(
+        id=head.id,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        text=text,
+        word_limit=head.word_limit,
+        scales=scales,
+        weights=head.weights,
+        floor=head.floor,
+        anchors=tuple(Anchor(**dict(anchor)) for anchor in head.anchors),
+    )
+
+
+def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tuple[Control, ...]:
+    """Read a controls file and validate it against the rubric of its scores."""
+    source = TomlText.read(path)
+    controls = source.validated(_ControlsSchema).controls
+    _check_examples(source, "controls", controls, rubric.scales, set(scenario_ids))
+    shown = {anchor.tip for anchor in rubric.anchors}
+    for index, control in enumerate(controls):
+        if control.tip in shown:
+            raise source.error(
+                ("controls", index, "tip"),
+                "this tip is an anchor of the rubric; judges see it there, so it cannot test them. Write another.",
+            )
+    return tuple(Control(**dict(control)) for control in controls)
+
+
+def _head(path: Path, text: str) -> TomlText:
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
+    if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
+        raise SuiteError(
+            path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
+        )
+    head = "\n".join(lines[fences[0] + 1 : fences[1]])
+    return TomlText(path, head, first_line=fences[0] + 2)
+
+
+def _scale(source: TomlText, index: int, scale: _ScaleSchema) -> Scale:
+    place = ("scales", index)
+    if scale.min >= scale.max:
+        raise source.error((*place, "max"), f"'max' must be above 'min'; found {scale.min} to {scale.max}.")
+    needed = scale.max - scale.min + 1
+    if len(scale.steps) != needed:
+        raise source.error(
+            (*place, "steps"),
+            f"'steps' must say what each of the {needed} steps means; it has {len(scale.steps)} entries.",
+        )
+    return Scale(scale.name, scale.min, scale.max, scale.about, tuple(scale.steps))
+
+
+def _check_names(source: TomlText, scales: tuple[Scale, ...]) -> None:
+    seen: set[str] = set()
+    for index, scale in enumerate(scales):
+        if scale.name in seen:
+            raise source.error(("scales", index, "name"), f"there are two scales named '{scale.name}'.")
+        seen.add(scale.name)
+
+
+def _check_complete(source: TomlText, place: Place, values: Mapping[str, float], needed: list[str]) -> None:
+    for name in values:
+        if name not in needed:
+            raise source.error((*place, name), f"unknown key '{name}'. Known here: {', '.join(needed)}.")
+    for name in needed:
+        if name not in values:
+            raise source.error(place, f"'{name}' is missing in '{place[-1]}'. It needs: {', '.join(needed)}.")
+
+
+def _check_floor(source: TomlText, floor: Mapping[str, float], scales: tuple[Scale, ...]) -> None:
+    for scale in scales:
+        if not scale.min <= floor[scale.name] <= scale.max:
+            raise source.error(("floor", scale.name), _off_scale(scale, floor[scale.name]))
+    for flag in FLAGS:
+        if floor[flag] not in (0, 1):
+            raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {floor[flag]:g}.")
+
+
+def _check_examples(
+    source: TomlText,
+    table: str,
+    examples: list[_TipSchema],
+    scales: tuple[Scale, ...],
+    scenario_ids: set[str],
+) -> None:
+    seen: set[tuple[str, str]] = set()
+    for index, example in enumerate(examples):
+        place = (table, index)
+        if example.scenario not in scenario_ids:
+            raise source.error((*place, "scenario"), f"the suite has no scenario '{example.scenario}'.")
+        if (example.scenario, example.tip) in seen:
+            raise source.error((*place, "tip"), f"this tip stands twice for {example.scenario}.")
+        seen.add((example.scenario, example.tip))
+        _check_complete(source, (*place, "scores"), example.scores, [scale.name for scale in scales])
+        for scale in scales:
+            if not scale.min <= example.scores[scale.name] <= scale.max:
+                raise source.error((*place, "scores", scale.name), _off_scale(scale, example.scores[scale.name]))
+
+
+def _off_scale(scale: Scale, value: float) -> str:
+    return f"'{scale.name}' goes from {scale.min} to {scale.max}; found {value:g}."

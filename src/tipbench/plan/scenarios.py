@@ -10,26 +10,26 @@ from typing import Any
 
 from tipbench.plan.fingerprint import fingerprint
 
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")  # whatever the locale
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")  # independent of the locale
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something a persona still has to do."""
+    """An open task of a persona."""
 
     title: str
     priority: int  # 1 to 4; 4 is the most important
     due: date | None
-    age_days: int  # since it was written down
+    age_days: int  # since it was created
 
     def overdue_on(self, day: date) -> bool:
-        """Due today is not overdue yet."""
+        """Return whether the task is overdue; a task due on `day` is not."""
         return self.due is not None and self.due < day
 
 
 @dataclass(frozen=True)
 class Persona:
-    """Who the tip is for: a person, what they like, what they do anyway, and what they have to do."""
+    """The person a tip is for, with preferences, habits and open tasks."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class Persona:
 
 @dataclass(frozen=True)
 class Slot:
-    """A moment of the day at which a tip is shown."""
+    """A time of day at which a tip is shown."""
 
     id: str
     label: str
@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One persona at one slot on one day: what a cell asks about."""
+    """One persona at one slot on one day: the input of a cell."""
 
     persona: Persona
     slot: Slot
@@ -67,11 +67,11 @@ class Scenario:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over everything the scenario says: equal hash, equal scenario, whichever suite it came from."""
+        """SHA-256 of the scenario's content, independent of its suite."""
         return fingerprint(self._content())
 
     def to_card(self) -> dict[str, Any]:
-        """Plain JSON for whoever judges: the content, and what follows from it."""
+        """Return plain JSON for judges: the content, plus the weekday and overdue flags."""
         content = self._content()
         for card, task in zip(content["persona"]["tasks"], self.persona.tasks, strict=True):
             card["overdue"] = task.overdue_on(self.day)
@@ -103,10 +103,10 @@ class Scenario:
 
 
 def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: date) -> tuple[Scenario, ...]:
-    """Every persona at every slot; any first k use every persona, and every slot, equally often, give or take one.
+    """Combine every persona with every slot; any first k use each persona, and each slot, equally often (± 1).
 
-    Both indices run on together; after each common multiple of the two lengths the slots move on by one, so that no
-    combination comes twice.
+    Both indices advance together; after each common multiple of the two lengths the slots shift by one, so that no
+    combination repeats.
     """
     if not personas or not slots:
         return ()

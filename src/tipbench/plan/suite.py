@@ -1,28 +1,30 @@
-"""Suite: what a benchmark asks about, in which words, and how the answers are scored; loaded from a folder."""
+"""Suites: scenarios, prompts, rubric, controls and sampling, loaded and validated from a folder."""
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from tipbench.errors import SuiteError
 from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, parse_prompt
-from tipbench.plan.rubric import Control, Rubric
-from tipbench.plan.rubric_files import load_controls, load_rubric
-from tipbench.plan.scenarios import Persona, Scenario, Slot, build_scenarios
-from tipbench.plan.suite_files import TomlText, is_id, read_bounded
-from tipbench.plan.suite_schema import SAMPLING, SuiteSchema
+from tipbench.plan.rubric import Control, Rubric, load_controls, load_rubric
+from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenarios
+from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_bounded
 
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Everything a collect needs to know about its questions."""
+    """The scenarios, prompts, rubric, controls and sampling options of a collect."""
 
     name: str
     title: str
@@ -34,7 +36,7 @@ class Suite:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over everything in the suite but its title."""
+        """SHA-256 of the suite's content, except its title."""
         return fingerprint(
             {
                 "name": self.name,
@@ -48,19 +50,19 @@ class Suite:
 
 
 def builtin_suites() -> list[str]:
-    """Names of the suites that come with tipbench."""
+    """Return the names of the built-in suites."""
     return sorted(folder.name for folder in _BUILT_IN.iterdir() if (folder / "suite.toml").is_file())
 
 
 def load_suite(reference: str) -> Suite:
-    """The suite of a built-in name or of a folder's path, fully checked; SuiteError says what is wrong and where."""
+    """Load and validate a built-in suite or a suite folder; raises SuiteError with file, line and reason."""
     layers = _layers(_folder(reference))
     personas, slots, day = _people_and_times(layers)
     scenarios = build_scenarios(personas, slots, day)
     scenario_ids = [scenario.id for scenario in scenarios]
     rubric_at = _layer_with_rubric(layers)
     rubric = load_rubric(layers[rubric_at].folder / "rubric.md", scenario_ids)
-    # Controls were scored under the rubric beside or above them: a layer with a rubric of its own starts afresh.
+    # Controls are scored under one rubric: those of layers before the one with the rubric do not apply.
     files = [layer.folder / "controls.toml" for layer in layers[rubric_at:]]
     controls = [load_controls(path, rubric, scenario_ids) for path in files if path.exists()]
     return Suite(
@@ -76,7 +78,7 @@ def load_suite(reference: str) -> Suite:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One suite.toml of a chain of `extends`."""
+    """One suite.toml in a chain of `extends`."""
 
     folder: Path
     source: TomlText
@@ -92,12 +94,12 @@ def _folder(reference: str, beside: Path | None = None) -> Path:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # such as a name too long
+    except OSError:  # such as a name that is too long
         return False
 
 
 def _layers(folder: Path) -> list[_Layer]:
-    """The suite and what it extends, the most basic first."""
+    """Return the suite and those it extends, the most basic first."""
     chain: list[_Layer] = []
     while True:
         if not _is_folder(folder):
@@ -172,5 +174,76 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
 
 
 def _layer_with_rubric(layers: Sequence[_Layer]) -> int:
-    """Where the rubric is: the suite's own wins. Without any, the most basic layer is asked, and says it is missing."""
+    """Return the index of the last layer with a rubric; 0 if there is none, so that loading reports it as missing."""
     return max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
+
+
+SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")
+
+
+def _clock(value: object) -> object:
+    """Accept times such as "07:30"; TOML's own times need seconds."""
+    if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
+        return dt.time.fromisoformat(value)
+    if isinstance(value, dt.time) and not value.second and not value.microsecond:
+        return value
+    raise ValueError('must be a time of day such as "07:30"')
+
+
+class TaskSchema(Schema):
+    title: Line
+    priority: Annotated[int, Field(ge=1, le=4)]
+    due: dt.date | None = None
+    age_days: Annotated[int, Field(ge=0, le=36500)]
+
+    def build(self) -> Task:
+        return Task(self.title, self.priority, self.due, self.age_days)
+
+
+class PersonaSchema(Schema):
+    id: Id
+    name: Line
+    role: Line
+    about: Line
+    preferences: Annotated[list[Line], Field(default_factory=list)]
+    habits: Annotated[list[Line], Field(default_factory=list)]
+    tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
+
+    def build(self) -> Persona:
+        return Persona(
+            id=self.id,
+            name=self.name,
+            role=self.role,
+            about=self.about,
+            preferences=tuple(self.preferences),
+            habits=tuple(self.habits),
+            tasks=tuple(task.build() for task in self.tasks),
+        )
+
+
+class SlotSchema(Schema):
+    id: Id
+    label: Line
+    time: Annotated[dt.time, BeforeValidator(_clock)]
+
+    def build(self) -> Slot:
+        return Slot(self.id, self.label, self.time)
+
+
+class SamplingSchema(Schema):
+    """Sampling options; all four are required, but a suite that extends another sets only those that differ."""
+
+    top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
+
+
+class SuiteSchema(Schema):
+    name: Id
+    title: Line
+    extends: Line | None = None
+    date: dt.date | None = None
+    sampling: SamplingSchema | None = None
+    slots: Annotated[list[SlotSchema], Field(default_factory=list)]
+    personas: Annotated[list[PersonaSchema], Field(default_factory=list)]

@@ -1,1 +1,1 @@
-"""Keep it: journal first, then MLflow; every cell once."""
+"""Recording: results go to the journal first, then to MLflow; each cell is recorded once."""

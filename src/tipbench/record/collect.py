@@ -1,40 +1,222 @@
-"""Collect: for each missing cell generate, journal, record. Safe to stop and run again, at any moment."""
+"""Collect: plans the run, generates model by model, records through the journal, and returns a summary."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tipbench.addresses import identity_of
-from tipbench.errors import ModelRefused, ServerAway
-from tipbench.generate.engine import Engine, ModelFacts
-from tipbench.generate.engines import EngineNeeds, ask_facts, build_engines, close_engines
-from tipbench.generate.lock import ResourceLock
-from tipbench.generate.sizing import Memory
+from tipbench.errors import ModelRefused, ResidencyError, ServerUnavailable, TipbenchError
+from tipbench.files import ResourceLock
+from tipbench.generate.engine import (
+    Engine,
+    EngineDependencies,
+    EngineFailure,
+    Memory,
+    ModelFacts,
+    build_engines,
+    close_engines,
+    engine_of,
+    model_facts,
+)
+from tipbench.http import canonical_url
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import suite_for
+from tipbench.plan.grid import blocks, suite_for
 from tipbench.plan.suite import Suite
-from tipbench.record.collector import Collector
-from tipbench.record.events import Message, Observer, Resumed, Waiting
-from tipbench.record.journal import Journal, journal_folder, left_behind
-from tipbench.record.outcome import Setting
-from tipbench.record.planning import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.cell_run import RunContext, Timing, cell_run
+from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Observer, Resumed, Waiting
+from tipbench.record.generation import Block, Generated, Pause, run_block
+from tipbench.record.journal import Journal, journal_folder, orphaned_journals
+from tipbench.record.plan_check import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.run import NewRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary
+from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 from tipbench.record.writer import Writers
+from tipbench.text import plural
+
+_STOP_WAIT_S = 10.0
+_FLUSH_S = 10.0
+_RELEASE_TRIES = 3
+
+
+class Collector:
+    """Executes the plan of one collect."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        setting: RunContext,
+        engines: Mapping[str, Engine],
+        store: RunStore,
+        experiment: Experiment,
+        journal: Journal,
+        observer: Observer,
+    ) -> None:
+        self._plan = plan
+        self._setting = setting
+        self._engines = engines
+        self._experiment = experiment
+        self._journal = journal
+        self._observer = observer
+        self._writers = Writers(store, experiment.experiment_id, journal, observer)
+        self._cancel = threading.Event()
+        self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
+        self._tally = Tally()
+        self._generated = 0
+        self._failures: list[str] = []
+        self._started = time.time()
+
+    def run(self) -> Summary:
+        """Generate and record the missing cells; on an error, saves what is finished and re-raises."""
+        for cell in self._plan.cells:
+            if run := self._plan.recorded.finished.get(cell.key):
+                self._tally.add(run.params, run.tags, run.metrics)
+        try:
+            with self._writers:
+                self._note_refused()
+                try:
+                    self._generate_all()
+                except BaseException:
+                    self._flush_after_trouble()
+                    raise
+                self._note_collection("complete" if not self._failures else "with failures")
+                self._writers.finish(self._plan.config.server_wait_s)
+        finally:
+            self._journal.close()
+        return self._summary()
+
+    def _generate_all(self) -> None:
+        for warning in (model.warning for model in self._plan.models):
+            if warning is not None:
+                self._observer(Message(warning, warning=True))
+        todo = list(blocks(self._plan.missing))
+        for kind in dict.fromkeys(engine_of(model) for model, _ in todo):
+            self._pause.until_alive(self._engines[kind])
+            self._engines[kind].start()
+        for model, cells in todo:
+            engine = self._engines[engine_of(model)]
+            planned = next(item for item in self._plan.models if item.model == model)
+            self._observer(BlockStarted(model, planned.cells, planned.cells - len(cells)))
+            with self._in_memory(engine, model):
+                block = Block(engine, self._plan.facts[model], cells, self._plan.config, self._pause, self._cancel)
+                run_block(block, self._keep, _STOP_WAIT_S)
+            self._observer(BlockFinished(model))
+        for engine in self._engines.values():
+            engine.close()  # no weights are in memory any more, so there is nothing to monitor
+
+    @contextmanager
+    def _in_memory(self, engine: Engine, model: str) -> Iterator[None]:
+        """Hold a model in memory for the block: waits until no other is loaded, and unloads it at the end."""
+        self._pause.until_alive(engine)
+        engine.prepare(self._plan.facts[model])
+        try:
+            yield
+        except BaseException:
+            self._release_in_trouble(engine, model)
+            raise
+        self._release(engine, model)
+
+    def _release(self, engine: Engine, model: str) -> None:
+        for _ in range(_RELEASE_TRIES):
+            self._pause.until_alive(engine)
+            try:
+                engine.release(model)
+            except ServerUnavailable:
+                continue  # it became unreachable: its weights are gone, or are unloaded on the next try
+            return
+        raise ResidencyError(f"{model} could not be seen leaving the memory of the {engine.name} server.")
+
+    def _release_in_trouble(self, engine: Engine, model: str) -> None:
+        if not engine.alive():
+            return
+        try:
+            engine.release(model)
+            self._observer(Message(f"{model} unloaded"))
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
+
+    def _keep(self, batch: list[Generated]) -> None:
+        runs = [self._run_of(generated) for generated in batch]
+        self._journal.append(runs)
+        for generated, run in zip(batch, runs, strict=True):
+            self._generated += 1
+            self._tally.add(run.params, run.tags, run.metrics)
+            self._tell(generated)
+        self._writers.check()
+
+    def _run_of(self, generated: Generated) -> NewRun:
+        planned = generated.planned
+        when = Timing(
+            generated.start_ms,
+            generated.end_ms,
+            generated.foreign_resident,
+            self._plan.recorded.failed.get(planned.key, ()),
+        )
+        return cell_run(self._setting, planned, self._plan.facts[planned.cell.model], generated.result, when)
+
+    def _tell(self, generated: Generated) -> None:
+        cell, result = generated.planned.cell, generated.result
+        if isinstance(result, EngineFailure):
+            failure = f"{cell}: {result.kind}: {result.reason}"
+            self._failures.append(failure)
+            self._observer(CellFinished(cell, failure=failure))
+        else:
+            self._observer(CellFinished(cell, None, result.output_tokens, result.tokens_per_s))
+
+    def _note_refused(self) -> None:
+        now = int(time.time() * 1000)
+        runs = [refused_run(model, reason, now) for model, reason in self._plan.refused.items()]
+        if runs:
+            self._journal.append(runs)
+
+    def _note_collection(self, ended: str) -> None:
+        run = collection_run(
+            self._plan.config,
+            self._summary(),
+            record_id=self._setting.collection_id,
+            start_ms=int(self._started * 1000),
+            end_ms=int(time.time() * 1000),
+            ended=ended,
+        )
+        self._journal.append([run])
+
+    def _flush_after_trouble(self) -> None:
+        """Give MLflow a short time; what is not recorded stays in the journal for the next run."""
+        try:
+            self._note_collection("interrupted")
+            self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
+
+    def _summary(self) -> Summary:
+        evidence = [engine.evidence() for engine in self._engines.values()]
+        return Summary(
+            experiment=self._experiment.name,
+            experiment_url=self._experiment.url,
+            cells=len(self._plan.cells),
+            recorded_before=len(self._plan.cells) - len(self._plan.missing),
+            generated=self._generated,
+            failed=len(self._failures),
+            seconds=time.time() - self._started,
+            tally=self._tally,
+            evidence=next((item for item in evidence if item is not None), None),
+            refused=self._plan.refused,
+            failures=tuple(self._failures),
+        )
+
 
 _RETRY_S = 1.0
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """Where results go: the store, who it is for the journal, and how to name it to people."""
+class TrackingStore:
+    """Where results are recorded: the store, its identity for the journal, and its description for people."""
 
     store: RunStore
     identity: str
@@ -43,12 +225,12 @@ class Keeper:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a collect needs from outside: folders, a way to MLflow, and somebody to tell."""
+class CollectEnvironment:
+    """Dependencies of a collect: the home folder, the store, the free memory and the observer."""
 
     home: Path
-    open_keeper: Callable[[], Keeper]  # called once the models are known to be allowed
-    free_memory: Callable[[str], Memory]  # of the machine that computes for a model
+    open_store: Callable[[], TrackingStore]  # called after the models are accepted
+    free_memory: Callable[[str], Memory]  # of the machine that runs a model
     observer: Observer
 
     def tell(self, text: str) -> None:
@@ -58,71 +240,78 @@ class Surroundings:
         self.observer(Message(text, warning=True))
 
 
-def run_collect(config: CollectConfig, around: Surroundings) -> Summary:
-    """The whole of phase A. Everything that can be refused is refused before anything is generated."""
+def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summary:
+    """Run phase A, a collect; everything that can be refused is refused before anything is generated."""
     suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
-    ollama_lock = ResourceLock(around.home, f"Ollama at {identity_of(config.ollama_url)}", purpose)
-    engines = build_engines(config.model_names, EngineNeeds(config, around.home, around.warn, ollama_lock))
+    ollama_lock = ResourceLock(environment.home, f"Ollama at {canonical_url(config.ollama_url)}", purpose)
+    engines = build_engines(
+        config.model_names, EngineDependencies(config, environment.home, environment.warn, ollama_lock)
+    )
     with ExitStack() as stack:
-        stack.callback(close_engines, engines, around.warn)
-        facts, refused = _ask_facts(engines, config, around)
-        keeper = around.open_keeper()
-        stack.callback(keeper.close)
-        around.tell(f"MLflow: {keeper.how}")
+        stack.callback(close_engines, engines, environment.warn)
+        facts, refused = _ask_facts(engines, config, environment)
+        tracking = environment.open_store()
+        stack.callback(tracking.close)
+        environment.tell(f"MLflow: {tracking.how}")
         locks = [ollama_lock] if "ollama" in engines else []
         locks += [
-            ResourceLock(around.home, f"{model} for {config.experiment} at {keeper.identity}", purpose)
+            ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
         ]
-        if _take(locks, stack, config, around):
-            facts, refused = _ask_facts(engines, config, around)  # a model may have changed in the queue
-        experiment = patiently(
-            lambda: keeper.store.ensure_experiment(config.experiment), "MLflow", config.server_wait_s, around.observer
+        if _take(locks, stack, config, environment):
+            facts, refused = _ask_facts(engines, config, environment)  # a model may have changed while waiting
+        experiment = retry_while_unavailable(
+            lambda: tracking.store.ensure_experiment(config.experiment),
+            "MLflow",
+            config.server_wait_s,
+            environment.observer,
         )
-        folder = journal_folder(around.home, keeper.identity, config.experiment)
-        drain_left_behind(keeper.store, experiment, folder, around.observer, config.server_wait_s)
-        setting = Setting(config, suite, uuid.uuid4().hex)
-        recorded = _read_recorded(keeper.store, experiment, setting, around)
-        plan = make_plan(suite, config, facts, refused, recorded, around.free_memory)
+        folder = journal_folder(environment.home, tracking.identity, config.experiment)
+        drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
+        setting = RunContext(config, suite, uuid.uuid4().hex)
+        recorded = _read_recorded(tracking.store, experiment, setting, environment)
+        plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
         for alias, model in plan.aliases.items():
-            around.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
-        return Collector(plan, setting, engines, keeper.store, experiment, Journal(folder), around.observer).run()
+            environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
+        return Collector(
+            plan, setting, engines, tracking.store, experiment, Journal(folder), environment.observer
+        ).run()
 
 
 def dry_run(
     config: CollectConfig, home: Path, recorded: Callable[[Suite], Recorded], free: Callable[[str], Memory]
 ) -> Plan:
-    """The plan of a collect, without its locks, its journal or a single call to a model."""
+    """Return the plan of a collect, without locks, a journal or calls to a model."""
     suite = suite_for(config)
-    engines = build_engines(config.model_names, EngineNeeds(config, home, lambda _text: None))
+    engines = build_engines(config.model_names, EngineDependencies(config, home, lambda _text: None))
     try:
-        facts, refused = ask_facts(engines, config)
+        facts, refused = model_facts(engines, config)
     finally:
         close_engines(engines, lambda _text: None)
     return make_plan(suite, config, facts, refused, recorded(suite), free)
 
 
-def drain_left_behind(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
-    """Record what dead processes left in their journals, before anything is planned: finished is finished."""
-    for journal in left_behind(folder):
+def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
+    """Record results that dead processes left in their journals, before planning, so that they count as finished."""
+    for journal in orphaned_journals(folder):
         try:
             if left := journal.outstanding():
-                observer(Message(f"{left} finished result{'s' * (left > 1)} of an earlier run: recording"))
+                observer(Message(f"{plural(left, 'finished result')} of an earlier run: recording"))
                 with Writers(store, experiment.experiment_id, journal, observer, draining=True) as writers:
                     writers.finish(wait_s)
         finally:
             journal.close()
 
 
-def patiently(action: Callable[[], _Answer], server: str, wait_s: float, observer: Observer) -> _Answer:
-    """Do it; while the server is away, wait for it visibly for at most `wait_s`."""
+def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: float, observer: Observer) -> _Answer:
+    """Call `action`; while the server is unreachable, retries for at most `wait_s` seconds and reports the wait."""
     deadline = time.monotonic() + wait_s
     told = False
     while True:
         try:
             answer = action()
-        except ServerAway as exc:
+        except ServerUnavailable as exc:
             if time.monotonic() >= deadline:
                 raise
             if not told:
@@ -137,34 +326,40 @@ def patiently(action: Callable[[], _Answer], server: str, wait_s: float, observe
 
 
 def _ask_facts(
-    engines: Mapping[str, Engine], config: CollectConfig, around: Surroundings
+    engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    facts, refused = patiently(lambda: ask_facts(engines, config), "Ollama", config.server_wait_s, around.observer)
+    facts, refused = retry_while_unavailable(
+        lambda: model_facts(engines, config), "Ollama", config.server_wait_s, environment.observer
+    )
     if refused and not (config.skip_refused and facts):
         hint = " Pass --skip-refused to run the others." if facts else ""
         raise ModelRefused(" ".join(refused.values()) + hint)
     return facts, refused
 
 
-def _take(locks: Sequence[ResourceLock], stack: ExitStack, config: CollectConfig, around: Surroundings) -> bool:
-    """Take all locks, always in the same order; whether one had to be waited for.
+def _take(
+    locks: Sequence[ResourceLock], stack: ExitStack, config: CollectConfig, environment: CollectEnvironment
+) -> bool:
+    """Acquire all locks, always in the same order; returns whether it had to wait for one.
 
-    One collect per Ollama server keeps its memory to one model; one per model and experiment keeps two collects on
+    One collect per Ollama server keeps its memory to one model; one per model and experiment prevents two collects on
     two servers from generating the same cells at the same time.
     """
     waited = False
     for lock in locks:
-        waited |= lock.acquire(wait=config.wait, report=around.tell)
+        waited |= lock.acquire(wait=config.wait, report=environment.tell)
         stack.callback(lock.release)
     return waited
 
 
-def _read_recorded(store: RunStore, experiment: Experiment, setting: Setting, around: Surroundings) -> Recorded:
+def _read_recorded(
+    store: RunStore, experiment: Experiment, setting: RunContext, environment: CollectEnvironment
+) -> Recorded:
     if experiment.created:
         return Recorded()
-    return patiently(
+    return retry_while_unavailable(
         lambda: read_recorded(store, experiment.experiment_id, setting.conditions),
         "MLflow",
         setting.config.server_wait_s,
-        around.observer,
+        environment.observer,
     )

@@ -1,4 +1,4 @@
-"""What a collect tells whoever watches it: small facts, in order, for a progress bar, a log or a panel."""
+"""Progress events of a collect, in order, for a progress bar, a log or the panel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tipbench.plan.grid import Cell
 
 @dataclass(frozen=True)
 class Message:
-    """Something worth a line."""
+    """A message or a warning to show."""
 
     text: str
     warning: bool = False
@@ -18,7 +18,7 @@ class Message:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """A model's cells begin; `recorded` of `total` were there before."""
+    """Generation of a model's cells starts; `recorded` of `total` are already recorded."""
 
     model: str
     total: int
@@ -27,7 +27,7 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class CellFinished:
-    """A cell is in the journal."""
+    """A cell is saved in the journal."""
 
     cell: Cell
     failure: str | None = None
@@ -37,14 +37,14 @@ class CellFinished:
 
 @dataclass(frozen=True)
 class BlockFinished:
-    """A model's weights are gone."""
+    """A model's weights are unloaded."""
 
     model: str
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is away; the run pauses for at most `limit_s`."""
+    """A server is unreachable; the run pauses for at most `limit_s` seconds."""
 
     what: str
     limit_s: float
@@ -52,14 +52,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server is back."""
+    """The server is available again."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Generation is done (or there is none); so many results are still on their way to MLflow."""
+    """Generation is finished (or there was none); `left` results are still to be sent to MLflow."""
 
     left: int
 

@@ -1,38 +1,130 @@
-"""The write-ahead journal: a result is on disk before MLflow hears of it, and leaves when MLflow has it.
-
-One append-only file per process, locked while its owner lives, in a folder per tracking server and experiment.
-A line is a record or the note that one was kept. The journal is also the queue to MLflow: in memory it holds
-only where each record stands in the file, so a slow MLflow costs no memory. What a dead process left is found
-by its free lock; only who has the lock removes a file. Whatever breaks off a write, an interrupt included, the
-file is cut back to where it ended before.
-"""
+"""Journal: results on disk, synced, until MLflow has stored them. Line format, writing and draining."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
+import json
 import os
 import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from tipbench.errors import JournalError
-from tipbench.generate.durable import sync_folder
-from tipbench.record.journal_lines import FORMAT, Contents, Entry, entry_of, kept_line, parse_line, put_line, read_lines
-from tipbench.record.run import NewRun
+from tipbench.files import flock, open_private, sync_folder
+from tipbench.record.run import NewRun, RunKind
 
-__all__ = ["Entry", "Journal", "count_left_behind", "journal_folder", "journalled_keys", "left_behind"]
+FORMAT = 1  # the key "v" of a result; a line without it has version 1
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "kind": str, "record_id": str, "name": str, "start_ms": int, "end_ms": int, "ok": bool,
+    "cell_key": (str, NoneType), "params": dict, "metrics": dict, "tags": dict, "texts": dict, "supersedes": list,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Position in the file of a record that MLflow has not stored yet."""
+
+    record_id: str
+    offset: int
+    length: int
+    cell_key: str | None = None  # of a finished cell; None for failures and other kinds of run
+
+
+@dataclass(frozen=True)
+class UnknownLine:
+    """A line written by another version of tipbench; `how` describes the difference."""
+
+    how: str
+
+
+@dataclass
+class Contents:
+    """Contents of a journal: the entries that are not stored yet, in order, and the bytes of its complete lines."""
+
+    open: dict[str, Entry] = field(default_factory=dict)
+    size: int = 0
+    foreign: str | None = None  # describes the first line of another version, if any
+
+
+def put_line(run: NewRun) -> bytes:
+    """Return the line of a result. It starts with the kind of run, by which benchmarks count."""
+    return _ENCODER.encode({"put": vars(run), "v": FORMAT}).encode() + b"\n"
+
+
+def stored_line(record_id: str) -> bytes:
+    """Return the line that marks a result as stored in MLflow."""
+    return _ENCODER.encode({"kept": record_id}).encode() + b"\n"
+
+
+def entry_of(run: NewRun, offset: int, length: int) -> Entry:
+    """Return the entry of a result whose line is at this position."""
+    return Entry(run.record_id, offset, length, run.cell_key if run.ok else None)
+
+
+def read_lines(lines: Iterable[bytes]) -> Contents:
+    """Parse a journal from its beginning."""
+    found = Contents()
+    for line in lines:
+        if not line.endswith(b"\n"):
+            break  # incomplete: its process died while writing it
+        said = parse_line(line)
+        if isinstance(said, NewRun):
+            found.open[said.record_id] = entry_of(said, found.size, len(line))
+        elif isinstance(said, str):
+            found.open.pop(said, None)
+        elif isinstance(said, UnknownLine):
+            found.foreign = found.foreign or said.how
+        found.size += len(line)
+    return found
+
+
+def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
+    """Parse a result or the record id of a stored one; None if the line is not valid in any version."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    version = value.get("v", FORMAT)
+    if version != FORMAT:
+        return UnknownLine(f"version {str(version)[:40]}")
+    if isinstance(value.get("kept"), str):
+        return str(value["kept"])
+    return _run_of(value.get("put"))
+
+
+def _run_of(fields: Any) -> NewRun | UnknownLine:
+    if not isinstance(fields, dict):
+        return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
+    if unknown := fields.keys() - _FIELDS.keys():
+        return UnknownLine(f"version {FORMAT} with unknown fields: {', '.join(sorted(unknown))[:80]}")
+    if missing := _FIELDS.keys() - fields.keys():
+        return UnknownLine(f"version {FORMAT} without the fields {', '.join(sorted(missing))}")
+    if wrong := [name for name, kind in _FIELDS.items() if not isinstance(fields[name], kind)]:
+        return UnknownLine(f"version {FORMAT} with other values in {', '.join(wrong)}")
+    if fields["kind"] not in set(RunKind):
+        return UnknownLine(f"version {FORMAT} with an unknown kind of run, {fields['kind'][:40]!r}")
+    return NewRun(**{**fields, "kind": RunKind(fields["kind"]), "supersedes": tuple(fields["supersedes"])})
+
+
+__all__ = ["Entry", "Journal", "count_orphaned", "journal_folder", "journalled_keys", "orphaned_journals"]
 
 _COMPACT_BYTES = 32 * 2**20
-_GONE = (BlockingIOError, FileNotFoundError)  # another process has the file, or has removed it
+_GONE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 
 
 def journal_folder(home: Path, tracking: str, experiment: str) -> Path:
-    """The folder for results on their way to one experiment of one tracking server."""
+    """Return the folder for results of one experiment on one tracking server."""
     name = hashlib.sha256(f"{tracking}\n{experiment}".encode()).hexdigest()[:16]
     return home / "journal" / name
 
@@ -41,11 +133,11 @@ class Journal:
     """This process's journal file. One thread appends; any thread may take, read and mark entries."""
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
-        """A new journal; with `path`, the one that a dead process left there."""
-        self._lock = threading.RLock()  # entered itself: an interrupt in Condition.__enter__ would leave it locked
+        """Create a journal or, with `path`, open the one that a dead process left there."""
+        self._lock = threading.RLock()  # acquired directly: an interrupt in Condition.__enter__ would leave it locked
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._whole = True  # the file ends with a whole line that counts
+        self._whole = True  # the file ends with a complete line
         contents = Contents()
         with _telling("opened", path or folder):
             if path is None:
@@ -54,11 +146,11 @@ class Journal:
             else:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
-        self._open = contents.open  # every entry MLflow does not have, waiting or taken
+        self._open = contents.open  # every entry that MLflow has not stored, waiting or taken
         self._waiting = deque(self._open.values())
 
     def append(self, runs: Sequence[NewRun]) -> None:
-        """Write results down and sync once; when this returns they are finished, else none of them is there."""
+        """Write results and sync once; on return all of them are saved, after an exception none."""
         lines = [put_line(run) for run in runs]
         with self._lock, _telling("written", self.path):
             end = start = self._end()
@@ -82,20 +174,20 @@ class Journal:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> Entry | None:
-        """The next entry to be kept; None when there is none in time."""
+        """Return the next entry to be stored; None after the timeout."""
         with self._lock:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout_s)
             return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, entry: Entry, *, last: bool = False) -> None:
-        """It could not be kept now; it comes first again, or after all others."""
+        """Put an entry that could not be stored back at the front of the queue, or with `last` at its end."""
         with self._lock:
             (self._waiting.append if last else self._waiting.appendleft)(entry)
             self._changed.notify_all()
 
     def read(self, entry: Entry) -> NewRun:
-        """The record itself, from the file."""
+        """Read the record of an entry from the file."""
         run = parse_line(self._line(entry))
         if not isinstance(run, NewRun):
             raise JournalError(
@@ -105,14 +197,14 @@ class Journal:
         return run
 
     def kept(self, entry: Entry) -> None:
-        """MLflow has it. Not synced: a lost note only means that MLflow is asked once more."""
+        """Mark an entry as stored; not synced, since a lost mark only means that MLflow is queried once more."""
         with self._lock, _telling("written", self.path):
             if entry.record_id not in self._open:
                 return
             start = self._end()
             try:
                 self._whole = False
-                _write_all(self._fd, kept_line(entry.record_id))
+                _write_all(self._fd, stored_line(entry.record_id))
                 del self._open[entry.record_id]
                 self._whole = True
             except BaseException:
@@ -120,12 +212,12 @@ class Journal:
                 self._cut_back(start)
                 raise
             if not self._open and start > _COMPACT_BYTES:
-                with suppress(OSError):  # it only saves room, and comes round again
+                with suppress(OSError):  # only saves space, and is tried again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """MLflow will not take it: its line moves to a file beside the journal, which nobody drains."""
+        """Move the line of an entry that MLflow rejects to a file next to the journal, which is never drained."""
         beside = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._line(entry)
@@ -135,35 +227,35 @@ class Journal:
         return beside
 
     def outstanding(self) -> int:
-        """How many results MLflow does not have yet."""
+        """Return the number of results that MLflow has not stored yet."""
         with self._lock:
             return len(self._open)
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiting threads."""
         with self._lock:
             self._changed.notify_all()
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until something was appended, kept or put back, or `wake` was called."""
+        """Wait until an entry is appended, stored or put back, or `wake` is called."""
         with self._lock:
             self._changed.wait(timeout_s)
 
     def close(self) -> None:
-        """Let go; the file stays only if something in it is not kept yet."""
+        """Close the journal; the file is kept only if it has entries that are not stored yet."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if not self._open:
-                with suppress(OSError):  # an idle file is removed by the next drain
+                with suppress(OSError):  # the next drain removes an idle file
                     self.path.unlink(missing_ok=True)
-            fd, self._fd = self._fd, -1  # the number may soon be another file's
+            fd, self._fd = self._fd, -1  # the number may be reused for another file
             os.close(fd)
             self._changed.notify_all()
 
     def _end(self) -> int:
-        """Where the next line goes, if there may be one."""
+        """Return the position of the next line; raises JournalError if no more may be written."""
         if self._closed or not self._whole:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
@@ -173,8 +265,8 @@ class Journal:
         return os.fstat(self._fd).st_size
 
     def _cut_back(self, start: int) -> None:
-        """Half a line would swallow the next one. Where it cannot be cut off, the journal takes no more."""
-        with suppress(OSError):  # what came first is the error to tell
+        """Remove a partial line, which would corrupt the next one; if that fails, the journal accepts no more lines."""
+        with suppress(OSError):  # the first error is the one to report
             os.ftruncate(self._fd, start)
             self._whole = True
 
@@ -183,8 +275,8 @@ class Journal:
             return os.pread(self._fd, entry.length, entry.offset)
 
 
-def left_behind(folder: Path) -> Iterator[Journal]:
-    """Journals whose process has died, locked for us, each with what MLflow did not get. Close each after use."""
+def orphaned_journals(folder: Path) -> Iterator[Journal]:
+    """Yield the journals of dead processes, locked, with the results MLflow has not stored; callers close each."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             journal = Journal(folder, path)
@@ -196,26 +288,26 @@ def left_behind(folder: Path) -> Iterator[Journal]:
 
 
 def journalled_keys(folder: Path) -> set[str]:
-    """Cells that are finished but wait in a journal of the folder, its process alive or not."""
+    """Return the keys of finished cells in the folder's journals, including those of running processes."""
     return {entry.cell_key for entry in _waiting_in(folder) if entry.cell_key is not None}
 
 
-def count_left_behind(folders: Iterable[Path]) -> int:
-    """How many results wait in journals, alive or not; for messages."""
+def count_orphaned(folders: Iterable[Path]) -> int:
+    """Count the results in journals, including those of running processes; for messages."""
     return sum(1 for folder in folders for _ in _waiting_in(folder))
 
 
 def _waiting_in(folder: Path) -> Iterator[Entry]:
-    """Without a lock, so a file may change or vanish meanwhile; lines of another format are passed over."""
+    """Read entries without a lock, so a file may change or disappear; skips lines of another format."""
     for path in sorted(folder.glob("*.jsonl")):
         with _telling("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).open.values()
 
 
 def _load(path: Path, fd: int) -> Contents:
-    """What a locked file holds; closes it when that cannot be used. A torn end is cut off: notes are to follow."""
+    """Read a locked file and cut off an incomplete last line, since marks are appended; closes it on an error."""
     try:
-        with open(fd, "rb", closefd=False) as file:  # not by its path, which another file may have by now
+        with open(fd, "rb", closefd=False) as file:  # by descriptor: its path may belong to another file by now
             contents = read_lines(file)
         _refuse_foreign(path, contents)
         os.ftruncate(fd, contents.size)
@@ -234,7 +326,7 @@ def _refuse_foreign(path: Path, contents: Contents) -> None:
 
 
 def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
-    """A new file, open and locked. A drainer may lock or remove one before we lock it; then another is made."""
+    """Create a file, open and locked; retries if a drain locks or removes it first."""
     path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
     try:
         return path, _lock_file(path, os.O_CREAT | os.O_EXCL)
@@ -245,11 +337,10 @@ def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
 
 
 def _lock_file(path: Path, how: int = 0) -> int:
-    """The file, open and ours alone; raises one of `_GONE` when it is not to be had."""
+    """Open the file and lock it exclusively; raises one of `_GONE` if it is not available."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | how, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _check_still_there(path, fd)
+        _acquire(path, fd)
         if how:
             sync_folder(path.parent)
     except BaseException:
@@ -258,13 +349,15 @@ def _lock_file(path: Path, how: int = 0) -> int:
     return fd
 
 
-def _check_still_there(path: Path, fd: int) -> None:
+def _acquire(path: Path, fd: int) -> None:
+    if not flock(fd):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
     if os.fstat(fd).st_nlink == 0:
         raise FileNotFoundError(errno.ENOENT, "removed before it could be locked", str(path))
 
 
 def _append_synced(path: Path, line: bytes) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size
         torn = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
@@ -288,7 +381,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextmanager
 def _telling(what: str, path: Path) -> Iterator[None]:
-    """What the system says becomes a sentence; anything else, an interrupt included, passes as it is."""
+    """Convert an OSError into a JournalError; other exceptions, including interrupts, pass through."""
     try:
         yield
     except OSError as exc:

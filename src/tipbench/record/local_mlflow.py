@@ -1,13 +1,12 @@
-"""The local MLflow server: start it, find it again, stop it.
+"""The local MLflow server: start, find and stop it.
 
-Whether it runs is told by a lock on its log file, not by a process id, which may belong to somebody else by now:
-the log is the server's standard output, so every process of the server inherits the lock and the last one to end
-gives it up. `python -m tipbench.record.local_mlflow FOLDER COMMAND…` is the inside half of `LocalMlflow.up`.
+A lock on its log file shows whether it runs, not a process id, which may have been reused: the log is the server's
+standard output, so every process of the server inherits the lock and the last one to exit releases it.
+`python -m tipbench.record.local_mlflow FILE COMMAND…` is the child process of `LocalMlflow.up`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import importlib.metadata
 import json
@@ -25,12 +24,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from tipbench.errors import LocalServerError
-from tipbench.generate.home import in_home
-from tipbench.generate.lock import try_lock
+from tipbench.files import home_errors, make_folder, try_lock, write_atomic
 
 HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
-STOP_S = 15.0  # to end on SIGTERM, before SIGKILL
+STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
 LOG_BYTES = 5_000_000
 TAIL_LINES = 12
@@ -38,7 +36,7 @@ TAIL_LINES = 12
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What is known of the local server. The last three are those of the last start."""
+    """Status of the local server; `url`, `version` and `started` are those of the last start."""
 
     running: bool
     healthy: bool
@@ -47,11 +45,11 @@ class ServerStatus:
     url: str | None = None
     pid: int | None = None
     version: str | None = None
-    started: float | None = None  # seconds since 1970
+    started: float | None = None  # Unix timestamp
 
 
 class LocalMlflow:
-    """One MLflow server on a SQLite file under `home`, shared by every tipbench command of that home."""
+    """One MLflow server on a SQLite file under `home`, shared by every tipbench command with that home."""
 
     def __init__(self, home: Path, *, command: Sequence[str] | None = None) -> None:
         self.folder = home / "mlflow"
@@ -61,11 +59,11 @@ class LocalMlflow:
         self._database = self.folder / "mlflow.db"
 
     def has_data(self) -> bool:
-        """Was there ever a database?"""
+        """Return whether the database exists."""
         return self._database.exists()
 
     def status(self) -> ServerStatus:
-        """Does the server run, and where?"""
+        """Return whether the server runs, and where."""
         facts = _read_facts(self._facts)
         running = self._running()
         port = facts.get("port")
@@ -81,10 +79,9 @@ class LocalMlflow:
         )
 
     def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
-        """The URL of the server, started if need be and ready to answer."""
+        """Return the URL of the server, started if necessary and ready for requests."""
         version = self._installed_version()
-        with in_home(self.folder, "cannot be made"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         deadline = time.monotonic() + wait_s
         with self._alone(deadline, report):
             if self._running():
@@ -99,7 +96,7 @@ class LocalMlflow:
                     taken.add(port)
 
     def down(self) -> bool:
-        """Stop the server with all its processes; False when it did not run."""
+        """Stop the server with all its processes; returns False if it was not running."""
         if not self._running():
             return False
         with self._alone(time.monotonic() + STOP_S, lambda _: None):
@@ -115,7 +112,7 @@ class LocalMlflow:
         raise LocalServerError(f"The local MLflow (process group {pid}) does not end, not even by SIGKILL.")
 
     def _end(self, group: int, number: signal.Signals, seconds: float) -> bool:
-        # While the lock is held a process of the group is alive, so nobody else can have got its number.
+        # While the lock is held a process of the group is alive, so its number cannot have been reused.
         deadline = time.monotonic() + seconds
         if self._running():
             try:
@@ -139,19 +136,19 @@ class LocalMlflow:
             raise _not_installed() from None
 
     def _running(self) -> bool:
-        with in_home(self._log, "cannot be read"):
+        with home_errors(self._log, "cannot be read"):
             try:
                 log = self._log.open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 return False
         with log:
-            return not try_lock(log.fileno(), self._log, fcntl.LOCK_SH)
+            return not try_lock(log.fileno(), self._log, shared=True)
 
     @contextmanager
     def _alone(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
-        """Two commands that start or stop the server take turns."""
+        """Serialise commands that start or stop the server."""
         path = self.folder / "starting.lock"
-        with in_home(path, "cannot be opened"):
+        with home_errors(path, "cannot be opened"):
             lock = path.open("wb")
         with lock:
             told = False
@@ -165,11 +162,11 @@ class LocalMlflow:
             yield
 
     def _launch(self, port: int, version: str) -> int:
-        """Start the server detached from us, and return where its log begins."""
+        """Start the server detached from this process, and return the position where its log begins."""
         facts = {"url": f"http://{HOST}:{port}", "port": port, "version": version, "started": time.time()}
-        with in_home(self._facts, "cannot be written"):
+        with home_errors(self._facts, "cannot be written"):
             _write_facts(self._facts, facts)
-        with in_home(self._log, "cannot be written"):
+        with home_errors(self._log, "cannot be written"):
             if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
@@ -197,7 +194,7 @@ class LocalMlflow:
             raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
 
     def _take(self, log: IO[bytes]) -> None:
-        # A status check of somebody else may hold the lock for an instant.
+        # A concurrent status check may hold the lock for an instant.
         deadline = time.monotonic() + 5.0
         while not try_lock(log.fileno(), self._log):
             if time.monotonic() > deadline:
@@ -205,7 +202,7 @@ class LocalMlflow:
             time.sleep(POLL_S)
 
     def _server_command(self, port: int) -> list[str]:
-        # Relative to the folder: a path with a question mark or a percent sign cannot be said in a database URL.
+        # Relative to the folder: a database URL cannot contain a path with a question mark or a percent sign.
         return [
             *(self._command or (sys.executable, "-m", "mlflow")),
             *("server", "--host", HOST, "--port", str(port), "--workers", "1"),
@@ -214,7 +211,7 @@ class LocalMlflow:
         ]
 
     def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, since: int) -> str:
-        """Returns when the server answers; reports every few seconds until then."""
+        """Wait until the server responds and return its URL; reports every few seconds."""
         began = time.monotonic()
         next_report = began
         port = _read_facts(self._facts).get("port")
@@ -248,7 +245,7 @@ class LocalMlflow:
         return LocalServerError(f"The local MLflow ended while it was starting. The end of {self._log}:\n{tail}")
 
     def _tail(self, since: int) -> str:
-        with in_home(self._log, "cannot be read"), self._log.open("rb") as log:
+        with home_errors(self._log, "cannot be read"), self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(since, size - 20_000))
             lines = log.read().decode("utf-8", "replace").splitlines()
@@ -256,7 +253,7 @@ class LocalMlflow:
 
 
 class _PortTakenError(LocalServerError):
-    """Somebody was quicker; another port will do."""
+    """Another process took the port first; the next one is tried."""
 
 
 def _not_installed() -> LocalServerError:
@@ -267,19 +264,19 @@ def _not_installed() -> LocalServerError:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without MLflow's own settings, which would move the database, the prefix or the workers."""
+    """Return the environment without MLflow's own settings, which would change the database, prefix or workers."""
     ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
     return ours | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",  # nothing in the folder can pass for a module
+        "PYTHONSAFEPATH": "1",  # no file in the folder can shadow a module
     }
 
 
 def _free_port(last: int | None, taken: set[int]) -> int:
-    """The last one if it is free, so that links keep working."""
+    """Return a free port, preferably the last one, so that links keep working."""
     for port in (*([last] if last else []), *PORTS, 0):
         if port in taken:
             continue
@@ -305,7 +302,7 @@ def _healthy(port: int) -> bool:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """server.json, or what can be used of it."""
+    """Return the valid values of server.json; empty if it cannot be read."""
     kinds = {"port": int, "pid": int, "version": str, "started": float}
     try:
         facts = json.loads(path.read_text("utf-8"))
@@ -315,13 +312,11 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def _write_facts(path: Path, facts: dict[str, Any]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-    fresh.replace(path)
+    write_atomic(path, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _become_server(path: Path, command: Sequence[str]) -> None:
-    """Leave the caller's session, write down who we are while we hold the lock, and turn into the server."""
+    """Leave the caller's session, save the process id while the lock is held, and exec the server."""
     if os.fork() > 0:
         os._exit(0)
     os.setsid()

@@ -1,4 +1,4 @@
-"""MemoryStore: the RunStore port in memory, for tests and dry runs. Same limits, same rules as MLflow."""
+"""MemoryStore: the RunStore port in memory, for tests and dry runs, with the same limits and rules as MLflow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tipbench.errors import MlflowAway, MlflowRefused
+from tipbench.errors import MlflowError, MlflowUnavailable
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
@@ -22,7 +22,7 @@ class _Kept:
 
 
 class MemoryStore:
-    """Keeps runs while the process lives. Set `away` to see what its users do without it."""
+    """Stores runs for the lifetime of the process. Set `away` to simulate an unreachable server."""
 
     def __init__(self) -> None:
         self.away = False
@@ -31,11 +31,11 @@ class MemoryStore:
         self._runs: dict[str, _Kept] = {}
 
     def experiment(self, name: str) -> Experiment | None:
-        """The experiment of this name, or None."""
+        """Return the experiment of this name, or None."""
         return next((each for each in self.experiments() if each.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
-        """The experiment of this name, created when missing."""
+        """Return the experiment of this name, created if missing."""
         with self._reached():
             there = self.experiment(name)
             if there is None:
@@ -45,18 +45,18 @@ class MemoryStore:
             return there
 
     def experiments(self) -> list[Experiment]:
-        """All experiments."""
+        """Return all experiments."""
         with self._reached():
             return list(self._experiments.values())
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Keep a run and return its id."""
+        """Record a run and return its id."""
         wire.checked_tags(run)
         with self._reached():
-            found = wire.Found()
+            found = wire.ExistingRuns()
             if maybe_there:
                 where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
-                found = wire.found_of(run, self.search(experiment_id, where=where, half_written=True))
+                found = wire.classify_existing(run, self.search(experiment_id, where=where, half_written=True))
             run_id = found.done or self._finish(found.half or self.begin(experiment_id, run), run)
             for old in run.supersedes:
                 if old != run_id and old in self._runs:
@@ -66,10 +66,10 @@ class MemoryStore:
             return run_id
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """A half-written run, as an interrupted `record` leaves it."""
+        """Create a half-written run, as an interrupted `record` leaves it."""
         with self._reached():
             if experiment_id not in self._experiments:
-                raise MlflowRefused(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
+                raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
             tags = {key: value for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
             tags = {key: unescape(value) for key, value in tags.items()}
@@ -79,7 +79,7 @@ class MemoryStore:
     def search(
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
-        """Runs with these tags or params, newest first, without texts; half-written ones only when asked for."""
+        """Search runs by tags or params, newest first, without texts; half-written ones only with `half_written`."""
         return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
 
     def read(
@@ -104,16 +104,16 @@ class MemoryStore:
         return hits if limit is None else hits[: max(0, limit)]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """One run with all its texts."""
+        """Return one run with all its texts."""
         with self._reached():
             kept = self._kept(run_id)
             return kept.run, from_tags(kept.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Change a recorded run."""
+        """Update a recorded run."""
         with self._reached():
             kept = self._kept(run_id)
-            texts = wire.texts_after(kept.texts, wire.changes(change, wire.Present(kept.run, kept.texts)))
+            texts = wire.texts_after(kept.texts, wire.changes(change, wire.CurrentRun(kept.run, kept.texts)))
             for key in change.texts:
                 for tag in leftovers(key, texts):
                     del texts[tag]
@@ -122,7 +122,7 @@ class MemoryStore:
             kept.run = replace(kept.run, metrics={**kept.run.metrics, **metrics}, tags={**kept.run.tags, **change.tags})
 
     def touch(self, experiment_id: str) -> None:
-        """Give the experiment a fresh `tipbench.revision`."""
+        """Give the experiment a new `tipbench.revision`."""
         with self._reached():
             there = self._experiments[experiment_id]
             tags = {**there.tags, wire.REVISION_TAG: uuid.uuid4().hex}
@@ -143,7 +143,7 @@ class MemoryStore:
     def _kept(self, run_id: str) -> _Kept:
         kept = self._runs.get(run_id)
         if kept is None:
-            raise MlflowRefused(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
+            raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
         return kept
 
     def _tag(self, run_id: str, key: str, value: str) -> None:
@@ -152,5 +152,5 @@ class MemoryStore:
 
     def _reached(self) -> threading.RLock:
         if self.away:
-            raise MlflowAway("The store in memory plays dead.")
+            raise MlflowUnavailable("The store in memory plays dead.")
         return self._lock

@@ -1,4 +1,4 @@
-"""MLflowStore: the RunStore port on MLflow's REST API. Thread-safe; never imports `mlflow`."""
+"""MlflowStore: the RunStore port on MLflow's REST API. Thread-safe; never imports `mlflow`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from tipbench.errors import MlflowAway, MlflowRefused
+from tipbench.errors import MlflowError, MlflowUnavailable
 from tipbench.record import mlflow_wire as wire
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
 from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
 
-PAGE = 250  # runs a page: as fast as larger ones, and 6 MB of runs with long texts at a time
+PAGE = 250  # runs per page: as fast as larger pages, and 6 MB of runs with long texts at a time
 EXPERIMENTS_PAGE = 1000
 
 Parsed = TypeVar("Parsed")
 
 
 class MlflowStore:
-    """Runs in an MLflow tracking server."""
+    """Stores runs in an MLflow tracking server."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class MlflowStore:
         username: str | None = None,
         password: str | None = None,
         token: str | None = None,
-        pages_url: str | None = None,  # of its pages, where browsers reach it elsewhere
+        pages_url: str | None = None,  # public URL of its pages, if browsers use another
     ) -> None:
         self._http = MlflowHttp(
             url, timeout_s=timeout_s, client=client, username=username, password=password, token=token
@@ -55,34 +55,34 @@ class MlflowStore:
         self.close()
 
     def experiment_url(self, experiment_id: str) -> str:
-        """The experiment's page in MLflow."""
+        """Return the URL of the experiment's page in MLflow."""
         return f"{self._pages_url}/#/experiments/{experiment_id}"
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
-        """The run's page in MLflow."""
+        """Return the URL of the run's page in MLflow."""
         return f"{self.experiment_url(experiment_id)}/runs/{run_id}"
 
     def experiment(self, name: str) -> Experiment | None:
-        """The experiment of this name, or None; a deleted one counts as none."""
+        """Return the experiment of this name, or None if it is missing or deleted."""
         raw = self._by_name(name)
         return self._experiment(raw) if raw and raw.get("lifecycle_stage") != "deleted" else None
 
     def ensure_experiment(self, name: str) -> Experiment:
-        """The experiment of this name, created when missing, by whoever comes first."""
+        """Return the experiment of this name, created if missing; safe with concurrent callers."""
         raw = self._by_name(name)
         created = False
         if raw is None:
             try:
                 self._http.post("experiments/create", {"name": name})
                 created = True
-            except MlflowRefused as exc:
+            except MlflowError as exc:
                 if exc.code != "RESOURCE_ALREADY_EXISTS":
                     raise
             raw = self._by_name(name)
         if raw is None:
-            raise MlflowRefused(f"MLflow at {self.url} created the experiment {name} and then did not find it.")
+            raise MlflowError(f"MLflow at {self.url} created the experiment {name} and then did not find it.")
         if raw.get("lifecycle_stage") == "deleted":
-            raise MlflowRefused(
+            raise MlflowError(
                 f"The experiment {name} was deleted in MLflow at {self.url}, and its name is still taken. Restore it "
                 f"(MLFLOW_TRACKING_URI={self.url} mlflow experiments restore --experiment-id {raw['experiment_id']}) "
                 "or choose another --experiment.",
@@ -91,14 +91,14 @@ class MlflowStore:
         return replace(self._experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
-        """All experiments that are not deleted."""
+        """Return all experiments that are not deleted."""
         body = {"max_results": EXPERIMENTS_PAGE}
         return [self._experiment(raw) for raw in self._listed("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Write a run whole and return its id; it counts from its last request on, which sets its status."""
+        """Write a complete run and return its id; the run counts once the last request has set its status."""
         tags = wire.checked_tags(run)
-        found = self._look(experiment_id, run) if maybe_there else wire.Found()
+        found = self._look(experiment_id, run) if maybe_there else wire.ExistingRuns()
         run_id = found.done or self._write(experiment_id, run, tags, found.half)
         for old in run.supersedes:
             if old != run_id:
@@ -110,7 +110,7 @@ class MlflowStore:
     def search(
         self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
     ) -> Iterator[StoredRun]:
-        """Runs with these tags or params, newest first, without texts; half-written ones only when asked for."""
+        """Search runs by tags or params, newest first, without texts; half-written ones only with `half_written`."""
         return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
 
     def read(
@@ -148,28 +148,28 @@ class MlflowStore:
                     return
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """One run with all its texts, each checked against its hash."""
+        """Return one run with all its texts, each verified against its hash."""
         answer = self._http.get("runs/get", {"run_id": run_id})
         run = self._understood(answer, lambda answer: wire.stored_run(answer["run"]))
         return run, from_tags(self._understood(answer, lambda answer: wire.stored_texts(answer["run"])))[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Change a recorded run, in one request if it fits."""
+        """Update a recorded run, in one request if it fits."""
         before = self._present(run_id)
         requests = wire.changes(change, before)
         for batch in requests:
             self._http.post("runs/log-batch", batch.body(run_id))
         self._tidy(run_id, change.texts, wire.texts_after(before.texts, requests))
 
-    def _present(self, run_id: str) -> wire.Present:
+    def _present(self, run_id: str) -> wire.CurrentRun:
         answer = self._http.get("runs/get", {"run_id": run_id})
-        return self._understood(answer, lambda answer: wire.present_of(answer["run"]))
+        return self._understood(answer, lambda answer: wire.parse_current_run(answer["run"]))
 
     def _tidy(self, run_id: str, keys: Collection[str], expected: Mapping[str, str]) -> None:
-        """Delete what no reader needs any more, if it can be done and nobody else is writing there."""
+        """Delete tags that are no longer needed, unless that fails or another writer has changed them."""
         if not any(leftovers(key, expected) for key in keys):
             return
-        with suppress(MlflowAway, MlflowRefused):
+        with suppress(MlflowUnavailable, MlflowError):
             now = self._present(run_id).texts
             for key in keys:
                 if own_tags(key, now) == own_tags(key, expected):
@@ -177,14 +177,14 @@ class MlflowStore:
                         self._unless_gone("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def touch(self, experiment_id: str) -> None:
-        """Give the experiment a fresh `tipbench.revision`."""
+        """Give the experiment a new `tipbench.revision`."""
         body = {"experiment_id": experiment_id, "key": wire.REVISION_TAG, "value": uuid.uuid4().hex}
         self._http.post("experiments/set-experiment-tag", body)
 
     def _by_name(self, name: str) -> wire.Json | None:
         try:
             answer = self._http.get("experiments/get-by-name", {"experiment_name": name})
-        except MlflowRefused as exc:
+        except MlflowError as exc:
             if exc.code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
@@ -210,19 +210,19 @@ class MlflowStore:
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
 
-    def _look(self, experiment_id: str, run: NewRun) -> wire.Found:
+    def _look(self, experiment_id: str, run: NewRun) -> wire.ExistingRuns:
         where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
         there = list(self.search(experiment_id, where=where, half_written=True))
-        return wire.found_of(run, there)
+        return wire.classify_existing(run, there)
 
     def _listed(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
-        """What stands under `name` on all pages, one page in memory at a time."""
+        """Yield the items under `name` of all pages, with one page in memory at a time."""
         token: str | None = None
         while True:
             try:
                 page = self._http.post(path, {**body, "page_token": token} if token else body)
             except TooLarge:
-                # A page token is a position, so the page size may change on the way.
+                # A page token is a position, so the page size may change between pages.
                 if body["max_results"] == 1:
                     raise
                 body = {**body, "max_results": body["max_results"] // 2}
@@ -232,13 +232,13 @@ class MlflowStore:
             if not token:
                 return
             if token == last:
-                raise MlflowRefused(f"MLflow at {self.url} answers the same page again and again ({path}).")
+                raise MlflowError(f"MLflow at {self.url} answers the same page again and again ({path}).")
 
     def _understood(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
             return parse(raw)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise MlflowRefused(
+            raise MlflowError(
                 f"MLflow at {self.url} gave an unexpected answer ({type(exc).__name__}: {exc}). "
                 "tipbench knows MLflow 2 and 3; is something else in between?",
                 code="UNEXPECTED",
@@ -247,6 +247,6 @@ class MlflowStore:
     def _unless_gone(self, path: str, body: wire.Json) -> None:
         try:
             self._http.post(path, body)
-        except MlflowRefused as exc:
+        except MlflowError as exc:
             if exc.code != "RESOURCE_DOES_NOT_EXIST" and "Current state is deleted" not in str(exc):
                 raise

@@ -1,4 +1,4 @@
-"""One JSON request to MLflow, and what can go wrong with it, in plain words."""
+"""JSON requests to MLflow, with readable errors."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import time
 
 import httpx
 
-from tipbench.errors import MlflowAway, MlflowRefused, UsageError
-from tipbench.generate.http import TOO_MANY_FILES, http_client, tls_for, too_many_files
+from tipbench.errors import MlflowError, MlflowUnavailable, UsageError
+from tipbench.http import TOO_MANY_FILES, http_client, read_body, too_many_files
 from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
-KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: be first
-DRIBBLE = 4  # an answer may take this many time-outs in all, however slowly it trickles in
+KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
+DRIBBLE = 4  # a response may take this many timeouts in total, however slowly it arrives
 _AWAY_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _AWAY_STATUS = frozenset({408, 429, 502, 503, 504})
 _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 
-class TooLarge(MlflowRefused):
-    """The answer is larger than we are willing to hold in memory."""
+class TooLarge(MlflowError):
+    """The response exceeds the size limit."""
 
 
 class MlflowHttp:
-    """A keep-alive connection to one MLflow server."""
+    """Keep-alive client for one MLflow server."""
 
     def __init__(
         self,
@@ -40,10 +40,9 @@ class MlflowHttp:
         parsed = _parse(url)
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
         self._timeout_s = timeout_s
-        self._urls: dict[str, httpx.URL] = {}  # parsing one costs as much as building the rest of the request
+        self._urls: dict[str, httpx.URL] = {}  # parsing a URL costs as much as building the rest of the request
         self._client = client or http_client(
             self.url,
-            tls_for(self.url),
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
         )
@@ -59,25 +58,25 @@ class MlflowHttp:
         self._client.close()
 
     def get(self, path: str, params: dict[str, str]) -> Json:
-        """The answer to GET {base}/api/2.0/mlflow/{path}."""
+        """Send GET {base}/api/2.0/mlflow/{path} and return the response."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
         return self._json(*self._send(request))
 
     def post(self, path: str, body: Json) -> Json:
-        """The answer to POST {base}/api/2.0/mlflow/{path}."""
+        """Send POST {base}/api/2.0/mlflow/{path} and return the response."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
         request = self._client.build_request("POST", url, content=content)
         return self._json(*self._send(request))
 
     def is_mlflow(self) -> bool:
-        """Does an MLflow answer here? Another program on the port does not count, nor does one that wants a login."""
+        """Return whether MLflow responds here; False for another program on the port, and if a login is required."""
         try:
             status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
             if status != 200 or not _VERSION.match(version[:60].decode("utf-8", "replace")):
                 return False
             return isinstance(self.get("experiments/search", {"max_results": "1"}).get("experiments", []), list)
-        except (MlflowAway, MlflowRefused):
+        except (MlflowUnavailable, MlflowError):
             return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
@@ -85,28 +84,21 @@ class MlflowHttp:
         try:
             response = self._client.send(request, stream=True)
             try:
-                return response.status_code, self._read(response, deadline)
+                body = read_body(response, limit=MAX_BYTES, deadline=deadline)
             finally:
                 response.close()
         except httpx.TimeoutException as exc:
-            raise MlflowAway(f"MLflow at {self._where()} did not answer within {self._timeout_s:g} s.") from exc
+            raise MlflowUnavailable(f"MLflow at {self._where()} did not answer within {self._timeout_s:g} s.") from exc
         except httpx.DecodingError as exc:
-            raise MlflowRefused(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
+            raise MlflowError(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
         except httpx.RequestError as exc:
             if too_many_files(exc):
-                raise MlflowAway(f"MLflow at {self._where()} was not asked: {TOO_MANY_FILES}.") from exc
+                raise MlflowUnavailable(f"MLflow at {self._where()} was not asked: {TOO_MANY_FILES}.") from exc
             reason = str(exc) or type(exc).__name__
-            raise MlflowAway(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
-
-    def _read(self, response: httpx.Response, deadline: float) -> bytearray:
-        body = bytearray()
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > MAX_BYTES:
-                raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
-            if time.monotonic() > deadline:
-                raise httpx.ReadTimeout("the answer trickles", request=response.request)
-        return body
+            raise MlflowUnavailable(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
+        if body is None:
+            raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
+        return response.status_code, body
 
     def _json(self, status: int, body: bytearray) -> Json:
         if status != 200:
@@ -116,18 +108,18 @@ class MlflowHttp:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise MlflowRefused(
+            raise MlflowError(
                 f"Something else than MLflow answers at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
                 code="NOT_MLFLOW",
                 status=status,
             )
         return answer
 
-    def _failure(self, status: int, body: bytearray) -> MlflowAway | MlflowRefused:
+    def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
         code, message = _error(body)
         if status in _AWAY_STATUS or code in _AWAY_CODES:
-            return MlflowAway(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
-        return MlflowRefused(self._refusal(status, code, message), code=code, status=status)
+            return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
+        return MlflowError(self._refusal(status, code, message), code=code, status=status)
 
     def _refusal(self, status: int, code: str, message: str) -> str:
         if status == 401:

@@ -1,4 +1,4 @@
-"""What MLflow's REST API is sent and answers, as plain values: batches within its limits, filters, runs."""
+"""Requests and responses of MLflow's REST API as plain values: batches within its limits, filters, runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tipbench.errors import MlflowRefused
-from tipbench.record.run import NewRun, RunChange, StoredRun, check_move
-from tipbench.record.texts import PREFIX, TAG_CHARS, escape, in_one_step, in_steps, to_tags, unescape
+from tipbench.errors import MlflowError
+from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
+from tipbench.record.texts import PREFIX, TAG_CHARS, escape, multi_request_tags, single_request_tags, to_tags, unescape
 
 KEY_CHARS = 250
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100
-BATCH_METRICS = 800  # with 100 params and 100 tags 1000 in all
-BATCH_BYTES = 900_000  # older servers refuse a batch of more than 1 MB; params and tags get half each
+BATCH_METRICS = 800  # with 100 params and 100 tags, 1000 in total
+BATCH_BYTES = 900_000  # older servers reject a batch of more than 1 MB; params and tags get half each
 CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest is for its metrics
 
 RECORD_TAG = "tipbench.record"
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Batch:
-    """What fits into one request."""
+    """The content of one request."""
 
     tags: list[Json] = field(default_factory=list)
     params: list[Json] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Batch:
 
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """All tags of the run. Refuses what MLflow would cut without a word, or refuse when half of it is there."""
+    """Return all tags of the run; raises MlflowError for what MLflow would truncate silently, or reject too late."""
     for key, value in run.params.items():
         _check_length("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
@@ -68,14 +68,14 @@ def _check_metrics(metrics: Mapping[str, float], whose: str) -> None:
     for key, number in metrics.items():
         _check_length("metric", key, "", 0)
         if not math.isfinite(number):
-            raise MlflowRefused(
+            raise MlflowError(
                 f"A metric is a finite number; {key} of {whose} is {number}. Leave out what is unknown.",
                 code="NOT_A_NUMBER",
             )
 
 
 def _tags(run: NewRun) -> dict[str, str]:
-    # Those that identify the run come first: they must be there as soon as it is.
+    # Tags that identify the run come first: they must be set when it is created.
     tags = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
     if run.cell_key is not None:
         tags[CELL_TAG] = run.cell_key
@@ -86,14 +86,14 @@ def _tags(run: NewRun) -> dict[str, str]:
 
 
 def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
-    """The run in as few requests as the limits allow; the first one's tags go with its creation."""
+    """Split the run into as few requests as the limits allow; the first one's tags are sent with its creation."""
     parts = _chunks(tags.items(), BATCH_TAGS)
     params = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
     metrics = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
     result = [Batch() for _ in range(max(len(parts), 1 + len(params), 1 + len(metrics)))]
     for at, chunk in enumerate(parts):
         result[at].tags = chunk
-    # Params and metrics begin in the second request: creation takes none.
+    # Params and metrics start in the second request: creation accepts none.
     for at, chunk in enumerate(params, start=1):
         result[at].params = chunk
     for at, chunk in enumerate(metrics, start=1):
@@ -102,22 +102,22 @@ def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
 
 
 @dataclass(frozen=True)
-class Present:
-    """What a change finds: the run, its texts' tags, and value, timestamp and step of its metrics."""
+class CurrentRun:
+    """A run before a change: the run, the tags of its texts, and value, timestamp and step of its metrics."""
 
     run: StoredRun
     texts: Mapping[str, str]
     latest: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
 
 
-def changes(change: RunChange, present: Present) -> list[Batch]:
-    """The change as requests; with the last one it counts. Refuses what `checked_tags` would, and illegal moves."""
+def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
+    """Return the requests of a change, which takes effect with the last one; validates tags, metrics and the state."""
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
         raise ValueError(f"{min(fixed)} says which run it is: it cannot be changed")
     _check_metrics(change.metrics, f"run {present.run.run_id}")
     if STATE_TAG in change.tags:
-        check_move(present.run.state, change.tags[STATE_TAG])
+        check_transition(present.run.state, change.tags[STATE_TAG])
     result = [Batch(tags=chunk) for chunk in _changed_tags(change, present.texts)]
     for tag in (tag for batch in result for tag in batch.tags):
         _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
@@ -133,14 +133,14 @@ def changes(change: RunChange, present: Present) -> list[Batch]:
 def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Json]]:
     plain = [(key, escape(value)) for key, value in change.tags.items()]
     plain.sort(key=lambda tag: tag[0] == STATE_TAG)
-    at_once = [tag for key, text in change.texts.items() for tag in in_one_step(key, text, present).items()]
+    at_once = [tag for key, text in change.texts.items() for tag in single_request_tags(key, text, present).items()]
     together = _chunks([*at_once, *plain], BATCH_TAGS, CHANGE_BYTES)
     if len(together) <= 1:
         return together
     ahead: list[tuple[str, str]] = []
     switch: list[tuple[str, str]] = []
     for key, text in change.texts.items():
-        first, last = in_steps(key, text, present)
+        first, last = multi_request_tags(key, text, present)
         ahead += first.items()
         switch += last.items()
     final = _chunks([*switch, *plain], BATCH_TAGS, CHANGE_BYTES)
@@ -150,8 +150,8 @@ def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Js
 
 
 def _changed_metrics(change: RunChange, latest: Mapping[str, tuple[float, int, int]]) -> list[Json]:
-    # MLflow shows the metric with the greatest (step, timestamp, value), not the one that was written last: a
-    # correction from a box whose clock is behind, or within the same millisecond, would be lost.
+    # MLflow shows the metric with the greatest (step, timestamp, value), not the last one written: a correction from a
+    # machine whose clock is behind, or within the same millisecond, would be lost.
     changed: list[Json] = []
     for key, number in change.metrics.items():
         value, timestamp, step = latest.get(key, (None, -1, 0))
@@ -162,7 +162,7 @@ def _changed_metrics(change: RunChange, latest: Mapping[str, tuple[float, int, i
 
 
 def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
-    """The texts' tags once these requests have been answered."""
+    """Return the tags of the texts after these requests."""
     pairs = _pairs(tag for batch in sent for tag in batch.tags)
     return {**present, **{key: value for key, value in pairs if key.startswith(PREFIX)}}
 
@@ -183,20 +183,20 @@ def _chunks(
 
 
 def _json_bytes(value: str) -> int:
-    # Four bytes a character, or six where JSON escapes it: near enough for all but the long ones.
+    # At most six bytes per character, where JSON escapes it: accurate enough for all but long values.
     return 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def _check_length(what: str, key: str, value: str, limit: int) -> None:
     if not 0 < len(key) <= KEY_CHARS:
-        raise MlflowRefused(
+        raise MlflowError(
             f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {what} {key[:60]!r} has {len(key)}. Shorten it.",
             code="KEY_LENGTH",
         )
     if escape(key) != key:
-        raise MlflowRefused(f"The key of the {what} {key!r} has a NUL or half a character. Rename it.", code="KEY")
+        raise MlflowError(f"The key of the {what} {key!r} has a NUL or half a character. Rename it.", code="KEY")
     if len(value) > limit:
-        raise MlflowRefused(
+        raise MlflowError(
             f"MLflow cuts a {what} after {limit} characters; {key} has {len(value)}. "
             "Nothing was sent: shorten it, or store it as a text.",
             code="VALUE_LENGTH",
@@ -204,25 +204,25 @@ def _check_length(what: str, key: str, value: str, limit: int) -> None:
 
 
 def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
-    """MLflow's filter for these tags and params, as far as its grammar can say it; `matches` does the rest."""
+    """Return MLflow's filter for these tags and params; `matches` checks what its grammar cannot express."""
     clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
         place, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
         stored = escape(value)
-        if sayable(name, stored):
+        if is_expressible(name, stored):
             quote = '"' if "'" in stored else "'"
             clauses.append(f"{place}.`{name}` = {quote}{stored}{quote}")
     return " AND ".join(clauses)
 
 
-def sayable(name: str, value: str) -> bool:
-    """Can a filter name this key and value? Its grammar has two kinds of quotes and no escapes at all."""
+def is_expressible(name: str, value: str) -> bool:
+    """Return whether a filter can express this key and value; its grammar has two kinds of quotes and no escapes."""
     awkward = "\\" in value or ("'" in value and '"' in value)
     return not awkward and not any(char in name for char in "`'\"\\")
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
-    """Does the run have exactly these tags and params?"""
+    """Return whether the run has exactly these tags and params."""
     for key, value in where.items():
         found = run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key)
         if found != value:
@@ -231,16 +231,16 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is already there of a run: the id to keep, a half to complete, halves to clear away."""
+class ExistingRuns:
+    """Stored runs of a record: the id to keep, a half-written run to complete, half-written runs to delete."""
 
     done: str | None = None
     half: str | None = None
     abandoned: tuple[str, ...] = ()
 
 
-def found_of(run: NewRun, there: Iterable[StoredRun]) -> Found:
-    """Sort the runs of one cell_key or record_id. A younger half of another record may still be being written."""
+def classify_existing(run: NewRun, there: Iterable[StoredRun]) -> ExistingRuns:
+    """Classify the runs of one cell_key or record_id; a newer half of another record may still be in progress."""
     recorded, finished, ours, others = [], [], [], []
     for stored in there:
         same = stored.tags.get(RECORD_TAG) == run.record_id
@@ -253,22 +253,22 @@ def found_of(run: NewRun, there: Iterable[StoredRun]) -> Found:
         elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
             others.append(stored.run_id)
     if done := (recorded + finished)[:1]:
-        return Found(done=done[0], abandoned=(*ours, *others))
-    return Found(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
+        return ExistingRuns(done=done[0], abandoned=(*ours, *others))
+    return ExistingRuns(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
 
 
-def present_of(raw: Json) -> Present:
-    """A run of an answer as a change finds it."""
+def parse_current_run(raw: Json) -> CurrentRun:
+    """Parse a run of a response into its state before a change."""
     latest = {
         item["key"]: (float(item["value"]), int(item.get("timestamp", 0)), int(item.get("step", 0)))
         for item in raw.get("data", {}).get("metrics", ())
         if item
     }
-    return Present(stored_run(raw), stored_texts(raw), latest)
+    return CurrentRun(stored_run(raw), stored_texts(raw), latest)
 
 
 def stored_run(raw: Json) -> StoredRun:
-    """A run of an answer, without its texts. Raises KeyError or TypeError when it is not one."""
+    """Parse a run of a response, without its texts; raises KeyError or TypeError if it is invalid."""
     info, data = raw["info"], raw.get("data", {})
     end = info.get("end_time")
     return StoredRun(
@@ -283,15 +283,15 @@ def stored_run(raw: Json) -> StoredRun:
 
 
 def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
-    """Id, name and tags of an experiment of an answer."""
+    """Return id, name and tags of an experiment of a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_pairs(raw.get("tags", ())))
 
 
 def stored_texts(raw: Json) -> dict[str, str]:
-    """The tags of a run's answer that hold its texts."""
+    """Return the tags that hold the texts of a run of a response."""
     return {key: value for key, value in _pairs(raw.get("data", {}).get("tags", ())) if key.startswith(PREFIX)}
 
 
 def _pairs(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:
-    # An empty value is left out of MLflow's JSON.
+    # MLflow's JSON omits empty values.
     return ((str(item["key"]), str(item.get("value", ""))) for item in items if item is not None)

@@ -1,4 +1,4 @@
-"""Run: what is kept of one cell, and the states it may be in."""
+"""Run: the record of one cell, and its states."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tipbench.errors import MlflowRefused
+from tipbench.errors import MlflowError
 
 
 class RunState(StrEnum):
-    """Where a cell's run stands; `MOVES` has the legal changes."""
+    """State of a cell's run; `MOVES` has the legal transitions."""
 
-    PENDING = "pending"  # answered; waits for a judge
-    JUDGED = "judged"  # every tip scored under the pinned rubric, or floored for want of a tip
-    FAILED = "failed"  # no complete answer came; never scored, tried again as a new run
+    PENDING = "pending"  # answered; waiting for a judge
+    JUDGED = "judged"  # every tip scored under the pinned rubric, or floored without a usable tip
+    FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 
 MOVES: Mapping[RunState, frozenset[RunState]] = {
@@ -24,14 +24,14 @@ MOVES: Mapping[RunState, frozenset[RunState]] = {
 }
 
 
-def check_move(old: str | None, new: str) -> None:
-    """Refuses a change of state that `MOVES` does not have; staying is always legal."""
+def check_transition(old: str | None, new: str) -> None:
+    """Raise MlflowError for a transition that is not in `MOVES`; keeping the state is always legal."""
     if old == new:
         return
     targets = MOVES[RunState(old)] if old in set(RunState) else frozenset()
     if new not in targets:
         legal = " or ".join(sorted(targets)) or "nothing else"
-        raise MlflowRefused(
+        raise MlflowError(
             f"A run that is {old or 'without a state'} may become {legal}, not {new}. Nothing was changed: "
             "read the run again; something else may have moved it.",
             code="ILLEGAL_MOVE",
@@ -39,7 +39,7 @@ def check_move(old: str | None, new: str) -> None:
 
 
 class RunKind(StrEnum):
-    """What a run in MLflow stands for (tag `kind`)."""
+    """Kind of a run in MLflow (tag `kind`)."""
 
     CELL = "cell"
     COLLECTION = "collection"
@@ -51,11 +51,11 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True)
 class NewRun:
-    """A finished run on its way into the store: everything at once; `RunChange` is for later.
+    """A finished run to be stored in one piece; later updates use `RunChange`.
 
-    `texts` are stored under their keys without loss, whatever their length. `record_id` is made once, with
-    the result: recording it again keeps one run. A cell also has a `cell_key`: the store keeps at most one
-    finished run of a key.
+    `texts` are stored under their keys without loss, whatever their length. `record_id` is created once, with the
+    result: recording it again does not add a run. A cell also has a `cell_key`: the store keeps at most one finished
+    run per key.
     """
 
     kind: RunKind
@@ -69,12 +69,12 @@ class NewRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this one is kept
+    supersedes: tuple[str, ...] = ()  # run ids to be tagged superseded=true once this run is stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChange:
-    """What changes in a recorded run. What it does not name stays; a text is replaced whole."""
+    """Update of a recorded run; values that it does not name stay, and a text is replaced as a whole."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class RunChange:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as read back. `tags` hold no texts; ask the store for those."""
+    """A run read from the store. `tags` do not include texts; use `RunStore.read` or `RunStore.get` for those."""
 
     run_id: str
     status: str  # FINISHED, FAILED or RUNNING (half written)

@@ -1,4 +1,4 @@
-"""What a collect reports at its end: objective measures per pair, and the evidence of what was in memory."""
+"""Summary of a collect: objective measures per model and prompt, and the evidence of what was in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tipbench
-from tipbench.addresses import without_login
 from tipbench.generate.residency import Evidence
+from tipbench.http import strip_login
 from tipbench.plan.config import CollectConfig
 from tipbench.record.run import NewRun, RunKind, RunState
 
@@ -20,7 +20,7 @@ MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 
 @dataclass
 class PairTally:
-    """Running numbers of one (model, prompt)."""
+    """Running totals of one model and prompt."""
 
     answered: int = 0
     failed: int = 0
@@ -42,7 +42,7 @@ class PairTally:
 
 
 class Tally:
-    """Numbers of all pairs, in the order they were first seen."""
+    """Totals of all pairs, in order of first appearance."""
 
     def __init__(self) -> None:
         self.pairs: dict[tuple[str, str], PairTally] = {}
@@ -54,7 +54,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Summary:
-    """A collect as it ended."""
+    """Result of a collect."""
 
     experiment: str
     experiment_url: str | None
@@ -66,10 +66,10 @@ class Summary:
     tally: Tally
     evidence: Evidence | None
     refused: Mapping[str, str]
-    failures: tuple[str, ...] = ()  # one line for each failed cell
+    failures: tuple[str, ...] = ()  # one line per failed cell
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `collect --json`."""
+        """Return plain values for `collect --json`."""
         return {
             "experiment": self.experiment,
             "experiment_url": self.experiment_url,
@@ -98,7 +98,7 @@ class Summary:
 def collection_run(
     config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
 ) -> NewRun:
-    """The run of kind=collection: what was asked for, how it ended, what was seen in memory."""
+    """Build the run of kind=collection: the configuration, how it ended, and what was observed in memory."""
     evidence = summary.evidence
     metrics = {
         "cells": summary.cells,
@@ -109,8 +109,8 @@ def collection_run(
     }
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     shown = {
-        "ollama_url": without_login(config.ollama_url),
-        "mlflow_url": without_login(config.mlflow_url or "") or None,
+        "ollama_url": strip_login(config.ollama_url),
+        "mlflow_url": strip_login(config.mlflow_url or "") or None,
     }
     texts = {"artifact:config.json": json.dumps(config.model_dump() | shown, indent=1)}
     if evidence is not None:
@@ -139,7 +139,7 @@ def collection_run(
 
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
-    """The run of kind=refused: a model that may not run, and why. The same refusal is kept once."""
+    """Build the run of kind=refused: a model that may not run, and why. The same refusal is stored once."""
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,

@@ -1,18 +1,18 @@
-"""Texts of any length and content as MLflow tags, without loss.
+"""Stores texts of any length and content as MLflow tags, without loss.
 
-MLflow cuts a tag at 8000 characters and says nothing, so a longer text goes into KEY.001, KEY.002, … with
-KEY.meta, which has its length and hash. Databases refuse NUL and JSON refuses lone surrogates, so both are
-escaped as U+241B and four hex digits; so is U+241B itself. Any other text is stored as it is, readable in
+MLflow silently truncates a tag at 8000 characters, so a longer text is split into KEY.001, KEY.002, … with
+KEY.meta, which has its length and hash. Databases reject NUL and JSON rejects lone surrogates, so both are
+escaped as U+241B and four hex digits, as is U+241B itself. Any other text is stored unchanged, readable in
 MLflow's own pages.
 
-A text can be replaced, and its writer may die at any moment, so a reader goes by these rules:
+A text can be replaced, and its writer may die at any moment, so readers follow these rules:
 
 - KEY.meta with content: the text is the parts it names. KEY and other parts are leftovers.
-- KEY.meta empty or missing: the text is KEY. Parts are leftovers, or come ahead of their .meta.
+- KEY.meta empty or missing: the text is KEY. Parts are leftovers, or were written before their .meta.
 - KEY.meta empty and no KEY: a first text is being written; there is none yet.
 
-A text that takes more than one request must not overwrite parts that are being read. Where it would, its parts
-stand behind the old ones, and .meta has `first`, the number of the first one.
+A text that takes more than one request must not overwrite parts that are being read. If it would, its parts are
+numbered after the old ones, and .meta has `first`, the number of the first one.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _META = ".meta"
 
 
 def escape(text: str) -> str:
-    """The text without NUL and lone surrogates; `unescape` gives it back."""
+    """Escape NUL and lone surrogates; `unescape` reverses it."""
     return _UNSAFE.sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", text)
 
 
 def unescape(stored: str) -> str:
-    """The text that `escape` was given; what `escape` cannot have written stays as it is."""
+    """Reverse `escape`; sequences that `escape` cannot have written are left unchanged."""
     if _ESCAPE not in stored:
         return stored
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), stored)
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for a key that cannot be a text's, or could be mistaken for a part of another."""
+    """Raise ValueError for a key that is not valid for a text, or could be mistaken for a part of another."""
     if not key.startswith(PREFIX) or owner(key) != key:
         raise ValueError(f"a text's key begins with {PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
 
 
 def owner(key: str) -> str:
-    """The text a tag belongs to: KEY of KEY, KEY.meta and KEY.001."""
+    """Return the key of the text a tag belongs to: KEY for KEY, KEY.meta and KEY.001."""
     if key.endswith(_META):
         return key.removesuffix(_META)
     match = _PART_KEY.match(key)
@@ -62,7 +62,7 @@ def owner(key: str) -> str:
 
 
 def to_tags(key: str, text: str) -> dict[str, str]:
-    """The tags that hold this text: one if it fits, else numbered parts and their `.meta`."""
+    """Return the tags that hold this text: one if it fits, else numbered parts and their `.meta`."""
     check_key(key)
     stored = escape(text)
     return {key: stored} if len(stored) <= TAG_CHARS else _in_parts(key, text, stored, 1)
@@ -77,21 +77,21 @@ def _in_parts(key: str, text: str, stored: str, first: int) -> dict[str, str]:
     return tags | {key + _META: json.dumps(meta, separators=(",", ":"))}
 
 
-def in_one_step(key: str, text: str, present: Mapping[str, str]) -> dict[str, str]:
-    """The tags that put this text in place of the present one, if they are all written at once."""
+def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that replace the present text, if they are all written at once."""
     tags = to_tags(key, text)
     if key in tags and key + _META in present:
         tags[key + _META] = ""
     return tags
 
 
-def in_steps(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The same in two lots that may be cut anywhere: up to the last tag of the second the present text is read."""
-    tags = in_one_step(key, text, present)
+def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Like `in_one_step`, for several requests: the present text is read until the last tag of the second dict."""
+    tags = single_request_tags(key, text, present)
     if key in tags:
         return {}, tags
     live = _live(key, present)
-    if live and live.start < len(tags):  # tags: parts and .meta
+    if live and live.start < len(tags):  # `tags` has the parts and .meta
         tags = _in_parts(key, text, escape(text), live.stop)
     switch = {key + _META: tags.pop(key + _META)}
     if present.keys().isdisjoint((key, key + _META)):
@@ -100,7 +100,7 @@ def in_steps(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str,
 
 
 def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
-    """Tags of this text that no reader needs any more, in the order in which they may be deleted."""
+    """Return the tags of this text that are no longer needed, in the order in which they may be deleted."""
     own = own_tags(key, tags)
     parts = sorted(own.keys() - {key, key + _META})
     if not own.get(key + _META):
@@ -113,7 +113,7 @@ def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
 
 
 def own_tags(key: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """All tags of one text."""
+    """Return all tags of one text."""
     return {tag: value for tag, value in tags.items() if owner(tag) == key}
 
 
@@ -140,7 +140,7 @@ class _Pieces:
 
 
 def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts, or the wanted ones, each checked, and the tags that are none. Raises CorruptText."""
+    """Return the texts, or the wanted ones, each verified, and the tags that are not texts. Raises CorruptText."""
     rest = {key: value for key, value in tags.items() if not key.startswith(PREFIX)}
     found: dict[str, _Pieces] = {}
     for tag in tags.keys() - rest.keys():

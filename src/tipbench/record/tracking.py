@@ -1,4 +1,4 @@
-"""Which MLflow is used: the one that was named, else one that answers on its usual port, else our own."""
+"""Chooses the MLflow server: the configured one, else one on the usual port, else the local one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tipbench.addresses import identity_of
 from tipbench.errors import LocalServerError
+from tipbench.http import canonical_url
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp
 
@@ -18,9 +18,9 @@ PROBE_S = 1.0
 
 @dataclass(frozen=True)
 class Tracking:
-    """The tracking server in use. `identity` stays when the local server's port changes; journals go by it."""
+    """The tracking server in use. `identity` is stable if the local server's port changes; journals depend on it."""
 
-    url: str  # may hold a login; never print it
+    url: str  # may contain a login; never print it
     identity: str
     how: str  # for people, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
@@ -34,15 +34,15 @@ def find_tracking(
     usual: tuple[str, ...] = USUAL,
     local_only: bool = False,
 ) -> Tracking:
-    """The server to use; our own is started when `start` and there is no other. Raises LocalServerError without one.
+    """Return the server to use; starts the local one if there is no other and `start` is set.
 
-    With `local_only` an MLflow on the usual port is left alone.
+    With `local_only` an MLflow on the usual port is ignored. Raises LocalServerError if there is no server.
     """
     local = LocalMlflow(home)
     if url:
         return _named(url, local, home)
     if not local_only and (found := _answering(usual)):
-        return Tracking(found, identity_of(found), f"MLflow at {found} (found there)")
+        return Tracking(found, canonical_url(found), f"MLflow at {found} (found there)")
     status = local.status()
     if status.running and status.healthy and status.url:
         return Tracking(status.url, _local_identity(home), f"local MLflow at {status.url}")
@@ -59,11 +59,11 @@ def _named(url: str, local: LocalMlflow, home: Path) -> Tracking:
     http = MlflowHttp(url, timeout_s=PROBE_S)
     try:
         status = local.status()
-        same = status.url is not None and identity_of(status.url) == identity_of(http.url)
-        # With our server down, somebody else's may answer on its port.
+        same = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
+        # If the local server is down, another server may use its port.
         if same and (status.running or not http.is_mlflow()):
             return Tracking(url, _local_identity(home), f"local MLflow at {http.url}")
-        return Tracking(url, identity_of(http.url), f"MLflow at {http.url}")
+        return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
     finally:
         http.close()
 

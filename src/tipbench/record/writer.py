@@ -1,4 +1,4 @@
-"""Writers: threads that carry results from the journal to the store while generation goes on."""
+"""Writers: threads that send results from the journal to the store during generation."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import threading
 import time
 from typing import Self
 
-from tipbench.errors import MlflowAway, MlflowRefused
+from tipbench.errors import MlflowError, MlflowUnavailable
 from tipbench.record.events import Message, Observer, Recording, Resumed, Waiting
 from tipbench.record.journal import Entry, Journal
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
+from tipbench.text import plural
 
-WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms a run however many ask; two keep it busy, more only queue
+WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run regardless of concurrency; two keep it busy, more only queue
 _REVISION_EVERY_S = 5.0
 _AWAY_RETRY_S = 1.0
-_JOIN_S = 2.0  # a writer may hang in a request; it is a daemon, and its result is in the journal
+_JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
 _REFUSALS_IN_A_ROW = 3
-_KEPT_MEANWHILE = 3  # a result that fails again and again while so many others pass is itself the trouble
+_KEPT_MEANWHILE = 3  # a result that keeps failing while this many others succeed is itself the cause
 
 
 class Writers:
-    """Drains one journal into one experiment. A context manager: leaving it stops the threads, keeps the journal."""
+    """Drains one journal into one experiment. A context manager: exiting stops the threads and keeps the journal."""
 
     def __init__(
         self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
@@ -30,16 +31,16 @@ class Writers:
         self._experiment_id = experiment_id
         self._journal = journal
         self._observer = observer
-        self._draining = draining  # a dead process's journal: MLflow may have any of it already
-        self._uncertain: dict[str, int] = {}  # asked for, never heard whether kept → how many were kept by then
+        self._draining = draining  # a dead process's journal: MLflow may have stored any of its results
+        self._uncertain: dict[str, int] = {}  # record id of a result sent without a response → results stored by then
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._away_why = ""
         self._touched = time.monotonic()
-        self._dirty = True  # whoever wrote last may have died before it could tell
+        self._dirty = True  # the last writer may have died before it updated the revision
         self._kept = 0
-        self._refused: list[str] = []  # results MLflow will not take
+        self._refused: list[str] = []  # results that MLflow rejects
         self._refused_in_a_row = 0
         self._error: Exception | None = None
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
@@ -56,14 +57,14 @@ class Writers:
             thread.join(_JOIN_S)
 
     def check(self) -> None:
-        """Raise what stopped a writer, if anything did."""
-        if isinstance(self._error, MlflowRefused):
-            raise MlflowRefused(f"{self._error} {self._safe()}", status=self._error.status) from self._error
+        """Raise the exception that stopped a writer, if any."""
+        if isinstance(self._error, MlflowError):
+            raise MlflowError(f"{self._error} {self._safe()}", status=self._error.status) from self._error
         if self._error is not None:
             raise self._error
 
     def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
-        """Wait until everything is kept. MlflowAway when the server stays away for `wait_s`, or after `at_most_s`."""
+        """Wait until all results are stored. Raises MlflowUnavailable after `wait_s` without it or `at_most_s`."""
         began, told = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._refused)) > 0:
             self.check()
@@ -72,22 +73,19 @@ class Writers:
                 told = left
             now, away = time.monotonic(), self._away_since
             if away is not None and now - max(away, began) > wait_s:
-                raise MlflowAway(f"{self._away_why} {self._safe()}")
+                raise MlflowUnavailable(f"{self._away_why} {self._safe()}")
             if at_most_s is not None and now - began > at_most_s:
-                raise MlflowAway(f"MLflow needs longer than {at_most_s:g} s. {self._safe()}")
+                raise MlflowUnavailable(f"MLflow needs longer than {at_most_s:g} s. {self._safe()}")
             self._journal.wait_for_change(0.2)
         self.check()
         self._touch(force=True)
         if self._refused and not self._draining:
-            raise MlflowRefused(
-                f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._safe()}"
-            )
+            raise MlflowError(f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._safe()}")
 
     def _safe(self) -> str:
         left = self._journal.outstanding()
-        count = f"{left} results are" if left != 1 else "1 result is"
         return (
-            f"{count} safe in the journal at {self._journal.path.parent}; "
+            f"{plural(left, 'result is', 'results are')} safe in the journal at {self._journal.path.parent}; "
             "when MLflow is well again, run the same command again."
         )
 
@@ -109,9 +107,9 @@ class Writers:
         maybe_there = self._draining or known or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, maybe_there=maybe_there)
-        except MlflowAway as exc:
+        except MlflowUnavailable as exc:
             self._try_later(entry, str(exc))
-        except MlflowRefused as exc:
+        except MlflowError as exc:
             self._refuse(entry, run, exc)
         else:
             self._journal.kept(entry)
@@ -135,10 +133,10 @@ class Writers:
             self._observer(Waiting("MLflow", 0))
         self._stop.wait(_AWAY_RETRY_S)
 
-    def _refuse(self, entry: Entry, run: NewRun, exc: MlflowRefused) -> None:
-        """One result may be at fault, or the server, or our right to write; each has its own way on."""
+    def _refuse(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
+        """Handle a rejection: retries server errors, skips a single bad result, raises if MLflow rejects everything."""
         if exc.status >= 500 and not self._fails_alone(entry):
-            self._try_later(entry, str(exc))  # as when its database is locked or its disk full: it may pass
+            self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
             return
         if exc.status != 400 and exc.status < 500:
             raise exc
@@ -165,7 +163,7 @@ class Writers:
             self._observer(Resumed("MLflow"))
 
     def _touch(self, *, force: bool = False) -> None:
-        """Tell readers that their cache is old: at most every few seconds while writing, and at the end."""
+        """Invalidate readers' caches: at most every few seconds while writing, and at the end."""
         with self._lock:
             due = self._dirty and (force or time.monotonic() - self._touched > _REVISION_EVERY_S)
             if due:
@@ -173,5 +171,5 @@ class Writers:
         if due:
             try:
                 self._store.touch(self._experiment_id)
-            except (MlflowAway, MlflowRefused):
+            except (MlflowUnavailable, MlflowError):
                 self._dirty = True

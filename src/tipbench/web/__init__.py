@@ -1,1 +1,1 @@
-"""The admin API and its panel over HTTP. `admin.create_app` puts it together; only this folder knows FastAPI."""
+"""The admin API and panel over HTTP. `app.create_app` assembles them; only this package imports FastAPI."""

@@ -1,36 +1,285 @@
-"""Who asks, and whether they may: a bearer token for programs, a cookie for people.
-
-Authorisation hangs on routers (`ADMINS_ONLY`, `JUDGES_TOO`), never in a handler. A change made with a cookie needs the
-session's CSRF token as well; a bearer token is never sent by a browser of its own accord, so it needs none.
-"""
+"""Authentication and authorisation: tokens, sessions, identities, role checks."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import hmac
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
+from tipbench.errors import UsageError
+from tipbench.files import create_private, home_errors
+from tipbench.judge.check import name_problem, normalize_name
+from tipbench.sqlite import Database
+from tipbench.text import iso
+from tipbench.web.database import panel_folder
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
 from tipbench.web.forms import form_value
-from tipbench.web.hosts import Hosts
-from tipbench.web.limits import Attempts, client_key
-from tipbench.web.sessions import COOKIE, Session, Sessions
-from tipbench.web.tokens import LONGEST_TOKEN, Role, TokenStore, digest
+from tipbench.web.security import Hosts, LoginLimiter, client_key
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
+EVERYBODY = "*"  # wildcard for a judge's name
+LONGEST_TOKEN = 256
+LONGEST_LIFE_S = 10 * 366 * 86400
+_TOKEN_ID_BYTES = 6
+_NOTE_USE_S = 60  # minimum interval between updates of last_used
+_TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
+_LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
+_UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_NOBODY = hashlib.sha256(b"nobody has this token").hexdigest()
+_COLUMNS = "id, role, name, created, expires, revoked, last_used"
+
+
+class Role(StrEnum):
+    """Role of a token."""
+
+    ADMIN = "admin"  # full access
+    JUDGE = "judge"  # its own sheets and batches only; nothing that unblinds
+
+
+@dataclass(frozen=True)
+class Token:
+    """A stored token, without its secret. Times are whole Unix seconds; None means never."""
+
+    id: str
+    role: Role
+    name: str
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+    last_used: int | None = None
+
+    def state(self, now: float) -> str:
+        """Return `active`, `expired` or `revoked`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "active"
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """Return the token as JSON values, with times in ISO 8601."""
+        times = ("created", "expires", "revoked", "last_used")
+        return {
+            "id": self.id,
+            "role": str(self.role),
+            "name": self.name,
+            "state": self.state(now),
+            **{name: iso(getattr(self, name)) for name in times},
+        }
+
+
+class TokenStore:
+    """Tokens of one home folder; changes by other processes take effect immediately."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self.clock = clock
+
+    def create(self, role: Role, name: str, *, life_s: int | None) -> tuple[Token, str]:
+        """Create a token and return it with its secret, which is not stored and cannot be retrieved later."""
+        name = checked_name(name, role)
+        now = int(self.clock())
+        token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, now, None if life_s is None else now + life_s)
+        secret = f"tipbench_{token.id}_{secrets.token_urlsafe(32)}"
+        self._database.rows(
+            "INSERT INTO tokens (id, sha256, role, name, created, expires) VALUES (?, ?, ?, ?, ?, ?)",
+            (token.id, digest(secret), str(role), name, token.created, token.expires),
+        )
+        return token, secret
+
+    def find(self, secret: str) -> Token | None:
+        """Return the active token with this secret, or None."""
+        match = _TOKEN.fullmatch(secret)
+        rows = self._database.rows(f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?", (match[1],)) if match else []  # noqa: S608 - columns are fixed
+        known = str(rows[0][0]) if rows else _NOBODY
+        # Always compare, so that response times do not reveal unknown ids.
+        same = hmac.compare_digest(digest(secret), known)
+        token = _token(rows[0][1:]) if rows else None
+        if not same or token is None or token.state(self.clock()) != "active":
+            return None
+        self._note_use(token)
+        return token
+
+    def get(self, token_id: str) -> Token | None:
+        """Return the token with this id in any state, or None."""
+        rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens WHERE id = ?", (token_id,))  # noqa: S608
+        return _token(rows[0]) if rows else None
+
+    def all(self) -> list[Token]:
+        """Return all tokens, including expired and revoked ones, oldest first."""
+        rows = self._database.rows(f"SELECT {_COLUMNS} FROM tokens ORDER BY created, id")  # noqa: S608
+        return [_token(row) for row in rows]
+
+    def revoke(self, token_id: str) -> bool:
+        """Revoke a token; return False if it is unknown or already revoked."""
+        statement = "UPDATE tokens SET revoked = ? WHERE id = ? AND revoked IS NULL RETURNING id"
+        return bool(self._database.rows(statement, (int(self.clock()), token_id)))
+
+    def has_admin(self) -> bool:
+        """Whether the store has an active admin token."""
+        now = self.clock()
+        return any(token.role is Role.ADMIN and token.state(now) == "active" for token in self.all())
+
+    def _note_use(self, token: Token) -> None:
+        now = int(self.clock())
+        if token.last_used is None or now - token.last_used >= _NOTE_USE_S:
+            self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
+
+
+def digest(secret: str) -> str:
+    """Return the SHA-256 hash under which a secret is stored."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def checked_name(name: str, role: Role) -> str:
+    """Return the normalised name; a judge's scores are stored under it. Raises UsageError if it is invalid."""
+    if fault := name_problem(name, allow_reserved=role is Role.ADMIN):
+        raise UsageError(f"A token's name is {fault} (got {name[:80]!r}).")
+    if normalize_name(name) == EVERYBODY:
+        raise UsageError(f"A token's name is not {EVERYBODY}, which stands for everybody. Choose another.")
+    return normalize_name(name)
+
+
+def parse_lifetime(text: str) -> int | None:
+    """Parse a lifetime such as 90m, 12h, 30d or 8w into seconds; `never` is None. Raises UsageError if invalid."""
+    word = text.strip().lower()
+    if word == "never":
+        return None
+    match = _LIFE.fullmatch(word)
+    seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
+    if not 0 < seconds <= LONGEST_LIFE_S:
+        raise UsageError(
+            f"A token expires after a time like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r})."
+        )
+    return seconds
+
+
+def _token(row: Iterable[Any]) -> Token:
+    token_id, role, name, created, expires, revoked, last_used = row
+    return Token(token_id, Role(role), name, created, expires, revoked, last_used)
+
+
+KEY_FILE = "session.key"
+COOKIE = "tipbench_session"
+LONGEST_COOKIE = 600
+_KEY_BYTES = 32
+_ID_BYTES = 24
+
+
+@dataclass(frozen=True)
+class Session:
+    """A login session. Times are whole Unix seconds."""
+
+    id: str
+    token_id: str
+    issued: int
+    expires: int
+
+
+class Sessions:
+    """Creates, validates and ends sessions stored in signed cookies."""
+
+    def __init__(self, key: bytes, database: Database, *, life_s: int, clock: Callable[[], float] = time.time) -> None:
+        self._key = key
+        self._database = database
+        self._life_s = life_s
+        self._clock = clock
+
+    def begin(self, token_id: str) -> Session:
+        """Create a session with a new id, which prevents session fixation."""
+        now = int(self._clock())
+        return Session(secrets.token_urlsafe(_ID_BYTES), token_id, now, now + self._life_s)
+
+    def seal(self, session: Session) -> str:
+        """Return the signed cookie value."""
+        said = [session.id, session.token_id, session.issued, session.expires]
+        body = _encoded(json.dumps(said, separators=(",", ":")).encode())
+        return f"{body}.{_encoded(self._sign(b'session', body.encode()))}"
+
+    def authenticate(self, value: str) -> Session | None:
+        """Return the session of a cookie, or None if the signature is invalid or the session has expired or ended."""
+        body, _, signature = value.partition(".")
+        if len(value) > LONGEST_COOKIE or not value.isascii():
+            return None
+        if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
+            return None
+        session = _read(body)
+        if session is None or session.expires <= self._clock() or self._has_ended(session):
+            return None
+        return session
+
+    def end(self, session: Session) -> None:
+        """End a session; all copies of its cookie become invalid."""
+        self._database.rows("DELETE FROM ended_sessions WHERE expires <= ?", (int(self._clock()),))
+        self._database.rows("INSERT OR IGNORE INTO ended_sessions VALUES (?, ?)", (session.id, session.expires))
+
+    def csrf(self, session: Session) -> str:
+        """Return the CSRF token required for changes made with this session's cookie."""
+        return _encoded(self._sign(b"csrf", session.id.encode()))
+
+    def csrf_fits(self, session: Session, given: str) -> bool:
+        """Whether `given` is the CSRF token of this session."""
+        return hmac.compare_digest(self.csrf(session).encode(), given.encode("utf-8", "surrogatepass"))
+
+    def _has_ended(self, session: Session) -> bool:
+        return bool(self._database.rows("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,)))
+
+    def _sign(self, purpose: bytes, message: bytes) -> bytes:
+        return hmac.digest(self._key, purpose + b"\0" + message, hashlib.sha256)
+
+
+def load_key(home: Path) -> bytes:
+    """Return the key that signs cookies; created on first use, readable by its owner only."""
+    path = panel_folder(home) / KEY_FILE
+    with home_errors(path, "cannot be read"):
+        if not path.exists():
+            # If two panels start at the same time, both use the first key written.
+            create_private(path, secrets.token_bytes(_KEY_BYTES))
+        mode, key = path.stat().st_mode, path.read_bytes()
+    if mode & 0o077:
+        raise UsageError(
+            f"{path} signs the panel's sessions and may be read by others (mode {mode & 0o777:o}). "
+            "Delete it: the panel makes a new one, and everybody logs in again."
+        )
+    if len(key) != _KEY_BYTES:
+        raise UsageError(f"{path} has {len(key)} bytes instead of {_KEY_BYTES}. Delete it: the panel makes a new one.")
+    return key
+
+
+def _read(body: str) -> Session | None:
+    try:
+        said = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        session_id, token_id, issued, expires = said
+        return Session(str(session_id), str(token_id), int(issued), int(expires))
+    except (ValueError, TypeError, binascii.Error):
+        return None
+
+
+def _encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_ENVIRONMENT = "environment-"  # how the id of TIPBENCH_ADMIN_TOKEN begins
+_ENVIRONMENT = "environment-"  # prefix of the id of TIPBENCH_ADMIN_TOKEN
 _WRONG = "This token is not known, has expired or was revoked. `tipbench token create` makes one."
 
-# For the OpenAPI document alone: what they read is read again in `recognise`.
+# For the OpenAPI document only; `recognise` reads the credentials itself.
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `tipbench token create`.")
 _cookie = APIKeyCookie(
     name=COOKIE,
@@ -42,7 +291,7 @@ _cookie = APIKeyCookie(
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody we know. `session` is there when they came with a cookie."""
+    """An authenticated client. `session` is set for cookie authentication only."""
 
     name: str
     role: Role
@@ -51,15 +300,15 @@ class Identity:
 
     @property
     def is_judge(self) -> bool:
-        """A judge sees nothing that unblinds."""
+        """Whether the role is judge; judges must not see anything that unblinds."""
         return self.role is Role.JUDGE
 
 
-class Guard:
-    """Recognises tokens and cookies."""
+class Authenticator:
+    """Authenticates tokens and session cookies."""
 
     def __init__(
-        self, tokens: TokenStore, sessions: Sessions, attempts: Attempts, admin_token: str | None = None
+        self, tokens: TokenStore, sessions: Sessions, attempts: LoginLimiter, admin_token: str | None = None
     ) -> None:
         self.tokens = tokens
         self.sessions = sessions
@@ -67,10 +316,10 @@ class Guard:
         self._admin = digest(admin_token) if admin_token else None
 
     def by_token(self, secret: str, client: str) -> Identity:
-        """Whose token it is. Wrong ones have to wait, longer each time.
+        """Authenticate a token. Raises Unauthorised, or TooManyAttempts while the client is rate limited.
 
-        A generated token cannot be guessed, so a right one is never made to wait for what others did wrong; the
-        operator's own may be weak, so it is not even looked at before its time has come.
+        Generated tokens cannot be guessed, so valid ones are never rate limited. The operator's token may be weak, so
+        it is compared only if the rate limit allows another attempt.
         """
         if len(secret) > LONGEST_TOKEN:
             secret = ""
@@ -86,8 +335,8 @@ class Guard:
         return self._operator()
 
     def by_cookie(self, value: str) -> Identity | None:
-        """Whose session it is, as long as its token is active."""
-        session = self.sessions.recognise(value)
+        """Authenticate a session cookie; None if the session is invalid or its token is not active."""
+        session = self.sessions.authenticate(value)
         if session is None:
             return None
         if session.token_id.startswith(_ENVIRONMENT):
@@ -100,14 +349,14 @@ class Guard:
         return Identity(token.name, token.role, token.id, session)
 
     def _operator(self) -> Identity:
-        """The id changes with the token, so a new one ends the sessions of the old."""
+        """Return the operator's identity. Its id depends on the token, so a new token ends the old one's sessions."""
         return Identity("operator", Role.ADMIN, f"{_ENVIRONMENT}{(self._admin or '')[:16]}")
 
 
-async def recognise(
+async def authenticate(
     request: Request, _token: Annotated[object, Depends(_bearer)], _session: Annotated[object, Depends(_cookie)]
 ) -> Identity:
-    """Who asks, by the headers alone: the body is unread. Raises Unauthorised."""
+    """Authenticate by headers only, before the body is read. Raises Unauthorised."""
     panel: Panel = request.app.state.panel
     header = request.headers.get("authorization")
     if header is not None:
@@ -121,8 +370,8 @@ async def recognise(
     return found
 
 
-async def identify(request: Request, identity: Annotated[Identity, Depends(recognise)]) -> Identity:
-    """Who asks. Raises Unauthorised, and Forbidden for a change with a cookie but without its CSRF token."""
+async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> Identity:
+    """Authenticate and check CSRF. Raises Unauthorised, or Forbidden for a cookie change without CSRF token."""
     if identity.session is not None and request.method not in SAFE:
         await _check_csrf(request, request.app.state.panel, identity)
     request.state.identity = identity
@@ -130,14 +379,14 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(recog
 
 
 def require_admin(identity: Annotated[Identity, Depends(identify)]) -> Identity:
-    """An admin."""
+    """Require the role admin. Raises Forbidden for judges."""
     if identity.is_judge:
         raise Forbidden("A judge's token may judge, on sheets and batches of its own, and nothing else.")
     return identity
 
 
 def require_judge(identity: Annotated[Identity, Depends(identify)]) -> Identity:
-    """Anybody who may judge: judges, and admins."""
+    """Require a role that may judge: judge or admin."""
     return identity
 
 
@@ -146,22 +395,22 @@ JUDGES_TOO = Depends(require_judge)
 
 
 def client_of(request: Request) -> str:
-    """Who tries, for the slow-down."""
+    """Return the client's key for the login rate limit."""
     return client_key(request.client.host if request.client else None)
 
 
 def session_cookie(request: Request) -> str:
-    """The session's cookie as it came; empty without one."""
+    """Return the raw session cookie; empty if missing."""
     return request.cookies.get(cookie_name(request), "")
 
 
 def cookie_name(request: Request) -> str:
-    """Over TLS the name itself keeps other hosts of the domain from setting it."""
+    """Return the cookie's name; over TLS its `__Host-` prefix keeps other hosts of the domain from setting it."""
     return f"__Host-{COOKIE}" if request.url.scheme == "https" else COOKIE
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """A browser says where a change comes from; it must be a page of ours. Programs say nothing."""
+    """Raise Forbidden for a cross-site request. Clients other than browsers send neither header and pass."""
     origin = request.headers.get("origin")
     site = request.headers.get("sec-fetch-site", "same-origin")
     foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))

@@ -1,25 +1,109 @@
-"""Batches on disk: what a judge has said so far in the browser, item by item, with every step of it.
-
-An item's version counts its changes; whoever writes says which version they saw, so two tabs never overwrite each
-other unseen. A batch's `revision` counts the changes of all its items: what was read at one revision is closed at that
-revision or not at all. Everything is on disk when a method returns.
-"""
+"""Batches in the panel's database: sheets judged in the browser, with item versions and history."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from sqlite3 import Connection
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-from tipbench.web.batch import Batch, BatchClosed, Cause, ItemMoved, Kept, Kind, NothingBefore, Said, State, Status
-from tipbench.web.database import Database
+from tipbench.sqlite import Connection, Database, Row
 
-MOST_STEPS = 100  # of one item that are kept
-MOST_BYTES = 8_000_000  # of the steps of a whole batch; the oldest give way first
-MOST_KEYS = 200  # of one judge that are remembered
+
+class Kind(StrEnum):
+    """Kind of a batch."""
+
+    SHEET = "sheet"  # tips, on the rubric's scales
+    DUEL = "duel"  # which of two answers is better
+
+
+class Status(StrEnum):
+    """Status of a batch."""
+
+    OPEN = "open"  # being judged
+    APPLIED = "applied"  # closed; the scores count
+    HELD = "held"  # closed; the drift exceeds the limit, so the scores do not count
+
+
+class State(StrEnum):
+    """State of an item."""
+
+    EMPTY = "empty"  # untouched, or cleared
+    DRAFT = "draft"  # incomplete
+    SUBMITTED = "submitted"  # complete; counts when the batch closes
+    SKIPPED = "skipped"  # not judged, with a reason
+
+
+class Cause(StrEnum):
+    """Operation that created a version."""
+
+    PUT = "put"
+    UNDO = "undo"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A sheet judged in the browser. Times are Unix seconds."""
+
+    sheet: str
+    place: str  # identity of the MLflow server that stores the sheet
+    experiment: str
+    judge: str
+    kind: Kind
+    size: int  # number of items
+    status: Status = Status.OPEN
+    revision: int = 0
+    opened: float = 0.0
+    updated: float = 0.0
+    closed: float | None = None
+    note: str | None = None  # an admin's reason for sending it back
+    accepted: str | None = None  # an admin's reason for accepting its drift
+    outcome: Mapping[str, Any] | None = None  # result of the last close
+
+
+@dataclass(frozen=True)
+class ItemAnswer:
+    """A judge's answer to an item: its state, the content as canonical JSON, and the reason for a skip."""
+
+    state: State
+    content: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ItemVersion:
+    """A version of an item. `parent` is the version that undo restores; None if there is none."""
+
+    item: str
+    version: int
+    parent: int | None
+    cause: Cause
+    said: ItemAnswer
+    seconds: float
+    updated: float
+
+
+class VersionConflict(Exception):
+    """The item has changed since the client read it; `present` is its current version, None if untouched."""
+
+    def __init__(self, present: ItemVersion | None) -> None:
+        super().__init__("the item has moved on")
+        self.present = present
+
+
+class BatchClosed(Exception):
+    """The batch is closed, so its items cannot change."""
+
+
+class NothingToUndo(Exception):
+    """The item has no earlier version to restore."""
+
+
+MOST_STEPS = 100  # history entries per item
+MOST_BYTES = 8_000_000  # of history per batch; the oldest entries are deleted first
+MOST_KEYS = 200  # idempotency keys per judge
 _BATCH = (
     "sheet, place, experiment, judge, kind, size, status, revision, opened, updated, closed, note, accepted, outcome"
 )
@@ -27,7 +111,7 @@ _ITEM = "item, version, parent, cause, state, content, reason, seconds, updated"
 
 
 class BatchStore:
-    """The batches of one home folder. Thread-safe."""
+    """Batches of one home folder. Thread-safe."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -36,9 +120,9 @@ class BatchStore:
     # batches
 
     def add(self, batch: Batch, content: str) -> Batch:
-        """Keep a new batch with the public part of its sheet; one that is there already is opened again."""
+        """Save a new batch with the public part of its sheet; an existing one is reopened."""
         now = self._clock()
-        with self._database.change() as db:
+        with self._database.transaction() as db:
             db.execute(
                 "INSERT INTO batches (sheet, place, experiment, judge, kind, content, size, status, opened, updated)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, 'open', ?, ?)"
@@ -48,31 +132,31 @@ class BatchStore:
             return _batch(db, batch.sheet) or batch
 
     def get(self, sheet: str) -> Batch | None:
-        """The batch of that sheet."""
+        """Return the batch of a sheet, or None."""
         return next(iter(self._batches("sheet = ?", (sheet,))), None)
 
     def content(self, sheet: str) -> str:
-        """The public part of its sheet, as JSON; empty when there is no such batch."""
+        """Return the public part of a sheet as JSON; empty if there is no such batch."""
         rows = self._database.rows("SELECT content FROM batches WHERE sheet = ?", (sheet,))
         return str(rows[0][0]) if rows else ""
 
     def open_of(self, experiment: str, judge: str, kind: Kind, place: str | None = None) -> Batch | None:
-        """The judge's open batch, the one last worked on; with `place`, of that MLflow."""
+        """Return the judge's most recently updated open batch, or None; `place` limits it to one MLflow server."""
         found = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
         )
         return next((batch for batch in found if place is None or batch.place == place), None)
 
     def listed(self, experiment: str, judge: str | None = None) -> list[Batch]:
-        """The batches of an experiment, of one judge if named; those last worked on first."""
+        """Return the batches of an experiment, optionally of one judge, most recently updated first."""
         if judge is None:
             return self._batches("experiment = ?", (experiment,))
         return self._batches("experiment = ? AND judge = ?", (experiment, judge))
 
     def close(self, batch: Batch, status: Status, outcome: Mapping[str, Any]) -> Batch | None:
-        """Note how closing ended. None when anything has changed since `batch` was read."""
+        """Close a batch with its result. Returns None if anything has changed since `batch` was read."""
         now = self._clock()
-        with self._database.change() as db:
+        with self._database.transaction() as db:
             done = db.execute(
                 "UPDATE batches SET status = ?, outcome = ?, closed = ?, updated = ?, note = NULL, accepted = ?"
                 " WHERE sheet = ? AND status = 'open' AND revision = ?",
@@ -81,8 +165,8 @@ class BatchStore:
             return _batch(db, batch.sheet) if done.rowcount else None
 
     def reopen(self, sheet: str, *, note: str | None = None) -> Batch | None:
-        """Let the judge go on, with an admin's note if there is one."""
-        with self._database.change() as db:
+        """Reopen a closed batch, with an optional note from an admin."""
+        with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'open', closed = NULL, note = ?, revision = revision + 1, updated = ?"
                 " WHERE sheet = ? AND status <> 'open'",
@@ -91,8 +175,8 @@ class BatchStore:
             return _batch(db, sheet)
 
     def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any] | None) -> Batch | None:
-        """A held batch counts after all."""
-        with self._database.change() as db:
+        """Mark a held batch as applied."""
+        with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'applied', accepted = ?, outcome = ?, updated = ?"
                 " WHERE sheet = ? AND status = 'held'",
@@ -102,52 +186,52 @@ class BatchStore:
 
     # items
 
-    def items(self, sheet: str) -> dict[str, Kept]:
-        """What is said of each item that was ever touched."""
+    def items(self, sheet: str) -> dict[str, ItemVersion]:
+        """Return the current version of every item that was ever edited, by item id."""
         rows = self._database.rows(f"SELECT {_ITEM} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
         return {kept.item: kept for kept in map(_kept, rows)}
 
-    def history(self, sheet: str, item: str, most: int) -> list[Kept]:
-        """The versions of an item, newest first."""
+    def history(self, sheet: str, item: str, most: int) -> list[ItemVersion]:
+        """Return up to `most` versions of an item, newest first."""
         rows = self._database.rows(
             f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC LIMIT ?",  # noqa: S608
             (sheet, item, most),
         )
         return [_kept(row) for row in rows]
 
-    def put(self, sheet: str, item: str, version: int, said: Said, seconds: float) -> Kept:
-        """Say something new of an item that was seen at `version`. Sent again after a lost answer, it is kept once.
+    def put(self, sheet: str, item: str, version: int, said: ItemAnswer, seconds: float) -> ItemVersion:
+        """Save an answer to an item that the client read at `version`; repeating a request has no further effect.
 
-        ItemMoved when it has another version by now, BatchClosed when nothing may change.
+        Raises VersionConflict if the item has another version now, BatchClosed if the batch is closed.
         """
-        with self._database.change() as db:
+        with self._database.transaction() as db:
             present = _item(db, sheet, item)
             if _made_by(present, version, Cause.PUT) and present is not None and present.said == said:
                 return present
             self._check(db, sheet, present, version)
             at = present.version if present else 0
             parent = present.parent if present is not None and present.said == said else at
-            kept = Kept(item, at + 1, parent, Cause.PUT, said, present.seconds if present else 0.0, 0.0)
+            kept = ItemVersion(item, at + 1, parent, Cause.PUT, said, present.seconds if present else 0.0, 0.0)
             return self._write(db, sheet, kept, seconds)
 
-    def undo(self, sheet: str, item: str, version: int, blank: str) -> Kept:
-        """Bring back what was said before; again, one step further. `blank` is the content of an untouched item.
+    def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
+        """Restore the previous answer; each further undo goes one step back. `blank` is an untouched item's content.
 
-        ItemMoved and BatchClosed as above, NothingBefore at the beginning.
+        Raises VersionConflict and BatchClosed like `put`, and NothingToUndo if there is no earlier version.
         """
-        with self._database.change() as db:
+        with self._database.transaction() as db:
             present = _item(db, sheet, item)
             if _made_by(present, version, Cause.UNDO) and present is not None:
                 return present
             self._check(db, sheet, present, version)
             before = _before(db, sheet, present, blank)
             if present is None or before is None:
-                raise NothingBefore
+                raise NothingToUndo
             kept = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, kept, 0.0)
 
     def seconds(self, experiment: str) -> list[tuple[str, str, float]]:
-        """(judge, sheet, seconds) of every submitted item."""
+        """Return (judge, sheet, seconds) of every submitted item with a recorded time."""
         return [
             (str(judge), str(sheet), float(seconds))
             for judge, sheet, seconds in self._database.rows(
@@ -157,11 +241,11 @@ class BatchStore:
             )
         ]
 
-    # keys
+    # idempotency keys
 
     def remember(self, judge: str, key: str, sheet: str) -> None:
-        """That this order of a judge's led to this batch."""
-        with self._database.change() as db:
+        """Save the batch that a judge's idempotency key led to."""
+        with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(
                 "DELETE FROM batch_keys WHERE judge = ?1 AND key NOT IN"
@@ -170,7 +254,7 @@ class BatchStore:
             )
 
     def of_key(self, judge: str, key: str) -> Batch | None:
-        """The batch an earlier order with this key led to."""
+        """Return the batch of an earlier request with this idempotency key, or None."""
         where = "sheet = (SELECT sheet FROM batch_keys WHERE judge = ? AND key = ?)"
         return next(iter(self._batches(where, (judge, key))), None)
 
@@ -178,14 +262,14 @@ class BatchStore:
         statement = f"SELECT {_BATCH} FROM batches WHERE {where} ORDER BY updated DESC, rowid DESC"  # noqa: S608
         return [_read_batch(row) for row in self._database.rows(statement, values)]
 
-    def _check(self, db: Connection, sheet: str, present: Kept | None, version: int) -> None:
+    def _check(self, db: Connection, sheet: str, present: ItemVersion | None, version: int) -> None:
         batch = _batch(db, sheet)
         if batch is None or batch.status is not Status.OPEN:
             raise BatchClosed
         if version != (present.version if present else 0):
-            raise ItemMoved(present)
+            raise VersionConflict(present)
 
-    def _write(self, db: Connection, sheet: str, kept: Kept, spent: float) -> Kept:
+    def _write(self, db: Connection, sheet: str, kept: ItemVersion, spent: float) -> ItemVersion:
         now = self._clock()
         kept = replace(kept, seconds=kept.seconds + min(spent, _unspent(db, sheet, now)), updated=now)
         said = kept.said
@@ -202,16 +286,16 @@ class BatchStore:
         return kept
 
 
-def _made_by(present: Kept | None, version: int, cause: Cause) -> bool:
-    """Whether a request that saw `version` may have made the present one: then it is a repeat."""
+def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
+    """Whether a request based on `version` may have created `present`, so that it is a repeat."""
     return present is not None and present.version == version + 1 and present.cause is cause
 
 
-def _before(db: Connection, sheet: str, present: Kept | None, blank: str) -> Kept | None:
+def _before(db: Connection, sheet: str, present: ItemVersion | None, blank: str) -> ItemVersion | None:
     if present is None or present.parent is None:
         return None
     if present.parent == 0:
-        return Kept(present.item, 0, None, Cause.UNDO, Said(State.EMPTY, blank), 0.0, 0.0)
+        return ItemVersion(present.item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
     where = "sheet = ? AND item = ? AND version = ?"
     row = db.execute(
         f"SELECT {_ITEM} FROM batch_history WHERE {where}",  # noqa: S608
@@ -221,7 +305,7 @@ def _before(db: Connection, sheet: str, present: Kept | None, blank: str) -> Kep
 
 
 def _shorten(db: Connection, sheet: str) -> None:
-    """Forget the oldest steps of a batch that has too much of them. What is said now is kept elsewhere."""
+    """Delete the oldest history of a batch above MOST_BYTES; current versions are in `batch_items`."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     whole = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()[0]  # noqa: S608
     if whole > MOST_BYTES:
@@ -234,7 +318,7 @@ def _shorten(db: Connection, sheet: str) -> None:
 
 
 def _unspent(db: Connection, sheet: str, now: float) -> float:
-    """The time since the batch was opened that no item has claimed: nobody judges two items at once."""
+    """Return the seconds since opening not yet attributed to an item; items are judged one at a time."""
     statement = (
         "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
         " FROM batches WHERE sheet = ?"
@@ -248,19 +332,19 @@ def _batch(db: Connection, sheet: str) -> Batch | None:
     return None if row is None else _read_batch(row)
 
 
-def _item(db: Connection, sheet: str, item: str) -> Kept | None:
+def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
     where = "sheet = ? AND item = ?"
     row = db.execute(f"SELECT {_ITEM} FROM batch_items WHERE {where}", (sheet, item)).fetchone()  # noqa: S608
     return None if row is None else _kept(row)
 
 
-def _read_batch(row: tuple[Any, ...]) -> Batch:
+def _read_batch(row: Row) -> Batch:
     *before, outcome = row
     batch = Batch(*before)
     told = None if outcome is None else json.loads(outcome)
     return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=told)
 
 
-def _kept(row: tuple[Any, ...]) -> Kept:
+def _kept(row: Row) -> ItemVersion:
     item, version, parent, cause, state, content, reason, seconds, updated = row
-    return Kept(item, version, parent, Cause(cause), Said(State(state), content, reason), seconds, updated)
+    return ItemVersion(item, version, parent, Cause(cause), ItemAnswer(State(state), content, reason), seconds, updated)

@@ -1,46 +1,208 @@
-"""Judging in the browser: the rules of a batch. A batch is a sheet, with the same export, apply and drift as by file.
-
-What the judge says is kept at once in the panel's own database; only opening a new batch, closing, and an admin's word
-on a held one need MLflow. Whoever works here is blind, admins too: they judge under their own name by a judge's rules.
-"""
+"""Batch service: open, save, undo, close, reopen, accept and send back batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from json import loads
+from statistics import median
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI
 
-from tipbench.errors import MlflowAway, NotEnoughData, TipbenchError
-from tipbench.judge.checking import name_fault
+from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.leaderboard import BoardOptions, make_board
+from tipbench.errors import MlflowUnavailable, NotEnoughData, TipbenchError
+from tipbench.judge.check import name_problem
+from tipbench.judge.duels import DuelRequest, StoredDuelSheet, duel_json, export_duels, find_duel, stored_duel_sheets
+from tipbench.judge.sheet import sheet_json
+from tipbench.judge.sheet_store import SheetStatus, find_sheet
 from tipbench.plan.config import check_experiment_name
-from tipbench.record.store import RunStore
-from tipbench.web.auth import Identity
-from tipbench.web.batch import Batch, BatchClosed, ItemMoved, Kept, Kind, NothingBefore, State, Status
-from tipbench.web.batch_opening import find_work, recorded_status
-from tipbench.web.batch_papers import PAPERS, Paper, canonical, filled_file, item_of, said_of
-from tipbench.web.batch_shapes import ItemWish
-from tipbench.web.batch_store import MOST_STEPS, BatchStore
-from tipbench.web.batch_telling import batch_json, item_answer, medians, skips_json, whole_json
+from tipbench.record.store import Experiment, RunStore
+from tipbench.text import iso
+from tipbench.web.auth import EVERYBODY, Identity, Role
+from tipbench.web.batch_items import (
+    ITEM_TYPES,
+    BatchItems,
+    ItemWish,
+    RawItem,
+    answer_json,
+    answer_of,
+    canonical,
+    filled_file,
+    item_of,
+    rubric_json,
+    rubric_of,
+)
+from tipbench.web.batch_store import (
+    MOST_STEPS,
+    Batch,
+    BatchClosed,
+    BatchStore,
+    ItemVersion,
+    Kind,
+    NothingToUndo,
+    State,
+    Status,
+    VersionConflict,
+)
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
-from tipbench.web.judge_queries import accept_drift
-from tipbench.web.judging import ApplyWish, alone, apply_sheet
-from tipbench.web.paging import LIMIT, MOST, Place, page_of
-from tipbench.web.tokens import EVERYBODY, Role
+from tipbench.web.judge_service import (
+    ApplyWish,
+    accept_drift,
+    apply_sheet,
+    judging_lock,
+    parse_sheet_request,
+    sheet_for,
+)
+from tipbench.web.paging import LIMIT, MOST, SortKey, page_of
+from tipbench.web.queries import get_experiment
+from tipbench.web.run_policy import RunPolicy
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-_CLOSES = 3  # tries, while another tab goes on saving
+ANSWERS = 30  # per new sheet; about 40 items including hidden controls and repeats
+DUELS = 40
+
+
+@dataclass(frozen=True)
+class JudgeWork:
+    """A judge's sheet or duel sheet, public part only."""
+
+    sheet: str
+    raw: Mapping[str, Any]
+
+
+def find_or_export_sheet(
+    store: RunStore, name: str, judge: Identity, allowed: RunPolicy, kind: Kind, limit: int | None
+) -> JudgeWork:
+    """Return the judge's open sheet in MLflow, or export a new one. Raises NotEnoughData if nothing is pending."""
+    if kind is Kind.DUEL:
+        duels = _duels(store, get_experiment(store, name), judge.name, limit or DUELS)
+        return JudgeWork(duels.sheet.id, duel_json(duels.sheet))
+    judging = sheet_for(store, name, parse_sheet_request({"limit": limit or ANSWERS}, judge, allowed))
+    return JudgeWork(judging.sheet.id, sheet_json(judging.sheet))
+
+
+def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str | None]:
+    """Return the sheet's status in MLflow and the reason its drift was accepted; None if nothing was applied yet."""
+    experiment = get_experiment(store, batch.experiment)
+    find = find_duel if batch.kind is Kind.DUEL else find_sheet
+    found = find(store, experiment.experiment_id, experiment.name, batch.sheet)
+    if found is None or found.status is SheetStatus.EXPORTED:
+        return None, None
+    return Status(str(found.status)), getattr(found, "accepted", None)
+
+
+def _duels(store: RunStore, experiment: Experiment, judge: str, limit: int) -> StoredDuelSheet:
+    """Export duels like `judge duel`, but without its error messages, which name the leader."""
+    there = stored_duel_sheets(store, experiment.experiment_id, experiment.name)
+    open_ = next((each for each in there if each.owner == judge and each.status is SheetStatus.EXPORTED), None)
+    if open_ is not None:
+        return open_
+    cells = read_board(store, experiment.experiment_id, CellFilter())
+    ranking = None if cells.provisional else make_board(experiment.name, cells, BoardOptions()).ranking
+    if ranking is None or ranking.leader is None or not ranking.tied:
+        raise NotEnoughData(
+            f"No duels wait in {experiment.name[:200]}: nothing is tied. Judge a batch of tips instead."
+        )
+    leader, among = ranking.leader, {ranking.leader, *ranking.tied}
+    runs = {
+        cell.run.run_id: (cell.pair.model, cell.pair.prompt)
+        for cell in cells.cells
+        if cell.pair in among and not cell.failed
+    }
+    request = DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit)
+    return export_duels(store, experiment, request).judging
+
+
+def batch_json(batch: Batch, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
+    """Return the status of a batch as JSON values."""
+    count = Counter(kept.said.state for kept in given.values())
+    touched = count[State.SUBMITTED] + count[State.DRAFT] + count[State.SKIPPED]
+    times = [kept.seconds for kept in given.values() if kept.said.state is State.SUBMITTED and kept.seconds > 0]
+    return {
+        "sheet": batch.sheet,
+        "experiment": batch.experiment,
+        "judge": batch.judge,
+        "kind": str(batch.kind),
+        "status": str(batch.status),
+        "items": batch.size,
+        "done": count[State.SUBMITTED],
+        "draft": count[State.DRAFT],
+        "skipped": count[State.SKIPPED],
+        "empty": batch.size - touched,
+        "opened": iso(batch.opened),
+        "updated": iso(batch.updated),
+        "closed": iso(batch.closed),
+        "seconds": round(sum(kept.seconds for kept in given.values()), 1),
+        "minutes_per_item": median(times) / 60 if times else None,
+        "note": batch.note,
+        "accepted": batch.accepted,
+        "outcome": batch.outcome,
+        "links": _links(batch),
+    }
+
+
+def batch_detail_json(paper: BatchItems, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
+    """Return instructions, rubric and items with their current answers."""
+    items = [
+        {
+            "item": item["item"],
+            "number": number,
+            **paper.shown(item),
+            "answer": item_answer(paper, item, given.get(item["item"])),
+        }
+        for number, item in enumerate(paper.raw["items"], start=1)
+    ]
+    return {"instructions": paper.raw["instructions"], "rubric": rubric_json(rubric_of(paper.raw)), "items": items}
+
+
+def item_answer(paper: BatchItems, item: RawItem, kept: ItemVersion | None) -> dict[str, Any]:
+    """Return the current answer to an item as JSON values."""
+    return answer_json(paper, item, kept, {"updated": iso(kept.updated if kept else None)})
+
+
+def skips_json(paper: BatchItems, given: Mapping[str, ItemVersion]) -> list[dict[str, Any]]:
+    """Return the skipped items with their reasons, in the sheet's order."""
+    numbers = {item["item"]: number for number, item in enumerate(paper.raw["items"], start=1)}
+    return [
+        {"item": item, "number": number, "reason": given[item].said.reason, "updated": iso(given[item].updated)}
+        for item, number in numbers.items()
+        if item in given and given[item].said.state is State.SKIPPED
+    ]
+
+
+def medians(spent: Iterable[tuple[str, str, float]]) -> dict[str, float]:
+    """Return the median minutes per item by judge, from (judge, sheet, seconds)."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for judge, _sheet, seconds in spent:
+        times[judge].append(seconds)
+    return {judge: median(found) / 60 for judge, found in sorted(times.items())}
+
+
+def _links(batch: Batch) -> dict[str, str]:
+    own = f"/api/bench/judge/{quote(batch.experiment, safe='')}/batches/{batch.sheet}"
+    return {
+        "self": own,
+        "items": f"{own}/items",
+        "close": f"{own}/close",
+        "reopen": f"{own}/reopen",
+        "page": f"/judge/batches/{batch.sheet}",
+    }
+
+
+_CLOSES = 3  # attempts, if another tab saves at the same time
 _PAPERS_KEPT = 32
 
 
 class Conflict(WebError):
-    """Not as things stand. `detail` has the item as it is now, where it is about one."""
+    """409: conflicts with the current state. `detail` has the current item, if the conflict is about one."""
 
     status, code = 409, "conflict"
 
@@ -53,14 +215,14 @@ class Conflict(WebError):
 
 @dataclass(frozen=True)
 class Opened:
-    """A judge's batch to work on; `new` when it was made just now."""
+    """A judge's open batch; `new` if it was just created."""
 
     batch: Batch
     new: bool
 
 
-class BatchDesk:
-    """One method for each thing that the JSON and the pages do with batches. Thread-safe."""
+class BatchService:
+    """Batch operations for the API and the pages. Thread-safe."""
 
     def __init__(self, panel: Panel, store: BatchStore) -> None:
         self._panel = panel
@@ -76,7 +238,7 @@ class BatchDesk:
         limit: int | None = None,
         key: str | None = None,
     ) -> Opened:
-        """The judge's open batch, or a new one. NotEnoughData when nothing waits; an open one needs no MLflow."""
+        """Return the judge's open batch, without MLflow, or a new one. Raises NotEnoughData if nothing is pending."""
         judge = _blind(who)
         _check_name(experiment)
         if key is not None and (known := self._of_key(judge.name, key, experiment, kind)):
@@ -87,15 +249,15 @@ class BatchDesk:
         return opened
 
     def listed(self, who: Identity, experiment: str, judge: str | None = None) -> list[dict[str, Any]]:
-        """The first page of batches, as long as a page may be."""
+        """Return the first page of batches, at the maximum page size."""
         return self.page(who, experiment, judge, limit=MOST)[0]
 
     def page(
         self, who: Identity, experiment: str, judge: str | None = None, *, limit: int = LIMIT, after: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """One's own batches; for an admin those of another judge, or of EVERYBODY, with counts and status alone.
+        """Return a page of the caller's batches, most recently updated first, and the cursor of the next page.
 
-        Those last worked on first; beside them the mark of the next page.
+        Admins may request another judge's batches, or EVERYBODY's; those have counts and status only.
         """
         _check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
@@ -105,38 +267,38 @@ class BatchDesk:
         return [self._told(self._synced(batch), who) for batch in shown], following
 
     def one(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
-        """Everything its judge works with; of another's batch an admin is told what was skipped, and why."""
+        """Return the full batch to its judge; an admin gets status and skipped items of another judge's batch."""
         batch = self._synced(self._known(who, sheet, experiment))
         if batch.judge != who.name:
             return {"batch": self._told(batch, who), "skips": self.skips(sheet)}
-        return {"batch": self._told(batch, who), **whole_json(self._paper(sheet), self._store.items(sheet))}
+        return {"batch": self._told(batch, who), **batch_detail_json(self._paper(sheet), self._store.items(sheet))}
 
     def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
-        """The batch, for its judge alone. NotFound for other judges, Forbidden for admins."""
+        """Return the batch to its judge. Raises NotFound for other judges, Forbidden for admins."""
         batch = self._known(who, sheet, experiment)
         if batch.judge != who.name:
             raise Forbidden(f"This batch is {batch.judge}'s: nobody else writes in it.", path="path.sheet")
         return batch
 
     def shown(self, batch: Batch) -> dict[str, Any]:
-        """Where a batch stands, for its judge."""
+        """Return the status of a batch as its judge sees it."""
         return batch_json(batch, self._store.items(batch.sheet))
 
     def skips(self, sheet: str) -> list[dict[str, Any]]:
-        """The items that were skipped, and why: for admins."""
+        """Return the skipped items with their reasons, for admins."""
         return skips_json(self._paper(sheet), self._store.items(sheet))
 
     def save(
         self, who: Identity, sheet: str, item: str, wish: ItemWish, experiment: str | None = None
     ) -> dict[str, Any]:
-        """Keep what the judge says of an item. Conflict, with the present one, if it has changed since it was seen."""
+        """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
         batch, paper = self.own(who, sheet, experiment), self._paper(sheet)
-        said = said_of(paper, item_of(paper, item), wish)
+        said = answer_of(paper, item_of(paper, item), wish)
         with self._explained(paper, item):
             return self._saved(batch, self._store.put(sheet, item, wish.version, said, wish.seconds))
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> dict[str, Any]:
-        """Go back one step. Conflict as above, or when there is none."""
+        """Restore the previous answer. Raises Conflict like `save`, or if there is none."""
         batch, paper = self.own(who, sheet, experiment), self._paper(sheet)
         blank = canonical(paper.blank(item_of(paper, item)))
         with self._explained(paper, item):
@@ -152,16 +314,16 @@ class BatchDesk:
         limit: int = LIMIT,
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """What the judge has said of an item, newest first; beside it the mark of the next page."""
+        """Return a page of the answers to an item, newest first, and the cursor of the next page."""
         self.own(who, sheet, experiment)
         paper = self._paper(sheet)
         raw = item_of(paper, item)
         steps = self._store.history(sheet, item, MOST_STEPS)
-        shown, following = page_of(steps, lambda kept: Place(-kept.version, kept.item), limit=limit, after=after)
+        shown, following = page_of(steps, lambda kept: SortKey(-kept.version, kept.item), limit=limit, after=after)
         return [item_answer(paper, raw, kept) for kept in shown], following
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
-        """Count the submitted items, or hold them. Closing again, also after a crash, ends the same."""
+        """Apply the submitted items, or hold them if the drift is too large. Idempotent, also after a crash."""
         batch = self.own(who, sheet, experiment)
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
@@ -169,12 +331,12 @@ class BatchDesk:
         return {"batch": self._told(batch, who), "outcome": batch.outcome}
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
-        """Let the judge revise. What counts goes on counting until the batch is closed again."""
+        """Reopen the batch for revision; applied scores keep counting until it is closed again."""
         batch = self.own(who, sheet, experiment)
         return {"batch": self._told(self._store.reopen(sheet) or batch, who)}
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> dict[str, Any]:
-        """Count a held batch all the same, and keep why. Conflict when it is not held."""
+        """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         why = reason.strip()
         if not (why and why.isprintable()):
             raise Invalid("reason is said in words on one line.", path="body.reason")
@@ -193,7 +355,7 @@ class BatchDesk:
         return {"batch": self._told(batch, admin), "outcome": batch.outcome}
 
     def send_back(self, admin: Identity, sheet: str, note: str, experiment: str | None = None) -> dict[str, Any]:
-        """Give a held batch back to its judge, with a note. Conflict when it is not held."""
+        """Reopen a held batch for its judge, with a note. Raises Conflict if the batch is not held."""
         why = note.strip()
         if not why:
             raise Invalid("note says in words what to look at again.", path="body.note")
@@ -204,17 +366,15 @@ class BatchDesk:
         return {"batch": self._told(batch, admin)}
 
     def recorded_already(self, sheet: str) -> Status | None:
-        """How the sheet of a batch that was never closed here stands in MLflow; None while nothing has come back."""
+        """Return the status in MLflow of a batch never closed here; None if nothing was applied yet."""
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
             return None
         return self._recorded(batch)[0]
 
     def minutes_per_item(self, experiment: str) -> dict[str, float]:
-        """By judge: the median time of a submitted item."""
+        """Return the median minutes per submitted item, by judge."""
         return medians(self._store.seconds(experiment))
-
-    # inside
 
     def _of_key(self, judge: str, key: str, experiment: str, kind: Kind) -> Batch | None:
         known = self._store.of_key(judge, key)
@@ -234,15 +394,15 @@ class BatchDesk:
 
     def _open_of(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         place = None
-        with suppress(TipbenchError):  # drafts go on without MLflow
+        with suppress(TipbenchError):  # drafts work without MLflow
             place = self._panel.tracker.open().identity
         return self._store.open_of(experiment, judge.name, kind, place)
 
     def _made(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> Opened:
         with self._mlflow() as store:
-            if there := self._open_of(judge, experiment, kind):  # by another tab, while we waited
+            if there := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
                 return Opened(there, new=False)
-            work = find_work(store, experiment, judge, self._panel.allowed, kind, limit)
+            work = find_or_export_sheet(store, experiment, judge, self._panel.allowed, kind, limit)
             place, size = self._panel.tracker.open().identity, len(work.raw["items"])
             batch = Batch(work.sheet, place, experiment, judge.name, kind, size)
             return Opened(self._store.add(batch, canonical(work.raw)), new=True)
@@ -268,7 +428,7 @@ class BatchDesk:
         raise Conflict("The batch is being changed in another tab. Let that one save, then close again.")
 
     def _synced(self, batch: Batch) -> Batch:
-        """The batch as its sheet is in MLflow, if that can be asked: elsewhere a drift is accepted, a file applied."""
+        """Update the batch from MLflow, if available: its drift may be accepted, or its file applied, elsewhere."""
         if batch.status is Status.HELD:
             return self._accepted_elsewhere(batch)
         return self._applied_elsewhere(batch) if batch.status is Status.OPEN else batch
@@ -281,7 +441,7 @@ class BatchDesk:
         return self._store.accept(batch.sheet, accepted, outcome) or batch
 
     def _applied_elsewhere(self, batch: Batch) -> Batch:
-        """A batch in which nothing was said ends as the file did; anything said here waits for its judge."""
+        """Close a batch without answers if its file was applied elsewhere; one with answers stays open."""
         said = any(kept.said.state is not State.EMPTY for kept in self._store.items(batch.sheet).values())
         if said or self.recorded_already(batch.sheet) is None:
             return batch
@@ -292,7 +452,7 @@ class BatchDesk:
             return batch
 
     def _recorded(self, batch: Batch) -> tuple[Status | None, str | None]:
-        """The sheet's state in MLflow and why its drift was accepted; nothing when that cannot be asked."""
+        """Like `recorded_status`, but (None, None) if MLflow is unavailable."""
         try:
             return recorded_status(self._panel.tracker.open().store, batch)
         except (TipbenchError, WebError):
@@ -317,22 +477,22 @@ class BatchDesk:
         shown = batch if batch.judge == who.name else replace(batch, outcome=None)
         return self.shown(shown)
 
-    def _saved(self, batch: Batch, kept: Kept) -> dict[str, Any]:
+    def _saved(self, batch: Batch, kept: ItemVersion) -> dict[str, Any]:
         paper, now = self._paper(batch.sheet), self._store.get(batch.sheet) or batch
         answer = item_answer(paper, item_of(paper, kept.item), kept)
         return {"item": kept.item, "answer": answer, "batch": self.shown(now)}
 
-    def _read_paper(self, sheet: str) -> Paper:
+    def _read_paper(self, sheet: str) -> BatchItems:
         batch = self._store.get(sheet)
         if batch is None:
             raise NotFound(f"There is no batch {sheet[:64]!r}.", path="path.sheet")
-        return PAPERS[batch.kind](loads(self._store.content(sheet)))
+        return ITEM_TYPES[batch.kind](loads(self._store.content(sheet)))
 
     @contextmanager
-    def _explained(self, paper: Paper, item: str) -> Iterator[None]:
+    def _explained(self, paper: BatchItems, item: str) -> Iterator[None]:
         try:
             yield
-        except ItemMoved as exc:
+        except VersionConflict as exc:
             answer = item_answer(paper, item_of(paper, item), exc.present)
             raise Conflict(
                 f"This item was changed elsewhere: it has version {answer['version']} now. Nothing was overwritten; "
@@ -343,45 +503,45 @@ class BatchDesk:
         except BatchClosed as exc:
             message = "This batch is closed. Reopen it to change something."
             raise Conflict(message, code="batch_closed", path="path.sheet") from exc
-        except NothingBefore as exc:
+        except NothingToUndo as exc:
             raise Conflict("There is no step before this one.", code="nothing_to_undo", path="path.item") from exc
 
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
-        """MLflow, with nobody else of this machine writing scores there."""
+        """Open MLflow, holding this machine's lock for writing scores there."""
         try:
             opened = self._panel.tracker.open()
-            with alone(self._panel.settings.home, opened.place):
+            with judging_lock(self._panel.settings.home, opened.place):
                 yield opened.store
-        except MlflowAway:
+        except MlflowUnavailable:
             self._panel.tracker.doubt()
             raise
 
 
-def desk_of(app: FastAPI) -> BatchDesk:
-    """The application's own."""
-    desk: BatchDesk = app.state.batches
+def batch_service_of(app: FastAPI) -> BatchService:
+    """Return the application's batch service."""
+    desk: BatchService = app.state.batches
     return desk
 
 
-def _settled(batch: Batch, given: Mapping[str, Kept]) -> bool:
+def _settled(batch: Batch, given: Mapping[str, ItemVersion]) -> bool:
     """Whether every item is submitted or skipped."""
     return sum(kept.said.state in (State.SUBMITTED, State.SKIPPED) for kept in given.values()) == batch.size
 
 
-def _is_by_file(batch: Batch, given: Mapping[str, Kept]) -> bool:
-    """Whether nothing was ever counted from here: what counts came as a file."""
+def _is_by_file(batch: Batch, given: Mapping[str, ItemVersion]) -> bool:
+    """Whether all scores came from a file and none from this batch."""
     before = batch.outcome is None or bool(batch.outcome.get("by_file"))
     return before and not any(kept.said.state is State.SUBMITTED for kept in given.values())
 
 
-def _place(batch: Batch) -> Place:
-    return Place(-int(batch.updated * 1000), batch.sheet)
+def _place(batch: Batch) -> SortKey:
+    return SortKey(-int(batch.updated * 1000), batch.sheet)
 
 
 def _blind(who: Identity) -> Identity:
-    """Whoever judges does so as a judge. Forbidden under a name that judges cannot have."""
-    if fault := name_fault(who.name):
+    """Return the identity with the role judge: admins judge blind as well. Raises Forbidden for a reserved name."""
+    if fault := name_problem(who.name):
         raise Forbidden(f"A judge has {fault}; this token is named {who.name[:60]!r}. Judge with another token.")
     return replace(who, role=Role.JUDGE)
 

@@ -1,4 +1,4 @@
-"""A small memory of answers: each is kept for one revision of its experiment, and made once however many ask."""
+"""In-memory cache keyed by revision; concurrent callers wait for one computation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-LIFE_S = 900.0  # a writer that died before it could change the revision is noticed after this time
-UNVERSIONED_S = 5.0  # nobody says when such a thing changes
+LIFE_S = 900.0  # bounds staleness if a writer dies before updating the revision
+UNVERSIONED_S = 5.0  # for values without a version
 
 _T = TypeVar("_T")
 
@@ -24,7 +24,7 @@ class _Slot:
 
 
 class Cache:
-    """At most `size` answers, the least used forgotten first. Thread-safe."""
+    """LRU cache of at most `size` values. Thread-safe."""
 
     def __init__(self, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._size = size
@@ -35,7 +35,7 @@ class Cache:
         self.misses = 0
 
     def get(self, key: Hashable, version: str | None, make: Callable[[], _T]) -> _T:
-        """The answer under this key at this version, made by `make` when it is not there. A failure is not kept."""
+        """Return the value of `key` at `version`, computed by `make` on a miss. Exceptions are not cached."""
         slot = self._slot(key)
         with slot.lock:
             if not self._fresh(slot, version):
@@ -47,12 +47,12 @@ class Cache:
             return cast("_T", slot.value)
 
     def make_room(self, size: int) -> None:
-        """Keep at least so many from now on: a list that is longer than its cache would always find it cold."""
+        """Grow the cache to at least `size`: a list longer than its cache would always miss."""
         with self._lock:
             self._size = max(self._size, size)
 
     def has(self, key: Hashable, version: str | None) -> bool:
-        """Whether asking would be answered from memory."""
+        """Whether `get` would be a hit."""
         with self._lock:
             slot = self._slots.get(key)
         return slot is not None and self._fresh(slot, version)

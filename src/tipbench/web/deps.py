@@ -1,4 +1,4 @@
-"""What handlers ask for, each named once. Who may ask is settled on the routers, by `auth`."""
+"""Dependencies of the route handlers. Authorisation is declared on the routers, see `auth`."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from tipbench.errors import MlflowAway
+from tipbench.errors import MlflowUnavailable
 from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
-from tipbench.web.allowed import Allowed
-from tipbench.web.auth import Guard, Identity, require_admin, require_judge
-from tipbench.web.desk import JobDesk
+from tipbench.web.auth import Authenticator, Identity, require_admin, require_judge
+from tipbench.web.concurrency import ConcurrencyLimits
 from tipbench.web.errors import Invalid
+from tipbench.web.event_stream import StreamLimits
 from tipbench.web.forms import read_json
+from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
-from tipbench.web.opening import Tracker
+from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.options import PanelOptions
 from tipbench.web.queries import Queries
-from tipbench.web.streaming import Streams
-from tipbench.web.turns import Turns
+from tipbench.web.run_policy import RunPolicy
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one application holds: made by `admin.create_app`, found at `app.state.panel`."""
+    """State of one application, created by `app.create_app` and stored in `app.state.panel`."""
 
     settings: Settings
     options: PanelOptions
-    guard: Guard
-    tracker: Tracker
+    guard: Authenticator
+    tracker: MlflowConnection
     queries: Queries
-    allowed: Allowed
+    allowed: RunPolicy
     metrics: Metrics
-    jobs: JobDesk
-    streams: Streams
-    turns: Turns = field(default_factory=Turns)
+    jobs: JobService
+    streams: StreamLimits
+    turns: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
 
 
 @dataclass(frozen=True)
 class RunBody:
-    """The body of a run: the keys of its configuration, and whether it waits for the judge."""
+    """Request body of a run: its configuration values, and whether it waits for the judge."""
 
     given: Mapping[str, Any]
     wait_for_judge: bool = False
 
 
 def panel_of(request: Request) -> Panel:
-    """The application's parts."""
+    """Return the application's state."""
     panel: Panel = request.app.state.panel
     return panel
 
@@ -59,16 +59,16 @@ PanelState = Annotated[Panel, Depends(panel_of)]
 
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:
-    """The MLflow to work with. NotEnoughData when there is none yet."""
+    """Yield the MLflow store. Raises NotEnoughData if there is none yet."""
     try:
         yield panel.tracker.open().store
-    except MlflowAway:
+    except MlflowUnavailable:
         panel.tracker.doubt()
         raise
 
 
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
-    """What the body says. It depends on the admin, so that a stranger's is not even read."""
+    """Parse the body; depends on `require_admin`, which authenticates before the body is read."""
     given = await read_json(request)
     wait = given.pop(WAIT_FOR_JUDGE, False)
     if not isinstance(wait, bool):
@@ -77,12 +77,12 @@ async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(re
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:
-    """The run's configuration in the body, over this server's settings, within what the operator allows."""
+    """Return the run's configuration: the body's values over the settings, checked against the run policy."""
     return panel.allowed.config(body.given)
 
 
 Admin = Annotated[Identity, Depends(require_admin)]
-Judge = Annotated[Identity, Depends(require_judge)]  # a judge, or an admin
+Judge = Annotated[Identity, Depends(require_judge)]  # judge or admin
 Store = Annotated[RunStore, Depends(open_store)]
 AskedRun = Annotated[RunBody, Depends(read_run_body)]
 RunConfig = Annotated[CollectConfig, Depends(read_run_config)]

@@ -1,8 +1,8 @@
-"""ONE shape for everything that goes wrong: {"error": {"code", "message", "path"}}.
+"""Error responses, all in one format: {"error": {"code", "message", "path"}}.
 
-`code` is for programs and stays, `message` is a sentence for people, `path` is the place in the request that is wrong
-(`body.n_tips`, `query.limit`, `header.host`), or null where it is not one place. A 500 tells nothing but the request's
-id, under which the log has the rest.
+`code` is stable and for programs, `message` is a sentence for people, `path` is the invalid part of the request
+(`body.n_tips`, `query.limit`, `header.host`), or null if there is no single one. A 500 contains only the request id,
+under which the log has the details.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from tipbench import errors
-from tipbench.judge.problems import Problem
-from tipbench.web.rendering import Json
+from tipbench.judge.check import Problem
+from tipbench.web.responses import Json
 
 INTERNAL = "Something went wrong in tipbench itself."
 _LISTED = 10
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
-KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first that fits counts
+KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
-    (errors.JobMissing, 404, "not_found"),
+    (errors.JobNotFound, 404, "not_found"),
     (errors.UsageError, 400, "misused"),
     (errors.NotEnoughData, 409, "not_enough_data"),
-    (errors.OllamaAway, 503, "ollama_away"),
-    (errors.MlflowAway, 503, "mlflow_away"),
-    (errors.AirflowAway, 503, "airflow_away"),
-    (errors.ServerAway, 503, "server_away"),
+    (errors.OllamaUnavailable, 503, "ollama_away"),
+    (errors.MlflowUnavailable, 503, "mlflow_away"),
+    (errors.AirflowUnavailable, 503, "airflow_away"),
+    (errors.ServerUnavailable, 503, "server_away"),
     (errors.LocalServerError, 503, "mlflow_away"),
-    (errors.MlflowRefused, 502, "mlflow_refused"),
-    (errors.OllamaRefused, 502, "ollama_refused"),
-    (errors.AirflowRefused, 502, "airflow_refused"),
+    (errors.MlflowError, 502, "mlflow_refused"),
+    (errors.OllamaError, 502, "ollama_refused"),
+    (errors.AirflowError, 502, "airflow_refused"),
     (errors.CorruptText, 502, "corrupt_text"),
     (errors.ResidencyError, 409, "memory_in_use"),
     (errors.LockHeld, 409, "in_use"),
@@ -47,18 +47,18 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.SheetRefused, 422, "sheet_refused"),
     (errors.WeightsError, 409, "weights_missing"),
     (errors.JobConflict, 409, "job_conflict"),
-    (errors.NotStarted, 409, "not_started"),
+    (errors.JobStartError, 409, "not_started"),
     (errors.JournalError, 500, "journal_error"),
     (errors.TipbenchError, 500, "failed"),
 )
-# What a judge may be told in full; anything else may name a run or a model.
+# Errors shown to judges in full; other messages may name a run or a model.
 _FOR_JUDGES = (errors.SheetRefused, errors.NotEnoughData, errors.LockHeld)
 _HTTP = {404: "not_found", 405: "method_not_allowed"}
 _M = TypeVar("_M", bound=BaseModel)
 
 
 class WebError(Exception):
-    """A refusal that HTTP has a number for."""
+    """Error with an HTTP status."""
 
     status = 400
     code = "bad_request"
@@ -78,7 +78,7 @@ class WebError(Exception):
 
 
 class Unauthorised(WebError):
-    """Nobody we know."""
+    """401: missing or invalid credentials."""
 
     status, code = 401, "unauthorised"
 
@@ -87,31 +87,31 @@ class Unauthorised(WebError):
 
 
 class Forbidden(WebError):
-    """Known, and not allowed."""
+    """403: authenticated but not allowed."""
 
     status, code = 403, "forbidden"
 
 
 class NotFound(WebError):
-    """There is no such thing."""
+    """404: the resource does not exist."""
 
     status, code = 404, "not_found"
 
 
 class TooLarge(WebError):
-    """More bytes than we are willing to read."""
+    """413: the request body is too large."""
 
     status, code = 413, "too_large"
 
 
 class Invalid(WebError):
-    """A value that is not what was asked for."""
+    """422: a value in the request is invalid."""
 
     status, code = 422, "invalid"
 
 
 class TooManyAttempts(WebError):
-    """Too many wrong tokens: wait."""
+    """429: too many failed authentication attempts."""
 
     status, code = 429, "too_many_attempts"
 
@@ -123,7 +123,7 @@ class TooManyAttempts(WebError):
 
 
 class Busy(WebError):
-    """Too much at once: wait."""
+    """429: too many concurrent requests."""
 
     status, code = 429, "busy"
 
@@ -132,12 +132,12 @@ class Busy(WebError):
 
 
 def error_json(code: str, message: str, path: str | None = None) -> dict[str, Any]:
-    """The one shape."""
+    """Return the body of an error response."""
     return {"error": {"code": code, "message": message, "path": path}}
 
 
 def install(app: FastAPI) -> None:
-    """Give every failure that shape."""
+    """Install the exception handlers."""
     app.add_exception_handler(WebError, _web_error)
     app.add_exception_handler(errors.TipbenchError, _tipbench_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -145,7 +145,7 @@ def install(app: FastAPI) -> None:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a person looks at it in a browser, rather than a program."""
+    """Whether to respond with an HTML page: a browser's request outside the API."""
     accepted = request.headers.get("accept", "")
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     by_hand = request.method == "GET" or sent in _FORMS
@@ -155,7 +155,7 @@ def wants_page(request: Request) -> bool:
 async def _web_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
     if isinstance(exc, Unauthorised) and wants_page(request):
-        there = _address(request) if request.method == "GET" else "/"  # what a form sent is not sent again
+        there = _address(request) if request.method == "GET" else "/"  # a form is not submitted again
         return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
     return _answer(request, exc.status, error_json(exc.code, str(exc), exc.path), exc.headers)
 
@@ -168,7 +168,7 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
     if hidden:
         message = f"It could not be done. Ask an admin; the log has the reason under {_request_id(request)}."
     if hidden or status >= 500:
-        request.state.failure = exc  # for the log; what the client is told and can mend needs no line there
+        request.state.failure = exc  # logged; errors the client can fix are not
     headers = {"Retry-After": "5"} if status == 503 else {}
     body = error_json(code, message)
     if isinstance(exc, errors.SheetRefused):
@@ -177,7 +177,7 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
 
 
 def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
-    """The refusal of a sheet as `judge apply --json` prints it, with the error's shape beside."""
+    """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
     problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
     told = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
     place = f"body.{told[0]['field']}"
@@ -192,7 +192,7 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
 
 
 def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
-    """`raw` as the model has it; `place` is the part of the request it came in. Invalid names what is wrong."""
+    """Validate `raw` with `model`; `place` is its part of the request. Raises Invalid with the wrong field."""
     try:
         return model.model_validate(raw)
     except ValidationError as exc:
@@ -201,14 +201,14 @@ def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
 
 
 def validation_message(found: Any) -> str:
-    """What pydantic found, in one line: each with its place and the value seen."""
+    """Return pydantic's errors as one line, each with its path and the invalid value."""
     told = [_problem(error) for error in found[:_LISTED]]
     more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return "; ".join(told) + more
 
 
 def place_of(error: Any) -> str:
-    """Where in the request an error of pydantic's stands."""
+    """Return the path of a pydantic error in the request."""
     return ".".join(str(part)[:80] for part in error["loc"][:8]) or "body"
 
 
@@ -238,7 +238,7 @@ def _answer(request: Request, status: int, body: dict[str, Any], headers: Mappin
 
 
 def _address(request: Request) -> str:
-    """Path and query as the browser sent them: the path we see is decoded, and a name may hold a question mark."""
+    """Return path and query, quoting the path again: it is decoded here and may contain a question mark."""
     path = quote(request.scope["path"], safe="/")
     return f"{path}?{request.url.query}" if request.url.query else path
 

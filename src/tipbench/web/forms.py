@@ -1,4 +1,4 @@
-"""Bodies as browsers and programs send them: small forms, and JSON read only once it is known who asks."""
+"""Request bodies: forms, file uploads, and JSON that is read only after authentication."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_PARTS = 20
 
 
 @dataclass(frozen=True)
-class SentFile:
-    """A file that came with a form. The name is the sender's: to be shown, never to be opened."""
+class UploadedFile:
+    """An uploaded file. The name is untrusted: display it, never open it."""
 
     name: str
     content: bytes
@@ -29,19 +29,19 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Parts:
-    """A form with a file, taken apart."""
+    """Fields and files of a multipart form."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    files: dict[str, SentFile] = field(default_factory=dict)
+    files: dict[str, UploadedFile] = field(default_factory=dict)
 
 
 def content_type(request: Request) -> str:
-    """The kind of body, without its parameters."""
+    """Return the content type without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form, the last of each name; empty when the body is no form."""
+    """Return the fields of a form, the last value per name; empty if the body is not a form."""
     if content_type(request) == MULTIPART:
         return (await read_parts(request)).fields
     if content_type(request) != FORM:
@@ -54,12 +54,12 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 async def form_value(request: Request, name: str) -> str | None:
-    """One field of a form."""
+    """Return a field of a form, or None."""
     return (await read_form(request)).get(name)
 
 
 async def read_parts(request: Request) -> Parts:
-    """The fields and files of a form that has files; read once, however many ask."""
+    """Return the fields and files of a form; parsed once per request."""
     known: Parts | None = getattr(request.state, "parts", None)
     if known is None:
         known = request.state.parts = await _take_apart(request)
@@ -76,14 +76,14 @@ async def _take_apart(request: Request) -> Parts:
                 if isinstance(value, str):
                     parts.fields[name] = value
                 else:
-                    parts.files[name] = SentFile(value.filename or "", await value.read())
+                    parts.files[name] = UploadedFile(value.filename or "", await value.read())
     except HTTPException as exc:
         raise Invalid(f"The form with its file cannot be read ({str(exc.detail)[:200]}).", path="body") from exc
     return parts
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; an empty body is an empty object."""
+    """Parse the body as a JSON object; an empty body is an empty object. Raises Invalid."""
     body = await request.body()
     if not body.strip():
         return {}

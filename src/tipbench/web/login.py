@@ -1,4 +1,4 @@
-"""Logging in and out with a browser: a token is exchanged for a cookie that scripts cannot read."""
+"""Browser login and logout: exchanges a token for an HttpOnly session cookie."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.times import iso
+from tipbench.text import iso
+from tipbench.web.api.models import COMMON, LoggedIn, refusals
 from tipbench.web.auth import (
     CSRF_FIELD,
     CSRF_HEADER,
     JUDGES_TOO,
     Identity,
+    Session,
     check_origin,
     client_of,
     cookie_name,
@@ -27,11 +29,9 @@ from tipbench.web.auth import (
 from tipbench.web.deps import Panel, PanelState
 from tipbench.web.errors import TooManyAttempts, Unauthorised, WebError
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
-from tipbench.web.rendering import Json
-from tipbench.web.sessions import Session
-from tipbench.web.shapes import COMMON, LoggedIn, refusals
+from tipbench.web.responses import Json
 
-LoginPage = Callable[[Request, str, str | None], str]  # request, where to go next, what went wrong → HTML
+LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
 
 router = APIRouter(tags=["login"])
 closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
@@ -56,7 +56,7 @@ _BODY: dict[str, Any] = {
 
 
 def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Refusals that a form gets as the page once more."""
+    """Document error responses that are the login page for a form."""
     told = refusals(*statuses)
     for response in told.values():
         response["content"]["text/html"] = {"schema": {"type": "string"}}
@@ -74,7 +74,7 @@ def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
     },
 )
 async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - its name in the URL
-    """A form that asks for a token."""
+    """Return a login form, or redirect if the client already has a session."""
     known = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
     if known is not None:
         return RedirectResponse(_front(known, local_path(next)), status_code=303)
@@ -94,7 +94,7 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     },
 )
 async def log_in(request: Request, panel: PanelState) -> Response:
-    """Sets the session's cookie. Wrong tokens have to wait, longer each time."""
+    """Set the session cookie. Repeated failures are rate limited with increasing delays."""
     check_origin(request, panel.options.hosts)
     by_form = content_type(request) == FORM
     given: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
@@ -122,7 +122,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
 async def log_out(
     request: Request, panel: PanelState, identity: Annotated[Identity, Depends(require_judge)]
 ) -> Response:
-    """The cookie is worth nothing from now on. A bearer token has no session: it is revoked instead."""
+    """Invalidate the session cookie. Bearer tokens have no session; revoke the token instead."""
     if identity.session is not None:
         await run_in_threadpool(panel.guard.sessions.end, identity.session)
     by_form = content_type(request) == FORM
@@ -132,14 +132,14 @@ async def log_out(
 
 
 def csrf_of(request: Request) -> str:
-    """What a page of ours puts into its forms and scripts; empty for a bearer token, which needs none."""
+    """Return the CSRF token for forms and scripts; empty for bearer tokens, which do not need one."""
     panel: Panel = request.app.state.panel
     identity: Identity | None = getattr(request.state, "identity", None)
     return panel.guard.sessions.csrf(identity.session) if identity and identity.session else ""
 
 
 def local_path(text: str) -> str:
-    """The path itself when it leads to the panel; else the front page: a login must not send people elsewhere."""
+    """Return `text` if it is a path of the panel, else `/`; prevents open redirects."""
     if not text.startswith("/") or text[1:2] in ("/", "\\") or not text.isprintable() or len(text) > _LONGEST_NEXT:
         return "/"
     try:
@@ -150,12 +150,12 @@ def local_path(text: str) -> str:
 
 
 def _front(identity: Identity, there: str) -> str:
-    """Judges have a front page of their own."""
+    """Return the path after login; the front page of judges is `/judge`."""
     return "/judge" if identity.is_judge and there == "/" else there
 
 
 def plain_login_page(_request: Request, there: str, fault: str | None) -> str:
-    """A page that does the job without style or script; the panel brings its own."""
+    """Return a minimal login page, the default until the panel installs its page."""
     alert = f'<p role="alert">{escape(fault)}</p>' if fault else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Log in · tipbench</title>'
@@ -179,8 +179,8 @@ def _refused_page(request: Request, there: str, exc: WebError) -> Response:
 
 
 def _end_former(request: Request, panel: Panel) -> None:
-    """A login never goes on with the session that was there before."""
-    former = panel.guard.sessions.recognise(session_cookie(request))
+    """End the session that the browser had before logging in."""
+    former = panel.guard.sessions.authenticate(session_cookie(request))
     if former is not None:
         panel.guard.sessions.end(former)
 

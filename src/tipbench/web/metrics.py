@@ -1,4 +1,4 @@
-"""What the panel counts, in Prometheus' text form. Labels take few values, so memory stays small."""
+"""Metrics in the Prometheus text format. Labels have few values, so memory use is bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reading = Callable[[], Mapping[tuple[tuple[str, str], ...], float]]  # labels â†
 
 
 class Metrics:
-    """Requests by route and status, how long they took, and whatever others want to show. Thread-safe."""
+    """Request counts and durations by route, plus registered metrics. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class Metrics:
         self._shown: dict[str, tuple[str, str, Reading]] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered; `route` is its template, never its path."""
+        """Count a request; `route` is the route template, not the path."""
         known = method if method in _KNOWN_METHODS else "other"
         with self._lock:
             self._requests[known, route, status] += 1
@@ -33,11 +33,11 @@ class Metrics:
             self._seconds[route] += seconds
 
     def show(self, name: str, kind: str, meaning: str, reading: Reading) -> None:
-        """Add a gauge or counter whose values are read when they are asked for."""
+        """Register a gauge or counter; `reading` is called on every scrape."""
         self._shown[name] = (kind, meaning, reading)
 
     def text(self) -> str:
-        """All of it."""
+        """Return all metrics."""
         with self._lock:
             lines = [*self._request_lines(), *self._time_lines()]
         for name, (kind, meaning, reading) in self._shown.items():

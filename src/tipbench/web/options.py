@@ -1,4 +1,4 @@
-"""What the panel is told by its settings, read once and checked."""
+"""Panel options, validated from flags and settings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tipbench.addresses import is_web_address
 from tipbench.errors import UsageError
+from tipbench.http import is_http_url
 from tipbench.settings import Settings
-from tipbench.web.hosts import Hosts, host_name, is_this_machine
+from tipbench.web.security import Hosts, host_name, is_loopback_name
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5180
@@ -21,7 +21,7 @@ _LONGEST_SESSION_HOURS = 24.0 * 31
 
 @dataclass(frozen=True)
 class PanelOptions:
-    """How the panel is reached and what it allows."""
+    """Network options and limits of the panel."""
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
@@ -34,12 +34,12 @@ class PanelOptions:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        return is_this_machine(self.host.lower())
+        """Whether the panel listens on loopback only."""
+        return is_loopback_name(self.host.lower())
 
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
-    """The options that flags and settings give. UsageError names the setting that is wrong."""
+    """Return the options from flags and settings. Raises UsageError with the invalid setting."""
     chosen = _host(host or settings.get("panel_host") or DEFAULT_HOST)
     names = settings.listed("panel_hosts") + _own_name(chosen)
     return PanelOptions(
@@ -67,7 +67,7 @@ def _host(text: str) -> str:
 
 
 def _own_name(host: str) -> tuple[str, ...]:
-    """The address it listens on is a name for it, unless that means every address there is."""
+    """Return the listening address as an allowed host, unless it is unspecified (0.0.0.0 or ::)."""
     try:
         return () if ipaddress.ip_address(host).is_unspecified else (host,)
     except ValueError:
@@ -92,7 +92,7 @@ def _proxy(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    if not is_web_address(text):
+    if not is_http_url(text):
         raise UsageError(
             f"panel_urls takes web addresses, separated by commas (got {text[:80]!r}); for example http://gpu-box:11434"
         )
@@ -113,7 +113,7 @@ def _session_s(settings: Settings) -> int:
 
 
 def _admin_token(text: str | None) -> str | None:
-    """People choose it, so it must at least be long; the message must not repeat it."""
+    """Validate the operator's token, which may be weak, so a minimum length is required; errors omit its value."""
     if text is None:
         return None
     if not SHORTEST_ADMIN_TOKEN <= len(text) <= _LONGEST_ADMIN_TOKEN or not text.isascii() or not text.isprintable():

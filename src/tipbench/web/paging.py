@@ -1,6 +1,6 @@
-"""Lists in pages: {"items", "next"}. `next` is handed back as the query's `next`; null is the end.
+"""Cursor pagination: {"items", "next"}. Pass `next` as the query's `next`; null means the last page.
 
-A page begins after the last item of the one before it, so what is added meanwhile neither shifts nor doubles a row.
+A page starts after the last item of the previous one, so items added in between do not shift or repeat rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LONGEST = 400
 _T = TypeVar("_T")
 
 
-class Place(NamedTuple):
-    """Where an item stands in a list that is ordered by time, newest first."""
+class SortKey(NamedTuple):
+    """Sort key of an item in a list ordered by time, newest first."""
 
-    before: int  # minus the time, so that places sort as the list does
+    before: int  # negated time, so that keys sort like the list
     id: str
 
 
@@ -37,27 +37,27 @@ Next = Annotated[
 
 
 def page_of(
-    items: Sequence[_T], place: Callable[[_T], Place], *, limit: int, after: str | None
+    items: Sequence[_T], place: Callable[[_T], SortKey], *, limit: int, after: str | None
 ) -> tuple[Sequence[_T], str | None]:
-    """The items of one page and the mark of the next; the list must be in the order of `place`."""
-    start = bisect_right(items, read_mark(after), key=place) if after is not None else 0
+    """Return the items of one page and the next cursor; `items` must be sorted by `place`."""
+    start = bisect_right(items, decode_cursor(after), key=place) if after is not None else 0
     page = items[start : start + limit]
     more = start + limit < len(items)
-    return page, mark(place(page[-1])) if more and page else None
+    return page, encode_cursor(place(page[-1])) if more and page else None
 
 
-def mark(place: Place) -> str:
-    """A place as it travels in a URL."""
+def encode_cursor(place: SortKey) -> str:
+    """Encode a sort key as a cursor for URLs."""
     return base64.urlsafe_b64encode(json.dumps(list(place)).encode()).rstrip(b"=").decode()
 
 
-def read_mark(text: str) -> Place:
-    """The place of a mark. Invalid when it is not one of ours."""
+def decode_cursor(text: str) -> SortKey:
+    """Decode a cursor. Raises Invalid."""
     try:
         raw: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         before, id_ = raw
         if isinstance(before, int) and isinstance(id_, str) and not isinstance(before, bool):
-            return Place(before, id_)
+            return SortKey(before, id_)
     except (ValueError, TypeError, RecursionError, binascii.Error):
         pass
     raise Invalid("next is what the page before gave; leave it out for the first page.", path="query.next")

@@ -1,4 +1,4 @@
-"""One row of a board beside another: the scenarios both have, what each wrote there, and who was better."""
+"""Comparison of one board row with another, scenario by scenario, with answers and score differences."""
 
 from __future__ import annotations
 
@@ -8,36 +8,33 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tipbench.compare.answers import Answer, read_answers
-from tipbench.compare.board_json import difference_json, pair_json
 from tipbench.compare.cells import BoardCells
-from tipbench.compare.leaderboard import Leaderboard, Standing
+from tipbench.compare.leaderboard import Leaderboard, Standing, difference_json, merged, pair_json
 from tipbench.compare.matrix import OTHER, Pair, ScoreMatrix, shared_by_all
-from tipbench.compare.standing import merged
 from tipbench.compare.statistics import Difference
 from tipbench.record.store import Experiment, RunStore
 from tipbench.web.errors import NotFound
-from tipbench.web.queries import BoardAsk, Queries
-from tipbench.web.snapshots import SnapshotStore, revision
+from tipbench.web.queries import BoardQuery, Queries, SnapshotStore, revision
 
-EVEN = 1e-9  # points
+EVEN = 1e-9  # points; smaller differences are ties
 Role = Literal["leader", "baseline", "runner-up", "next row"]
 
 
 @dataclass(frozen=True)
 class Side:
-    """What a row did in one scenario: its mean composite there, and its answers with their runs."""
+    """A row's result in one scenario: its mean composite, and its answers with their run ids."""
 
     composite: float | None
     answers: tuple[tuple[str, Answer], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return JSON values."""
         return {"composite": self.composite, "answers": [_answer_json(run_id, each) for run_id, each in self.answers]}
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One scenario: both sides, and own − other where both are judged."""
+class ScenarioComparison:
+    """One scenario with both sides; `difference` is own − other if both are judged."""
 
     scenario: str
     card: Mapping[str, Any] | None
@@ -48,22 +45,22 @@ class Meeting:
 
 @dataclass(frozen=True)
 class PairView:
-    """A row of the board against another: scenario by scenario, the largest loss first."""
+    """A board row compared with a reference row by scenario, largest loss first."""
 
     board: Leaderboard
     standing: Standing
     reference: Standing | None
-    role: Role | None  # what the reference is
+    role: Role | None  # of the reference
     difference: Difference | None  # own − reference, with the board's p
-    meetings: tuple[Meeting, ...]
+    meetings: tuple[ScenarioComparison, ...]
 
     def count(self, sign: int) -> int:
-        """Scenarios it wins (1), loses (−1), or neither (0)."""
+        """Return the number of scenarios won (1), lost (−1) or tied (0)."""
         known = [each.difference for each in self.meetings if each.difference is not None]
         return sum(_sign(difference) == sign for difference in known)
 
     def to_json(self) -> dict[str, Any]:
-        """The object the API gives; numbers are not rounded."""
+        """Return the API response; numbers are not rounded."""
         reference = pair_json(self.reference.pair) if self.reference else None
         return {
             "experiment": self.board.experiment,
@@ -85,8 +82,8 @@ class PairView:
         }
 
 
-def pair_view(queries: Queries, store: RunStore, experiment: Experiment, ask: BoardAsk, pair: Pair) -> PairView:
-    """A row of the board closely. NotFound when the board has no such row."""
+def pair_view(queries: Queries, store: RunStore, experiment: Experiment, ask: BoardQuery, pair: Pair) -> PairView:
+    """Return the comparison of a board row with its reference. Raises NotFound if there is no such row."""
     board = queries.board(store, experiment, ask)
     standing = next((each for each in board.standings if each.pair == pair), None)
     if standing is None:
@@ -105,7 +102,7 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, ask: Bo
 
 
 def _reference(board: Leaderboard, standing: Standing) -> tuple[Standing | None, Role | None]:
-    """The baseline, the leader, or for the leader itself the row behind it."""
+    """Return the baseline, else the leader, else (for the leader) the next row."""
     rows = {each.pair: each for each in board.standings}
     roles: tuple[tuple[Pair | None, Role], ...] = ((board.baseline, "baseline"), (board.ranking.leader, "leader"))
     for pair, role in roles:
@@ -141,27 +138,27 @@ class _Answered:
 class _Reader:
     view: SnapshotStore
     experiment: Experiment
-    ask: BoardAsk
-    board: Leaderboard  # by scenario, also where the page's board rests on personas
+    ask: BoardQuery
+    board: Leaderboard  # by scenario, even if the page's board is clustered by persona
     cells: BoardCells
 
     @classmethod
-    def of(cls, queries: Queries, store: RunStore, experiment: Experiment, ask: BoardAsk) -> _Reader:
+    def of(cls, queries: Queries, store: RunStore, experiment: Experiment, ask: BoardQuery) -> _Reader:
         board = queries.board(store, experiment, replace(ask, cluster=None, baseline=None))
         return cls(queries.view(store, experiment), experiment, ask, board, queries.cells(store, experiment, ask))
 
-    def meetings(self, own: Pair, other: Pair | None) -> Iterator[Meeting]:
-        """Every scenario in which the row has an answer."""
+    def meetings(self, own: Pair, other: Pair | None) -> Iterator[ScenarioComparison]:
+        """Yield every scenario in which the row has an answer."""
         ours, theirs = self._pairs_of(own), self._pairs_of(other) if other is not None else []
         found = self._answers({*ours, *theirs})
         mine, facing = self._sides(own, ours, found), self._sides(other, theirs, found) if other is not None else {}
         for scenario, side in mine.items():
             against = facing.get(scenario)
             card = next(each.card for each in found if each.scenario == scenario)
-            yield Meeting(scenario, card, side, against, _gap(side, against))
+            yield ScenarioComparison(scenario, card, side, against, _gap(side, against))
 
     def _answers(self, pairs: Collection[Pair]) -> list[_Answered]:
-        """What these pairs wrote, each with its run: scenario by scenario, and within one in the order of its cells."""
+        """Return the pairs' answers with run ids, by scenario and in the order of their cells."""
         own = [cell for cell in self.cells.cells if cell.pair in pairs]
         waiting: dict[tuple[str, str], dict[Pair, deque[str]]] = defaultdict(lambda: defaultdict(deque))
         for cell in own:
@@ -182,7 +179,7 @@ class _Reader:
         return {name: Side(values.get(name), tuple(answers)) for name, answers in given.items()}
 
     def _pairs_of(self, row: Pair) -> Sequence[Pair]:
-        """The pairs whose cells the row is made of."""
+        """Return the pairs whose cells are merged into the row."""
         pairs = {cell.pair for cell in self.cells.cells}
         by = self.ask.by
         if by is None:
@@ -205,7 +202,7 @@ def _column(matrix: ScoreMatrix, row: Pair) -> dict[str, float]:
     return {matrix.scenarios[i]: float(matrix.values[i, at]) for i in rows if matrix.judged[i, at]}
 
 
-def _largest_loss(meeting: Meeting) -> tuple[bool, float, str]:
+def _largest_loss(meeting: ScenarioComparison) -> tuple[bool, float, str]:
     return meeting.difference is None, meeting.difference or 0.0, meeting.scenario
 
 

@@ -1,46 +1,121 @@
-"""One query for each page: what it returns feeds the JSON and the HTML alike.
-
-Answers are kept by the experiment's revision, which every writer changes: a sheet applied on the command line shows at
-once, and a page that nothing has changed costs one small question to MLflow.
-"""
+"""Read queries of the panel, on snapshots of experiments cached per revision."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
-from tipbench.compare.cells import BoardCells, Question, read_board
-from tipbench.compare.leaderboard import Leaderboard
+from tipbench.compare.cells import BoardCells, CellFilter, read_board
+from tipbench.compare.leaderboard import Leaderboard, read_leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.compare.reading import read_leaderboard
-from tipbench.errors import MlflowRefused, UsageError
+from tipbench.errors import MlflowError, UsageError
+from tipbench.judge.material import CANDIDATES, RAW
+from tipbench.judge.scores import SCORES
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
-from tipbench.record.mlflow_wire import RECORD_TAG
-from tipbench.record.reading import CellCounts, count_cells, run_json
-from tipbench.record.run import RunKind, StoredRun
+from tipbench.record.mlflow_wire import RECORD_TAG, REVISION_TAG, matches
+from tipbench.record.reader import CellCounts, count_cells, run_json
+from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound
-from tipbench.web.paging import Place, page_of
-from tipbench.web.snapshots import KEPT, SnapshotStore, revision
+from tipbench.web.paging import SortKey, page_of
 
-SMALL = 256  # boards, judging states
-COUNTS = 256  # and as many as there are experiments
+KEPT = 4  # snapshots; 2400 cells take about 40 MB
+# Texts cached with a snapshot, needed for boards, answers and judging status. They are read along with the runs, so
+# caching them saves a second read; prompts and rubrics are read on demand.
+_TEXTS: Mapping[str, tuple[str, ...]] = {str(RunKind.CELL): (SCORES, CANDIDATES, RAW)}
+
+Kept = tuple[tuple[StoredRun, Mapping[str, str]], ...]
+
+
+def revision(experiment: Experiment) -> str | None:
+    """Return the experiment's revision, which changes with every write; None if it has none."""
+    return experiment.tags.get(REVISION_TAG)
+
+
+class SnapshotStore:
+    """A RunStore that caches the runs of one experiment; other calls are passed to the underlying store."""
+
+    def __init__(self, store: RunStore, experiment: Experiment, cache: Cache) -> None:
+        self._store = store
+        self._experiment = experiment
+        self._cache = cache
+
+    def snapshot(self, kind: str) -> Kept:
+        """Return all runs of a kind, newest first."""
+        key, version = ("snapshot", self._experiment.experiment_id, kind), revision(self._experiment)
+        return self._cache.get(key, version, lambda: self._load(kind))
+
+    def _load(self, kind: str) -> Kept:
+        found = self._store.read(self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ()))
+        return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
+
+    def search(self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None) -> Iterator[StoredRun]:
+        """Search the snapshot if it covers the experiment and kind, else the store."""
+        return (run for run, _ in self.read(experiment_id, where=where, texts=(), limit=limit))
+
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Read from the snapshot if it covers the experiment, kind and texts, else from the store."""
+        kind = where.get("kind", "")
+        ours = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
+        if not ours or not set(texts) <= set(_TEXTS.get(kind, ())):
+            return self._store.read(experiment_id, where=where, texts=texts, limit=limit)
+        found = (
+            (run, {name: kept[name] for name in texts if name in kept})
+            for run, kept in self.snapshot(kind)
+            if matches(run, where)
+        )
+        return islice(found, limit)
+
+    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+        """Return a run with all its texts, uncached."""
+        return self._store.get(run_id)
+
+    def experiment(self, name: str) -> Experiment | None:
+        """Return an experiment, uncached."""
+        return self._store.experiment(name)
+
+    def experiments(self) -> list[Experiment]:
+        """Return all experiments, uncached."""
+        return self._store.experiments()
+
+    def ensure_experiment(self, name: str) -> Experiment:
+        """Return an experiment, created if missing."""
+        return self._store.ensure_experiment(name)
+
+    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        """Record a run."""
+        return self._store.record(experiment_id, run, maybe_there=maybe_there)
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """Update a run."""
+        self._store.update(run_id, change)
+
+    def touch(self, experiment_id: str) -> None:
+        """Change the revision of an experiment."""
+        self._store.touch(experiment_id)
+
+
+SMALL = 256  # boards, judging status
+COUNTS = 256  # at least; grows to the number of experiments
 _COPIES = 10  # of one record; more than one is rare
-LARGE = 8  # reports and answers, up to some MB each
-PAIRS = 32  # two rows side by side, up to some hundred kB each
+LARGE = 8  # reports and answers, up to a few MB each
+PAIRS = 32  # comparisons of two rows, up to a few hundred kB each
 CHARTS = 96  # about 25 kB each
 TABLES = 16  # prepared and rendered, half a MB for 300 rows
 
 
 @dataclass(frozen=True)
-class BoardAsk:
-    """Which board is asked for; the options of `tipbench compare`."""
+class BoardQuery:
+    """Options of a board, as for `tipbench compare`."""
 
     where: tuple[tuple[str, str], ...] = ()
     judge: str | None = None
@@ -50,32 +125,32 @@ class BoardAsk:
     cluster: Literal["persona"] | None = None
 
     @property
-    def question(self) -> Question:
-        """What is asked of the cells."""
-        return Question(dict(self.where), self.judge, self.provisional)
+    def question(self) -> CellFilter:
+        """The options that select cells."""
+        return CellFilter(dict(self.where), self.judge, self.provisional)
 
 
 @dataclass(frozen=True)
-class ExperimentsAsk:
-    """Which experiments are asked for, and which page of them."""
+class ExperimentsQuery:
+    """Filter and page of a list of experiments."""
 
-    q: str = ""  # what the name contains, in whatever case
+    q: str = ""  # substring of the name, ignoring case
     limit: int = sys.maxsize
     after: str | None = None
 
 
 @dataclass(frozen=True)
 class ExperimentsPage:
-    """Experiments with their cells by state, by name."""
+    """A page of experiments with their cell counts by state, sorted by name."""
 
     items: tuple[dict[str, Any], ...] = ()
     next: str | None = None
-    total: int = 0  # of all names
+    total: int = 0  # number of experiments, unfiltered
 
 
 @dataclass(frozen=True)
-class RunsAsk:
-    """Which runs are asked for, and which page of them."""
+class RunListQuery:
+    """Filter and page of a list of runs."""
 
     where: tuple[tuple[str, str], ...] = ()
     kind: str = str(RunKind.CELL)
@@ -85,7 +160,7 @@ class RunsAsk:
 
 
 class Queries:
-    """The pages' questions to a store. Thread-safe."""
+    """Cached read queries on a store. Thread-safe."""
 
     def __init__(self) -> None:
         self.snapshots = Cache(KEPT)
@@ -96,8 +171,8 @@ class Queries:
         self.charts = Cache(CHARTS)
         self.tables = Cache(TABLES)
 
-    def experiments(self, store: RunStore, ask: ExperimentsAsk) -> ExperimentsPage:
-        """One page of our experiments; cells are counted of those alone that are on it."""
+    def experiments(self, store: RunStore, ask: ExperimentsQuery) -> ExperimentsPage:
+        """Return a page of tipbench experiments; cells are counted only for experiments on the page."""
         ours = sorted((each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)), key=_by_name)
         self.counts.make_room(len(ours))
         wanted = ask.q.strip().casefold()
@@ -108,9 +183,9 @@ class Queries:
             tuple(self._experiment_row(store, each, few=few) for each in page), following, total=len(ours)
         )
 
-    def runs(self, store: RunStore, name: str, ask: RunsAsk) -> dict[str, Any]:
-        """One page of an experiment's runs, newest first, without texts."""
-        experiment = existing(store, name)
+    def runs(self, store: RunStore, name: str, ask: RunListQuery) -> dict[str, Any]:
+        """Return a page of an experiment's runs, newest first, without texts."""
+        experiment = get_experiment(store, name)
         where = {"kind": ask.kind, **dict(ask.where)}
         found = [
             run
@@ -121,11 +196,11 @@ class Queries:
         return {"items": [_run_row(experiment, run) for run in page], "next": following, "total": len(found)}
 
     def run(self, store: RunStore, name: str, run_id: str) -> dict[str, Any]:
-        """One run of the experiment with all its texts."""
-        experiment = existing(store, name)
+        """Return a run of the experiment with all its texts. Raises NotFound."""
+        experiment = get_experiment(store, name)
         try:
             run, texts = store.get(run_id)
-        except MlflowRefused as exc:
+        except MlflowError as exc:
             if exc.status == 404 and exc.code:
                 raise _no_run(name, run_id) from exc
             raise
@@ -133,13 +208,13 @@ class Queries:
             raise _no_run(name, run_id)
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
 
-    def leaderboard(self, store: RunStore, name: str, ask: BoardAsk) -> Leaderboard:
-        """The board, as `tipbench compare` makes it."""
-        return self.board(store, existing(store, name), ask)
+    def leaderboard(self, store: RunStore, name: str, ask: BoardQuery) -> Leaderboard:
+        """Return the board, as `tipbench compare` computes it."""
+        return self.board(store, get_experiment(store, name), ask)
 
-    def answers(self, store: RunStore, name: str, ask: BoardAsk) -> tuple[ScenarioAnswers, ...]:
-        """What the pairs of the board wrote, scenario by scenario."""
-        experiment = existing(store, name)
+    def answers(self, store: RunStore, name: str, ask: BoardQuery) -> tuple[ScenarioAnswers, ...]:
+        """Return the answers of the board's pairs, by scenario."""
+        experiment = get_experiment(store, name)
 
         def make() -> tuple[ScenarioAnswers, ...]:
             view, cells = self.view(store, experiment), self.cells(store, experiment, ask)
@@ -147,11 +222,11 @@ class Queries:
 
         return self.large.get(("answers", experiment.experiment_id, ask), revision(experiment), make)
 
-    def report(self, store: RunStore, name: str, ask: BoardAsk) -> str:
-        """The board as one HTML file, as `compare --html` writes it."""
+    def report(self, store: RunStore, name: str, ask: BoardQuery) -> str:
+        """Return the board as one HTML file, as written by `compare --html`."""
         from tipbench.compare.html import html_report
 
-        experiment = existing(store, name)
+        experiment = get_experiment(store, name)
         return self.large.get(
             ("report", experiment.experiment_id, ask),
             revision(experiment),
@@ -161,17 +236,17 @@ class Queries:
         )
 
     def judging(self, store: RunStore, name: str) -> JudgingStatus:
-        """How far the judging is, by whom, and how far each judge can be trusted."""
-        return self.judging_of(store, existing(store, name))
+        """Return the judging status: progress, judges and their reliability."""
+        return self.judging_of(store, get_experiment(store, name))
 
     def judging_of(self, store: RunStore, experiment: Experiment) -> JudgingStatus:
-        """The same, of an experiment that was looked up already."""
+        """Return the judging status of an already loaded experiment."""
         key = ("judging", experiment.experiment_id)
         view = self.view(store, experiment)
         return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
 
-    def board(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> Leaderboard:
-        """The board of an experiment that was looked up already."""
+    def board(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> Leaderboard:
+        """Return the board of an already loaded experiment."""
 
         def make() -> Leaderboard:
             view = self.view(store, experiment)
@@ -186,16 +261,16 @@ class Queries:
 
         return self.small.get(("board", experiment.experiment_id, ask), revision(experiment), make)
 
-    def cells(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> BoardCells:
-        """The cells that a board rests on; the same for every baseline and for models and prompts alone."""
+    def cells(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> BoardCells:
+        """Return the cells of a board; they do not depend on `baseline`, `by` or `cluster`."""
         key = ("cells", experiment.experiment_id, ask.where, ask.judge, ask.provisional)
         view = self.view(store, experiment)
         return self.large.get(
             key, revision(experiment), lambda: read_board(view, experiment.experiment_id, ask.question)
         )
 
-    def _meant(self, store: RunStore, experiment: Experiment, ask: BoardAsk) -> Pair | None:
-        """The one row that is written like a baseline that is not there: a recorded prompt's name may have slashes."""
+    def _meant(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> Pair | None:
+        """Return the only row spelled like an unknown baseline; slashes in names make MODEL/PROMPT ambiguous."""
         if ask.baseline is None:
             return None
         there = self.board(store, experiment, replace(ask, baseline=None)).matrix.pairs
@@ -209,18 +284,18 @@ class Queries:
         return {"experiment": experiment.name, **vars(counts), "url": experiment.url}
 
     def _count(self, store: RunStore, experiment: Experiment, *, few: bool) -> CellCounts:
-        """From a snapshot, which other pages will want too; of many experiments in passing, or they push them out."""
+        """Count cells in a snapshot, or in the store if caching many experiments would evict the snapshots in use."""
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         kept = few or self.snapshots.has(key, revision(experiment))
         return count_cells(self.view(store, experiment) if kept else store, experiment.experiment_id)
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
-        """The store with this experiment's runs in memory."""
+        """Return the store with this experiment's runs cached."""
         return SnapshotStore(store, experiment, self.snapshots)
 
 
-def existing(store: RunStore, name: str) -> Experiment:
-    """The experiment of that name. Invalid when it cannot be one of ours, NotFound when there is none."""
+def get_experiment(store: RunStore, name: str) -> Experiment:
+    """Return an experiment by name. Raises Invalid if the name is invalid, NotFound if it does not exist."""
     try:
         check_experiment_name(name)
     except ValueError as exc:
@@ -235,7 +310,7 @@ def existing(store: RunStore, name: str) -> Experiment:
 
 
 def _belongs(store: RunStore, experiment: Experiment, run: StoredRun) -> bool:
-    """MLflow finds a run in whatever experiment, anybody's too; a page is about one of ours."""
+    """Whether the run was recorded in this experiment; MLflow returns runs of any experiment by id."""
     record = run.tags.get(RECORD_TAG)
     if record is None:
         return False
@@ -244,7 +319,7 @@ def _belongs(store: RunStore, experiment: Experiment, run: StoredRun) -> bool:
 
 
 def run_link(experiment: Experiment, run_id: str) -> str | None:
-    """The run's page in MLflow."""
+    """Return the URL of the run's page in MLflow, or None."""
     return None if experiment.url is None else f"{experiment.url}/runs/{run_id}"
 
 
@@ -253,12 +328,12 @@ def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
     return {**run_json(run), **times, "url": run_link(experiment, run.run_id)}
 
 
-def _by_name(experiment: Experiment) -> Place:
-    return Place(0, experiment.name)
+def _by_name(experiment: Experiment) -> SortKey:
+    return SortKey(0, experiment.name)
 
 
-def _place(run: StoredRun) -> Place:
-    return Place(-run.start_ms, run.run_id)
+def _place(run: StoredRun) -> SortKey:
+    return SortKey(-run.start_ms, run.run_id)
 
 
 def _no_run(name: str, run_id: str) -> NotFound:

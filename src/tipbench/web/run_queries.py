@@ -1,21 +1,98 @@
-"""What the pages on runs ask beyond the lists: what can be chosen, what is old, what else there is of a run."""
+"""Run queries: filters from the URL, CSV, neighbours and related runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlencode
 
-from tipbench.compare.spreadsheet import csv_text
-from tipbench.record.current import stale_runs
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
+
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, SUPERSEDED_TAG
-from tipbench.record.run import RunKind, StoredRun
+from tipbench.record.reader import FILTERS, stale_runs
+from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
-from tipbench.times import iso
-from tipbench.web.queries import Queries, RunsAsk, existing
-from tipbench.web.snapshots import revision
+from tipbench.text import csv_text, iso
+from tipbench.web.board_query import where_of
+from tipbench.web.errors import checked
+from tipbench.web.paging import LIMIT, MOST
+from tipbench.web.queries import Queries, RunListQuery, get_experiment, revision
 
-CHOICES = ("model", "prompt_version", "scenario", "persona")  # params by which runs are chosen
+MOST_WHERE = 20
+_LONGEST_VALUE = 250
+_LONGEST_MARK = 400
+_NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
+_Text = Annotated[str | None, Field(max_length=_LONGEST_VALUE)]
+
+
+class RunFilters(BaseModel):
+    """Query parameters of a list of runs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: _Text = None
+    prompt: _Text = None
+    scenario: _Text = None
+    persona: _Text = None
+    state: RunState | None = None
+    kind: RunKind = RunKind.CELL
+    judge_pending: bool | None = Field(None, description="Whether a judge's scores are waited for.")
+    superseded: bool = Field(False, description="Also tries that a later one has replaced.")
+    where: list[str] = Field(
+        [],
+        max_length=MOST_WHERE,
+        description="KEY=VALUE: any tag, or params.NAME; repeatable.",
+        examples=["suite=tips"],
+    )
+    limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Items on a page, at most {MOST}.")
+    next: str | None = Field(
+        None, max_length=_LONGEST_MARK, description="The `next` of the page before; left out for the first page."
+    )
+
+    @property
+    def ask(self) -> RunListQuery:
+        """The filters as a RunListQuery. Raises Invalid if a key has two values."""
+        named = {name: _said(getattr(self, name)) for name in _NAMED}
+        filters = {_NAMED[name]: value for name, value in named.items() if value is not None}
+        return RunListQuery(where_of(self.where, filters), str(self.kind), self.limit, self.next, self.superseded)
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether any filter other than kind is set."""
+        return any(getattr(self, name) is not None for name in _NAMED) or bool(self.where)
+
+    def query(self, **changes: object) -> str:
+        """Return the filters with `changes` as a query string; defaults are omitted."""
+        values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
+        usual = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        pairs = [
+            (name, _said(each))
+            for name, value in values.items()
+            if value != usual[name]
+            for each in (value if isinstance(value, list) else [value])
+        ]
+        return urlencode([(name, text) for name, text in pairs if text is not None], errors="backslashreplace")
+
+
+RunsQuery = Annotated[RunFilters, Query()]
+
+
+def filters_of(query: Mapping[str, Any]) -> RunFilters:
+    """Parse the filters of a page's URL; empty form fields are ignored."""
+    said = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
+    where = [text for text in query.get("where", []) if text.strip()]
+    return checked(RunFilters, {**said, "where": where}, "query")
+
+
+def _said(value: object) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
+
+
+CHOICES = ("model", "prompt_version", "scenario", "persona")  # params offered as filters
 MOST_CHOICES = 300
 _WHOLE = 10**9
 _SAME = ("model", "prompt_version", "scenario", "repeat")
@@ -28,44 +105,44 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Neighbours:
-    """A run's place in the list it was found in: ids of the runs beside it, and how far down it stands."""
+    """A run's position in a list, and the ids of the runs before and after it."""
 
     newer: str | None = None
     older: str | None = None
-    place: int | None = None  # counted from 1; None when the list does not have it
+    place: int | None = None  # from 1; None if the run is not in the list
     total: int = 0
 
 
 @dataclass(frozen=True)
 class Related:
-    """What else there is of a cell. Each is newest first, without the run itself."""
+    """Runs related to a cell, newest first, without the run itself."""
 
-    stale: bool = False  # a newer digest, prompt text or scenario of that name has replaced it
-    tries: tuple[StoredRun, ...] = ()  # of the same cell_key: it failed, and was tried again
-    builds: tuple[StoredRun, ...] = ()  # of the same cell under the same conditions, with other content
-    collection: StoredRun | None = None  # the collect it came from
+    stale: bool = False  # replaced by a newer model digest, prompt text or scenario of the same name
+    tries: tuple[StoredRun, ...] = ()  # same cell_key: failures and retries
+    builds: tuple[StoredRun, ...] = ()  # same cell and conditions, other content
+    collection: StoredRun | None = None  # the collect that recorded it
 
 
-class RunBook:
-    """The runs of one experiment, from the snapshot that the lists live on."""
+class RunQueries:
+    """Queries on the runs of one experiment, from the cached snapshot."""
 
     def __init__(self, queries: Queries, store: RunStore, name: str) -> None:
-        self.experiment = existing(store, name)
+        self.experiment = get_experiment(store, name)
         self._queries = queries
         self._view = queries.view(store, self.experiment)
 
     def choices(self, kind: str) -> dict[str, list[str]]:
-        """The values that can be chosen, by param."""
+        """Return the values to filter by, per param."""
         key = ("choices", self.experiment.experiment_id, kind)
         return self._queries.small.get(key, revision(self.experiment), lambda: _choices(self._runs(kind)))
 
     def stale(self) -> frozenset[str]:
-        """Ids of the cells that a newer build of their model, prompt or scenario has replaced."""
+        """Return the ids of cells replaced by a newer version of their model, prompt or scenario."""
         key = ("stale", self.experiment.experiment_id)
         return self._queries.small.get(key, revision(self.experiment), self._stale)
 
-    def neighbours(self, ask: RunsAsk, run_id: str) -> Neighbours:
-        """The runs beside this one in the list that is asked for."""
+    def neighbours(self, ask: RunListQuery, run_id: str) -> Neighbours:
+        """Return the position and neighbours of a run in the list of `ask`."""
         found = [run.run_id for run in self._runs(ask.kind, dict(ask.where)) if ask.superseded or not _superseded(run)]
         if run_id not in found:
             return Neighbours(total=len(found))
@@ -74,7 +151,7 @@ class RunBook:
         return Neighbours(found[at - 1] if at else None, older, at + 1, len(found))
 
     def related(self, run: Mapping[str, Any]) -> Related:
-        """What else there is of a cell."""
+        """Return the runs related to a cell."""
         params, tags, run_id = run["params"], run["tags"], run["run_id"]
         others = [each for each in self._runs(str(RunKind.CELL)) if each.run_id != run_id]
         alike = [
@@ -101,9 +178,9 @@ class RunBook:
         return self._view.search(self.experiment.experiment_id, where={"kind": kind, **(where or {})})
 
 
-def runs_csv(queries: Queries, store: RunStore, name: str, ask: RunsAsk) -> str:
-    """All runs that match as a table for a spreadsheet, newest first, numbers not rounded."""
-    whole = RunsAsk(ask.where, ask.kind, limit=_WHOLE, superseded=ask.superseded)
+def runs_csv(queries: Queries, store: RunStore, name: str, ask: RunListQuery) -> str:
+    """Return all matching runs as CSV, newest first; numbers are not rounded."""
+    whole = RunListQuery(ask.where, ask.kind, limit=_WHOLE, superseded=ask.superseded)
     return csv_text(_COLUMNS, [_row(run) for run in queries.runs(store, name, whole)["items"]])
 
 

@@ -1,26 +1,197 @@
-"""The shield in front of every route: Host, size, headers, request ids, and a 500 that tells nothing.
-
-It is the outermost layer, so that no answer leaves without its headers, whoever made it.
-"""
+"""Request security: allowed hosts, login rate limit, response headers, body limits."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tipbench.judge.sheet_files import MAX_BYTES as SHEET_BYTES
+from tipbench.errors import UsageError
+from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.web.errors import INTERNAL, TooLarge, error_json
-from tipbench.web.hosts import Hosts
 from tipbench.web.metrics import Metrics
-from tipbench.web.rendering import Json
+from tipbench.web.responses import Json
+
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
+_LONGEST = 255
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Allowed host names, in addition to loopback names."""
+
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Hosts:
+        """Parse configured names or addresses without ports. Raises UsageError with the invalid one."""
+        return cls(frozenset(_configured(name) for name in names))
+
+    def allow(self, header: str) -> bool:
+        """Whether the Host header is allowed."""
+        name = host_name(header)
+        return name is not None and (name in self.names or is_loopback_name(name))
+
+    def same_origin(self, origin: str, header: str) -> bool:
+        """Whether an Origin is the panel's: equal to the Host header including the port, or a configured name.
+
+        Another port of this machine is a different origin.
+        """
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
+        if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
+            return False
+        name = host_name(parts.netloc)
+        named = name in self.names and not is_loopback_name(name or "")
+        return parts.netloc.lower() == header.lower() or named
+
+
+def host_name(header: str) -> str | None:
+    """Return the normalised host name of a Host header, without port; None if the header is invalid."""
+    text = header.lower()
+    if not text.isascii() or len(text) > _LONGEST:
+        return None
+    if text.startswith("["):
+        inside, bracket, after = text[1:].partition("]")
+        name, port = _address(inside), after.removeprefix(":") if after else "0"
+        return name if bracket and (not after or after.startswith(":")) and _is_port(port) else None
+    name, colon, port = text.partition(":")
+    if colon and not _is_port(port):
+        return None
+    return name.rstrip(".") if _NAME.fullmatch(name) else None
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether a name returned by `host_name` is a loopback name or address."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(text: str) -> str | None:
+    try:
+        return str(ipaddress.IPv6Address(text)) if "%" not in text else None
+    except ValueError:
+        return None
+
+
+def _is_port(text: str) -> bool:
+    return bool(_PORT.fullmatch(text)) and int(text) <= 65535
+
+
+def _configured(name: str) -> str:
+    text = name.strip().lower()
+    known = _address(text) or host_name(text)
+    if known is None or (":" in text and _address(text.strip("[]")) is None):
+        raise UsageError(
+            f"panel_hosts takes names or addresses without scheme and port, separated by commas (got {name[:80]!r}); "
+            "for example tips.example.org,10.0.0.7"
+        )
+    return known
+
+
+FREE = 5  # failed attempts of a client before it has to wait
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 900.0
+CLIENTS = 10_000  # tracked; the least recent is dropped first
+BURST = 60  # failed attempts of all clients together
+PER_SECOND = 0.5  # refill rate of BURST
+_V6_PREFIX = 64  # a client usually controls a whole /64
+
+
+@dataclass(frozen=True)
+class _Record:
+    failures: int
+    free_at: float  # time of the next allowed attempt
+    forget_at: float
+
+
+class LoginLimiter:
+    """Back-off per client plus a global limit. Attempts count as failed until forgiven, so concurrent ones do too."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._clients: OrderedDict[str, _Record] = OrderedDict()
+        self._room = float(BURST)
+        self._filled_at = clock()
+
+    def admit(self, client: str) -> float:
+        """Count an attempt and return 0, or return the seconds to wait if it is not allowed yet."""
+        with self._lock:
+            now = self._clock()
+            self._refill(now)
+            record = self._known(client, now)
+            if record.free_at > now:
+                return record.free_at - now
+            if self._room < 1:
+                return (1 - self._room) / PER_SECOND
+            self._room -= 1
+            self._remember(client, _failed_again(record, now))
+            return 0.0
+
+    def forgive(self, client: str) -> None:
+        """Reset the client's failures after a successful attempt."""
+        with self._lock:
+            self._clients.pop(client, None)
+            self._room = min(float(BURST), self._room + 1)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def _known(self, client: str, now: float) -> _Record:
+        record = self._clients.get(client)
+        return record if record is not None and record.forget_at > now else _Record(0, 0.0, 0.0)
+
+    def _remember(self, client: str, record: _Record) -> None:
+        self._clients[client] = record
+        self._clients.move_to_end(client)
+        while len(self._clients) > CLIENTS:
+            self._clients.popitem(last=False)
+
+    def _refill(self, now: float) -> None:
+        self._room = min(float(BURST), self._room + (now - self._filled_at) * PER_SECOND)
+        self._filled_at = now
+
+
+def _failed_again(record: _Record, now: float) -> _Record:
+    failures = record.failures + 1
+    over = failures - FREE
+    wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
+    return _Record(failures, now + wait, now + wait + LONGEST_WAIT_S)
+
+
+def client_key(host: str | None) -> str:
+    """Return one key for all addresses that a client may use: IPv6 addresses by /64 network."""
+    try:
+        address = ipaddress.ip_address(host or "")
+    except ValueError:
+        return "unknown"
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        network = ipaddress.ip_network((int(address), _V6_PREFIX), strict=False)
+        return str(network.network_address)
+    return str(address)
+
 
 log = logging.getLogger("tipbench.web")
 
@@ -29,7 +200,7 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# `no-referrer` would make browsers send `Origin: null` with our own forms, and we look at Origin.
+# `no-referrer` would make browsers send `Origin: null` with the panel's forms, which `check_origin` rejects.
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
@@ -44,8 +215,8 @@ _SHEET = re.compile(r"/api/bench/judge/.+/apply|/experiments/.+/judges/import|/j
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 
 
-class Shield:
-    """ASGI middleware."""
+class SecurityMiddleware:
+    """ASGI middleware: checks host and body size, adds headers and request id, logs failures, counts requests."""
 
     def __init__(
         self, app: ASGIApp, *, hosts: Hosts, metrics: Metrics, clock: Callable[[], float] = time.perf_counter
@@ -56,13 +227,13 @@ class Shield:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request; WebSockets are rejected."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._guarded(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1008})  # there are none here
+            await send({"type": "websocket.close", "code": 1008})
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = self._clock()
@@ -81,12 +252,12 @@ class Shield:
         except Exception:
             log.exception("request %s: %s %r failed", request_id, scope["method"], scope["path"][:200])
             if outgoing.status:
-                raise  # half an answer is out: only closing the connection can tell
+                raise  # the response has started, so the connection is closed
             message = f"{INTERNAL} The log has the reason under {request_id}."
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            # Until the answer begins: how long people look at a live stream is no measure of ours.
+            # Time to the start of the response, since event streams stay open.
             ended = outgoing.begun if outgoing.begun is not None else self._clock()
             self._metrics.observe(scope["method"], route, outgoing.status, ended - started)
 
@@ -106,7 +277,7 @@ class Shield:
 
 
 class _Outgoing:
-    """Sends, and puts the headers on every answer that does not bring its own."""
+    """Wraps `send`: adds default headers and the request id to every response."""
 
     def __init__(self, send: Send, request_id: str, clock: Callable[[], float]) -> None:
         self._send = send
@@ -126,9 +297,9 @@ class _Outgoing:
 
 
 def _bounded(scope: Scope, receive: Receive) -> Receive:
-    """The body may come without its length, or be longer than it said.
+    """Limit the body while it is read: Content-Length may be missing or too low.
 
-    Its limit may be lowered (`state.most_bytes`) until it is read, when it is known who sends it.
+    `state.most_bytes` may lower the limit after authentication, before the body is read.
     """
     announced, seen = int(Headers(scope=scope).get("content-length", "0")[:20]), 0
 
@@ -153,7 +324,7 @@ def _too_large(limit: int) -> str:
 
 
 def _request_id(headers: Headers) -> str:
-    """The caller's, where it is fit for a log; else a new one."""
+    """Return the client's X-Request-ID if it is safe to log, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 

@@ -1,8 +1,8 @@
-"""Signed deliveries: HMAC-SHA256 over time stamp and body. The panel signs; whoever receives calls `verify`.
+"""Signed deliveries: HMAC-SHA256 over timestamp and body. The panel signs; receivers call `verify`.
 
-It needs nothing but the standard library, so that a receiver may use it, or copy it, as docs/webhook.md shows:
+The module needs only the standard library, so receivers can import or copy it, as docs/webhook.md shows:
 
-    seen = Seen()                       # one for the life of the receiver
+    seen = Seen()                       # once per receiver process
     verify(secret, request.headers, request.body, time.time(), seen)    # raises DeliveryRefused
 """
 
@@ -14,10 +14,10 @@ import threading
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-TIME = "Tipbench-Time"  # seconds since 1970, of this attempt
+TIME = "Tipbench-Time"  # Unix seconds of this attempt
 SIGNATURE = "Tipbench-Signature"  # v1= and 64 hexadecimal digits
 DELIVERY = "Tipbench-Delivery"  # the same for every attempt of one delivery; also in the body
-EVENT = "Tipbench-Event"  # for logs and routing; the body says it too, and the body is signed
+EVENT = "Tipbench-Event"  # for logs and routing; also in the body, which is signed
 TOLERANCE_S = 300
 SHORTEST_SECRET = 20
 _VERSION = "v1="
@@ -25,7 +25,7 @@ _LONGEST_TIME = 12
 
 
 class DeliveryRefused(Exception):
-    """A delivery that is not to be believed; `why` says it in one word."""
+    """The delivery is invalid; `why` is a one-word code."""
 
     def __init__(self, why: Literal["unsigned", "forged", "late", "replayed"], message: str) -> None:
         super().__init__(message)
@@ -33,22 +33,22 @@ class DeliveryRefused(Exception):
 
 
 class Memory(Protocol):
-    """What a receiver remembers of accepted deliveries. One of several processes keeps it where all can see it."""
+    """Store of accepted signatures; a receiver with several processes needs a shared one."""
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Whether it comes for the first time, and remember it; for longer than a signature is valid."""
+        """Save the signature for longer than it is valid; return whether it is new."""
         ...
 
 
 class Seen:
-    """A memory in this process. Thread-safe; it only ever holds what was signed within the last minutes."""
+    """In-memory store of the signatures of the last minutes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._until: dict[str, float] = {}
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Whether it comes for the first time, and remember it."""
+        """Save the signature; return whether it is new."""
         with self._lock:
             for old in [known for known, until in self._until.items() if until < now]:
                 del self._until[old]
@@ -58,22 +58,22 @@ class Seen:
 
 
 def sign(secret: str, time_s: int, body: bytes) -> str:
-    """The signature of a body sent at a time."""
+    """Return the signature of a body sent at `time_s`."""
     digest = hmac.new(secret.encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"{_VERSION}{digest}"
 
 
 def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers of one attempt."""
+    """Return the headers of one attempt."""
     time_s = int(now)
     return {TIME: str(time_s), SIGNATURE: sign(secret, time_s, body), DELIVERY: delivery, EVENT: event}
 
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, seen: Memory) -> None:
-    """Refuse what was not signed with the secret, was signed too long ago (or ahead), or was accepted before.
+    """Verify a delivery. Raises DeliveryRefused if it is unsigned, forged, outside the time tolerance or replayed.
 
-    An attempt that is repeated by the sender has a new time and thus a new signature: it is no replay. Whoever has
-    dealt with its delivery id already answers 200 and does nothing.
+    A retry by the sender has a new time and thus a new signature, so it is not a replay. If its delivery id has been
+    processed already, respond with 200 and do nothing.
     """
     known = {name.lower(): value for name, value in headers.items()}
     time_text, signature = known.get(TIME.lower(), ""), known.get(SIGNATURE.lower(), "")

@@ -1,6 +1,6 @@
-"""Sheets between their preview and the word to apply them: the very bytes that were looked at, for a while.
+"""In-memory uploads awaiting confirmation: the exact bytes that were previewed, for LIFE_S.
 
-They are in memory alone: after a restart the file is uploaded again, and nothing else is lost.
+After a restart the file has to be uploaded again; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from fastapi import FastAPI
 from tipbench.web.auth import Identity
 
 LIFE_S = 3600.0
-KEPT = 32  # uploads, of everybody together
-MOST_BYTES = 128_000_000  # of them; the oldest give way first
+KEPT = 32  # uploads of all tokens together
+MOST_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one token may have kept; its own oldest give way first, before anybody else's."""
+class UploadQuota:
+    """Storage limit of one token; exceeding it drops the token's own oldest uploads."""
 
     files: int
     bytes: int
 
 
-JUDGES = Share(4, 16_000_000)
-ADMINS = Share(16, 96_000_000)
+JUDGES = UploadQuota(4, 16_000_000)
+ADMINS = UploadQuota(16, 96_000_000)
 
 _making = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One file that somebody has sent for one experiment."""
+    """A file uploaded for an experiment."""
 
     id: str
-    owner: str  # the id of the token it came with
+    owner: str  # token id
     experiment: str
-    name: str  # of the file, as its sender calls it
+    name: str  # file name given by the client
     content: bytes
     sha256: str
     kept_at: float
-    judge: str | None = None  # who filled it, if the sheet does not say
-    outcome: Mapping[str, Any] | None = None  # once it is applied; the content is no longer needed then
+    judge: str | None = None  # if missing in the sheet
+    outcome: Mapping[str, Any] | None = None  # once applied; the content is dropped then
 
 
-class Uploads:
-    """What was uploaded and is still looked at. Thread-safe."""
+class UploadStore:
+    """Uploads awaiting confirmation. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -68,9 +68,9 @@ class Uploads:
         content: bytes,
         judge: str | None = None,
         *,
-        share: Share = JUDGES,
+        share: UploadQuota = JUDGES,
     ) -> Upload:
-        """Keep a file; older ones give way to it, its owner's first."""
+        """Store a file, dropping older ones above the limits, the owner's first."""
         digest = hashlib.sha256(content).hexdigest()
         upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
         with self._lock:
@@ -80,7 +80,7 @@ class Uploads:
         return upload
 
     def find(self, id_: str, owner: str, experiment: str) -> Upload | None:
-        """The file of that id, if this token sent it for this experiment and it is not too long ago."""
+        """Return an upload of this token and experiment, or None if it is unknown or expired."""
         with self._lock:
             self._tidy()
             upload = self._kept.get(id_)
@@ -88,7 +88,7 @@ class Uploads:
         return upload if fits else None
 
     def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
-        """Note how applying it ended, and let go of the content."""
+        """Save the result of applying an upload, and drop its content."""
         with self._lock:
             if upload.id in self._kept:
                 self._kept[upload.id] = replace(upload, content=b"", outcome=outcome)
@@ -100,10 +100,10 @@ class Uploads:
         old = self._clock() - LIFE_S
         for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
             del self._kept[id_]
-        self._shrink(Share(KEPT, MOST_BYTES))
+        self._shrink(UploadQuota(KEPT, MOST_BYTES))
 
-    def _shrink(self, share: Share, owner: str | None = None) -> None:
-        """Forget the oldest, of one owner or of all, until they fit; the newest stays."""
+    def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
+        """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
         mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
         while len(mine) > share.files or (len(mine) > 1 and _size(mine) > share.bytes):
             del self._kept[mine.pop(0).id]
@@ -113,15 +113,15 @@ def _size(uploads: Iterable[Upload]) -> int:
     return sum(len(upload.content) for upload in uploads)
 
 
-def share_of(who: Identity) -> Share:
-    """What somebody's token may have kept."""
+def quota_of(who: Identity) -> UploadQuota:
+    """Return the storage limit of a client."""
     return JUDGES if who.is_judge else ADMINS
 
 
-def uploads_of(app: FastAPI) -> Uploads:
-    """The application's own, made when it is first needed."""
+def uploads_of(app: FastAPI) -> UploadStore:
+    """Return the application's uploads, created on first use."""
     with _making:
-        found: Uploads | None = getattr(app.state, "uploads", None)
+        found: UploadStore | None = getattr(app.state, "uploads", None)
         if found is None:
-            found = app.state.uploads = Uploads()
+            found = app.state.uploads = UploadStore()
         return found

@@ -1,1 +1,1 @@
-"""The JSON half, one router for each noun."""
+"""The JSON API: one router per resource."""

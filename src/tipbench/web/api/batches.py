@@ -1,4 +1,4 @@
-"""Judging in the browser over HTTP: open a batch, say something of its items, close it."""
+"""Judging batches: open a batch, save its items, close it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from tipbench.web.api.models import COMMON, DATA
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
-from tipbench.web.batch_shapes import (
+from tipbench.web.batch_items import (
     AcceptWish,
     BatchAnswer,
     BatchClosedShape,
@@ -24,15 +25,14 @@ from tipbench.web.batch_shapes import (
     ReturnWish,
     UndoWish,
 )
-from tipbench.web.batches import BatchDesk, Conflict, desk_of
+from tipbench.web.batches import BatchService, Conflict, batch_service_of
+from tipbench.web.concurrency import LIMIT_CONCURRENCY
 from tipbench.web.deps import Admin, Judge
 from tipbench.web.errors import checked, error_json
 from tipbench.web.forms import JSON, read_json
+from tipbench.web.job_service import Key
 from tipbench.web.paging import LIMIT, Limit, Next
-from tipbench.web.rendering import Json
-from tipbench.web.running import Key
-from tipbench.web.shapes import COMMON, DATA
-from tipbench.web.turns import IN_TURN
+from tipbench.web.responses import Json
 
 _ALL = {**COMMON, **DATA}
 router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)
@@ -53,7 +53,7 @@ def _body(model: type[BaseModel], example: dict[str, Any], *, required: bool = T
 
 
 def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
-    """The schema with its parts in their places: a document has no other place for those of a hand-read body."""
+    """Inlines `$defs`: FastAPI does not collect the definitions of a body it does not parse itself."""
     if isinstance(schema, list):
         return [_inlined(each, parts) for each in schema]
     if not isinstance(schema, dict):
@@ -71,37 +71,37 @@ _ACCEPT = _body(AcceptWish, {"reason": "agreed in the team"})
 _RETURN = _body(ReturnWish, {"note": "Please look at tone again."})
 
 
-def batch_desk(request: Request) -> BatchDesk:
-    """Where batches are kept."""
-    return desk_of(request.app)
+def batch_desk(request: Request) -> BatchService:
+    """Returns the application's batch service."""
+    return batch_service_of(request.app)
 
 
 async def read_batch(request: Request, _judge: Judge) -> BatchWish:
-    """What is to be judged."""
+    """Parses and validates the body of a request to open a batch."""
     return checked(BatchWish, await read_json(request), "body")
 
 
 async def read_item(request: Request, _judge: Judge) -> ItemWish:
-    """What is said of an item."""
+    """Parses and validates the body of a request to save an item."""
     return checked(ItemWish, await read_json(request), "body")
 
 
 async def read_undo(request: Request, _judge: Judge) -> UndoWish:
-    """The version that was seen."""
+    """Parses and validates the body of an undo request."""
     return checked(UndoWish, await read_json(request), "body")
 
 
 async def read_accept(request: Request, _admin: Admin) -> AcceptWish:
-    """Why the scores count."""
+    """Parses and validates the body of a request to accept a held batch."""
     return checked(AcceptWish, await read_json(request), "body")
 
 
 async def read_return(request: Request, _admin: Admin) -> ReturnWish:
-    """What to look at again."""
+    """Parses and validates the body of a request to return a held batch."""
     return checked(ReturnWish, await read_json(request), "body")
 
 
-Desk = Annotated[BatchDesk, Depends(batch_desk)]
+Desk = Annotated[BatchService, Depends(batch_desk)]
 _CREATED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The open batch, continued.", "model": BatchOpened},
     201: {"description": "A new batch."},
@@ -115,14 +115,14 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     response_model=BatchOpened,
     openapi_extra=_OPEN,
     responses=_CREATED,
-    dependencies=[IN_TURN],
+    dependencies=[LIMIT_CONCURRENCY],
 )
 def open_batch(
     experiment: ExperimentPath, wish: Annotated[BatchWish, Depends(read_batch)], who: Judge, desk: Desk, key: Key = None
 ) -> Response:
-    """The judge's open batch (200), or a new one (201): a blind sheet under the token's name.
+    """Returns the judge's open batch (200) or creates one (201): a blind sheet under the token's name.
 
-    The same Idempotency-Key gives the same batch, also once that is closed.
+    Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
     opened = desk.open(who, experiment, kind=wish.kind, limit=wish.limit, key=key)
     body = {"batch": desk.shown(opened.batch), "new": opened.new}
@@ -138,14 +138,17 @@ def batches(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
-    """One's own, those last worked on first; for an admin also another's, with counts and status alone."""
+    """Returns the caller's batches, most recently used first.
+
+    Admins can list other judges' batches with `judge`; those include only counts and status.
+    """
     items, following = desk.page(who, experiment, judge, limit=limit, after=next)
     return Json({"items": items, "next": following})
 
 
 @router.get(
     "/{experiment:path}/batches/{sheet}/items/{item}/history",
-    summary="The steps of an item",
+    summary="Get an item's history",
     response_model=HistoryShape,
 )
 def history(
@@ -157,20 +160,23 @@ def history(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
-    """What its judge has said of it, newest first."""
+    """Returns the saved versions of an item, newest first. Only the batch's judge can read them."""
     items, following = desk.history(who, sheet, item, experiment, limit=limit, after=next)
     return Json({"items": items, "next": following})
 
 
-@router.get("/{experiment:path}/batches/{sheet}", summary="One batch", response_model=BatchDetail)
+@router.get("/{experiment:path}/batches/{sheet}", summary="Get a batch", response_model=BatchDetail)
 def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
-    """Rubric and items in order, with what the judge has said so far. It needs no MLflow."""
+    """Returns the rubric and the items in order, with the scores saved so far. Does not require MLflow.
+
+    For another judge's batch, admins get its status and skipped items instead.
+    """
     return Json(desk.one(who, sheet, experiment))
 
 
 @router.put(
     "/{experiment:path}/batches/{sheet}/items/{item}",
-    summary="Say something of an item",
+    summary="Save an item",
     response_model=ItemSaved,
     openapi_extra=_PUT,
 )
@@ -182,7 +188,10 @@ def save(
     who: Judge,
     desk: Desk,
 ) -> Response:
-    """On disk when it answers. If the item has another version by now, nothing is stored and `detail` has it (409)."""
+    """Saves an item; it is on disk when the response is sent.
+
+    If the item's version has changed, nothing is saved and the response (409) contains the current item in `detail`.
+    """
     try:
         return Json(desk.save(who, sheet, item, wish, experiment))
     except Conflict as exc:
@@ -191,7 +200,7 @@ def save(
 
 @router.post(
     "/{experiment:path}/batches/{sheet}/items/{item}/undo",
-    summary="Go back one step",
+    summary="Undo the last change",
     response_model=ItemSaved,
     openapi_extra=_UNDO,
 )
@@ -203,7 +212,7 @@ def undo(
     who: Judge,
     desk: Desk,
 ) -> Response:
-    """What was said before is said again, as a new version; once more, one step further back."""
+    """Restores the item's previous state as a new version; each further call goes back one more step."""
     try:
         return Json(desk.undo(who, sheet, item, wish.version, experiment))
     except Conflict as exc:
@@ -214,19 +223,22 @@ def undo(
     "/{experiment:path}/batches/{sheet}/close",
     summary="Close a batch",
     response_model=BatchClosedShape,
-    dependencies=[IN_TURN],
+    dependencies=[LIMIT_CONCURRENCY],
 )
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
-    """Counts the submitted items, or holds them when they are beyond the drift limit; the others stay pending.
+    """Applies the scores of the submitted items, or holds them if the judge exceeds the drift limit.
 
-    Closing again answers the same.
+    Other items stay pending. Closing a closed batch returns the same result.
     """
     return Json(desk.close(who, sheet, experiment))
 
 
 @router.post("/{experiment:path}/batches/{sheet}/reopen", summary="Reopen a batch", response_model=BatchAnswer)
 def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
-    """To revise it; then it is closed again."""
+    """Reopens a closed batch so that its judge can revise it.
+
+    Scores that already count keep counting until the batch is closed again.
+    """
     return Json(desk.reopen(who, sheet, experiment))
 
 
@@ -235,7 +247,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk)
     summary="Accept a held batch",
     response_model=BatchClosedShape,
     openapi_extra=_ACCEPT,
-    dependencies=[IN_TURN],
+    dependencies=[LIMIT_CONCURRENCY],
 )
 def accept(
     experiment: ExperimentPath,
@@ -244,7 +256,7 @@ def accept(
     who: Admin,
     desk: Desk,
 ) -> Response:
-    """Its scores count all the same, and the reason is kept."""
+    """Accepts the scores of a held batch and stores the reason. Returns 409 if the batch is not held."""
     return Json(desk.accept(who, sheet, wish.reason, experiment))
 
 
@@ -261,11 +273,11 @@ def send_back(
     who: Admin,
     desk: Desk,
 ) -> Response:
-    """Its judge may revise it, and sees the note."""
+    """Returns a held batch to its judge for revision, with a note. Returns 409 if the batch is not held."""
     return Json(desk.send_back(who, sheet, wish.note, experiment))
 
 
 def _conflict(exc: Conflict) -> Response:
-    """The one error shape, with the item as it is now beside it."""
+    """Returns the standard error response, with the current item in `detail`."""
     detail = {} if exc.detail is None else {"detail": exc.detail}
     return Json({**error_json(exc.code, str(exc), exc.path), **detail}, exc.status)

@@ -1,4 +1,4 @@
-"""GET /api/bench/experiments: what is recorded."""
+"""GET /api/bench/experiments: the recorded experiments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from tipbench.errors import MlflowAway, NotEnoughData
+from tipbench.errors import MlflowUnavailable, NotEnoughData
+from tipbench.web.api.models import COMMON, ExperimentList, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState
 from tipbench.web.paging import MOST, Limit, Next
-from tipbench.web.queries import ExperimentsAsk, ExperimentsPage
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, ExperimentList, refusals
+from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
+from tipbench.web.responses import Json
 
 router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
@@ -28,17 +28,20 @@ def experiments(
     limit: Limit = MOST,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
-    """Every experiment with its cells by state, by name. Empty while nothing was ever recorded."""
-    found = experiments_page(panel, ExperimentsAsk(q, limit, next))
+    """Returns the experiments sorted by name, with the number of cells in each state.
+
+    The list is empty until something has been recorded.
+    """
+    found = experiments_page(panel, ExperimentsQuery(q, limit, next))
     return Json({"items": list(found.items), "next": found.next})
 
 
-def experiments_page(panel: Panel, ask: ExperimentsAsk) -> ExperimentsPage:
-    """For the list and for the front page; empty where there is no MLflow yet."""
+def experiments_page(panel: Panel, ask: ExperimentsQuery) -> ExperimentsPage:
+    """Returns a page of experiments for the API and the front page; empty if MLflow has never been used."""
     try:
         return panel.queries.experiments(panel.tracker.open().store, ask)
     except NotEnoughData:
         return ExperimentsPage()
-    except MlflowAway:
+    except MlflowUnavailable:
         panel.tracker.doubt()
         raise

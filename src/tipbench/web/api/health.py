@@ -1,4 +1,4 @@
-"""Health: whether the process lives, whether it can work, and what it has counted."""
+"""Health endpoints: liveness, readiness and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from starlette.responses import Response
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
+from tipbench.web.api.models import COMMON, Health, Readiness, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.cache import Cache
 from tipbench.web.deps import Panel, PanelState
 from tipbench.web.errors import WebError
 from tipbench.web.metrics import CONTENT_TYPE
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, Health, Readiness, refusals
+from tipbench.web.responses import Json
 
-router = APIRouter(tags=["health"])  # open to everybody: it tells nothing
+router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
 counted = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
 
 class NotReady(WebError):
-    """It lives, and cannot work."""
+    """503: the process is running, but MLflow or the database is unavailable."""
 
     status, code = 503, "not_ready"
 
 
-@router.get("/healthz", summary="Whether the process lives", response_model=Health, responses=refusals(400, 500))
-async def healthz() -> Response:  # on the event loop: it does not wait for a thread
-    """Answers as long as it can answer at all."""
+@router.get("/healthz", summary="Liveness probe", response_model=Health, responses=refusals(400, 500))
+async def healthz() -> Response:  # async, so that it does not wait for a thread
+    """Liveness probe: returns 200 as long as the process can handle requests."""
     return Json({"status": "ok", "version": tipbench.__version__})
 
 
 @router.get(
     "/readyz",
-    summary="Whether it can work",
+    summary="Readiness probe",
     response_model=Readiness,
     responses={**refusals(400, 500), 503: {**refusals(503)[503], "description": "MLflow or the database is away."}},
 )
 def readyz(panel: PanelState) -> Response:
-    """MLflow answers, or none was ever used; the tokens can be read."""
+    """Readiness probe: returns 200 if the token database is readable and MLflow responds or has never been used."""
     checks: Cache = panel.queries.small
-    # Anybody may ask, so MLflow is asked every few seconds at most, whether it answers or not.
+    # The endpoint is public, so the result, also a failure, is cached for a few seconds.
     state = checks.get("readiness", None, lambda: _outcome(panel))
     if isinstance(state, TipbenchError):
         raise NotReady("Not ready: MLflow or the panel's database does not answer; the log has more.") from state
@@ -49,7 +49,7 @@ def readyz(panel: PanelState) -> Response:
 
 
 def _outcome(panel: Panel) -> str | TipbenchError:
-    """How it stands with MLflow, or why not: a failure is an answer that can be kept."""
+    """Returns the status of MLflow, or the error instead of raising it, so that failures are cached too."""
     try:
         return _mlflow(panel)
     except TipbenchError as exc:
@@ -78,5 +78,5 @@ def _mlflow(panel: Panel) -> str:
     },
 )
 def metrics(panel: PanelState) -> Response:
-    """Requests, their times, and what is kept in memory."""
+    """Returns requests, durations, cache use, jobs, queue length and open streams in the Prometheus text format."""
     return Response(panel.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""The webhook over HTTP: how it fares, what it has delivered, and a test. Its address is the operator's to set."""
+"""Webhook endpoints: status, deliveries and test. The URL is set in the operator's configuration only."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tipbench.plan.config import check_experiment_name
+from tipbench.web.api.models import COMMON, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin
 from tipbench.web.errors import Invalid, WebError, checked
 from tipbench.web.forms import JSON, read_json
-from tipbench.web.hook import Hook
-from tipbench.web.hook_store import Delivery
-from tipbench.web.paging import LIMIT, Limit, Next, Place, page_of
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, refusals
+from tipbench.web.paging import LIMIT, Limit, Next, SortKey, page_of
+from tipbench.web.responses import Json
+from tipbench.web.webhook import Webhook
+from tipbench.web.webhook_store import Delivery
 
 router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
 
 class HookConflict(WebError):
-    """There is no webhook, or it is being tested."""
+    """409: no webhook is configured, or a test is already in progress."""
 
     status, code = 409, "conflict"
 
 
 class TestWish(BaseModel):
-    """What the test names."""
+    """Options of a webhook test."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,7 +37,7 @@ class TestWish(BaseModel):
 
 
 class AttemptShape(BaseModel):
-    """One try of a delivery."""
+    """One delivery attempt."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,7 +49,7 @@ class AttemptShape(BaseModel):
 
 
 class DeliveryShape(BaseModel):
-    """A message to the receiver, with every try."""
+    """A message to the receiver, with all delivery attempts."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,14 +66,14 @@ class DeliveryShape(BaseModel):
 
 
 class DeliveryList(BaseModel):
-    """Deliveries, newest first."""
+    """A page of deliveries, newest first."""
 
     items: list[DeliveryShape]
     next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
 
 
 class HookShape(BaseModel):
-    """How the webhook fares."""
+    """Webhook status."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -105,17 +105,17 @@ _BODY: dict[str, Any] = {
 }
 
 
-def hook_of(request: Request) -> Hook | None:
-    """The application's webhook, if there is one."""
-    hook: Hook | None = request.app.state.hook
+def hook_of(request: Request) -> Webhook | None:
+    """Returns the application's webhook, or None if none is configured."""
+    hook: Webhook | None = request.app.state.hook
     return hook
 
 
-HookState = Annotated[Hook | None, Depends(hook_of)]
+HookState = Annotated[Webhook | None, Depends(hook_of)]
 
 
 async def read_wish(request: Request, _admin: Admin) -> TestWish:
-    """What the test shall name."""
+    """Parses and validates the body of a test request."""
     wish = checked(TestWish, await read_json(request), "body")
     if wish.experiment is not None:
         try:
@@ -125,9 +125,9 @@ async def read_wish(request: Request, _admin: Admin) -> TestWish:
     return wish
 
 
-@router.get("", summary="How the webhook fares", response_model=HookShape)
+@router.get("", summary="Get webhook status", response_model=HookShape)
 def state(hook: HookState) -> Response:
-    """Where it leads, when it last looked for cells that wait for a judge, what is still to be delivered."""
+    """Returns the webhook's host, the time of its last check for pending cells and the number of queued deliveries."""
     return Json(state_of(hook))
 
 
@@ -137,7 +137,10 @@ def deliveries(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
-    """Newest first, each with what was sent and every try; the last 500 that have ended are kept."""
+    """Returns deliveries, newest first, each with its payload and all attempts.
+
+    The last 500 finished deliveries are kept.
+    """
     found = [] if hook is None else sorted(hook.deliveries(), key=_place)
     page, following = page_of(found, _place, limit=limit, after=next)
     return Json({"items": [delivery.to_json() for delivery in page], "next": following})
@@ -147,20 +150,23 @@ def deliveries(
     "/test", summary="Test the webhook", response_model=DeliveryShape, openapi_extra=_BODY, responses=refusals(409)
 )
 def test(hook: HookState, wish: Annotated[TestWish, Depends(read_wish)]) -> Response:
-    """Sends a signed message of the event `test`, once and now, and says what came of it within 10 seconds.
+    """Sends a signed message with the event `test` once, without retries, and returns the result within 10 seconds.
 
-    Refused (409) without a webhook, and while another test is under way.
+    Returns 409 if no webhook is configured or another test is in progress.
     """
     return Json(run_test(hook, wish.experiment).to_json())
 
 
-def state_of(hook: Hook | None) -> dict[str, Any]:
-    """For the JSON and for the page."""
+def state_of(hook: Webhook | None) -> dict[str, Any]:
+    """Returns the webhook's status for the API and the settings page."""
     return _NONE if hook is None else hook.state()
 
 
-def run_test(hook: Hook | None, experiment: str | None = None) -> Delivery:
-    """The delivery, taken or not. HookConflict without a webhook, and while another test is under way."""
+def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
+    """Sends a test message and returns its delivery, successful or not.
+
+    Raises HookConflict if no webhook is configured or another test is in progress.
+    """
     if hook is None:
         raise HookConflict("There is no webhook. The operator sets TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
     delivery = hook.test(experiment)
@@ -169,5 +175,5 @@ def run_test(hook: Hook | None, experiment: str | None = None) -> Delivery:
     return delivery
 
 
-def _place(delivery: Delivery) -> Place:
-    return Place(-int(delivery.created * 1000), delivery.message.id)
+def _place(delivery: Delivery) -> SortKey:
+    return SortKey(-int(delivery.created * 1000), delivery.message.id)

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: start, list, watch, cancel, retry."""
+"""Job endpoints: start, list, watch, cancel, retry."""
 
 from __future__ import annotations
 
@@ -9,28 +9,18 @@ from starlette.responses import PlainTextResponse, Response
 
 from tipbench.jobs.folder import MOST_LOG
 from tipbench.jobs.job import JobKind, JobState
-from tipbench.jobs.queue import Submitted
-from tipbench.jobs.sqlite import Which
+from tipbench.jobs.store import JobFilter
+from tipbench.jobs.supervisor import Submitted
+from tipbench.web.api.models import COMMON, DATA, JobAnswer, JobDetail, JobList, JobStarted, JudgeWish, refusals
 from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, session_cookie
 from tipbench.web.deps import Admin, AskedRun, Panel, PanelState, RunConfig
-from tipbench.web.desk import job_json
+from tipbench.web.event_stream import MEDIA_TYPE, EventStream, JobStream, may_watch
 from tipbench.web.forms import JSON, read_json
+from tipbench.web.job_service import Key, RunTarget, job_json, retry_job, start_judge, start_run
 from tipbench.web.paging import LIMIT, Limit, Next
-from tipbench.web.rendering import Json
-from tipbench.web.running import Key, Where, retry_job, start_judge, start_run
-from tipbench.web.shapes import (
-    COMMON,
-    DATA,
-    JobAnswer,
-    JobDetail,
-    JobList,
-    JobStarted,
-    JudgeWish,
-    refusals,
-)
-from tipbench.web.streaming import MEDIA_TYPE, EventStream, JobStream, may_look_on
+from tipbench.web.responses import Json
 
 running = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
@@ -76,7 +66,7 @@ LastId = Annotated[
 
 
 async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
-    """The body, read once it is known who asks."""
+    """Reads the body after authentication."""
     return await read_json(request)
 
 
@@ -97,14 +87,17 @@ def run(
     runner: RunnerName = None,
     wait_for_judge: WaitForJudge = False,
 ) -> Response:
-    """Queues `tipbench collect` with this configuration. The same key with other options is refused (409)."""
-    where = Where(runner, wait_for_judge or asked.wait_for_judge, frozenset(asked.given))
+    """Queues `tipbench collect` with this configuration.
+
+    Returns 409 if the Idempotency-Key was already used with other options.
+    """
+    where = RunTarget(runner, wait_for_judge or asked.wait_for_judge, frozenset(asked.given))
     return _started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
 
 
 @judging.post(
     "/{experiment:path}/run",
-    summary="Start a judge that is no person",
+    summary="Start an automatic judge",
     status_code=202,
     response_model=JobStarted,
     openapi_extra=_WISH,
@@ -117,7 +110,7 @@ def judge(
     panel: PanelState,
     key: Key = None,
 ) -> Response:
-    """Queues `tipbench judge run`. Programs other than the configured one cannot be named over HTTP."""
+    """Queues `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
     return _started(panel, start_judge(panel, experiment, wish, started_by=who.name, key=key))
 
 
@@ -130,21 +123,21 @@ def jobs(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
-    """Newest first, with their places in the queue."""
-    return Json(panel.jobs.listed(Which(state, kind, experiment), limit=limit, after=next).to_json())
+    """Returns jobs, newest first, with their positions in the queue."""
+    return Json(panel.jobs.listed(JobFilter(state, kind, experiment), limit=limit, after=next).to_json())
 
 
-@router.get("/{job_id}", summary="One job and its progress", response_model=JobDetail)
+@router.get("/{job_id}", summary="Get a job", response_model=JobDetail)
 def one(job_id: JobPath, panel: PanelState) -> Response:
-    """The job, what its events add up to so far, and its place in the queue."""
+    """Returns the job, its progress so far and its position in the queue."""
     return Json(panel.jobs.view(job_id).to_json())
 
 
 @router.post("/{job_id}/cancel", summary="Cancel a job", response_model=JobAnswer, responses=refusals(409))
 def cancel(job_id: JobPath, panel: PanelState) -> Response:
-    """At once while it waits; else its processes are ended, the model leaves memory, and what is finished is kept.
+    """Cancels a queued job at once; stops a running job, unloads its model and keeps the finished results.
 
-    Cancelling again changes nothing; a job that has ended otherwise is refused (409).
+    Cancelling a cancelled job has no effect. Returns 409 if the job has already ended in another way.
     """
     panel.jobs.cancel(job_id)
     return Json(_shown(panel, job_id))
@@ -158,17 +151,16 @@ def cancel(job_id: JobPath, panel: PanelState) -> Response:
     responses={**_STARTED, **refusals(409)},
 )
 def retry(job_id: JobPath, who: Admin, panel: PanelState, key: Key = None) -> Response:
-    """A new job with the same options that names the old one; what is recorded is not generated again.
+    """Starts a new job with the same options and a reference to the old one; recorded results are not generated again.
 
-    For a job that failed, was cancelled or is lost (409 otherwise). While such a retry has not ended, asking again
-    gives that one.
+    Returns 409 unless the job has failed, was cancelled or is lost. If a retry has not ended yet, returns that one.
     """
     return _started(panel, retry_job(panel, job_id, started_by=who.name, key=key))
 
 
 @router.get(
     "/{job_id}/log",
-    summary="The end of a job's log",
+    summary="Get a job's log",
     response_class=Response,
     responses={
         200: {
@@ -182,7 +174,7 @@ def log(
     panel: PanelState,
     most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="At most so much of it.")] = LOG_BYTES,
 ) -> Response:
-    """From the beginning of a line; logins in addresses are left out."""
+    """Returns the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
     tail = panel.jobs.log(job_id, most)
     headers = {"X-Log-Size": str(tail.size), "X-Log-Cut": "true" if tail.cut else "false"}
     return PlainTextResponse(tail.text.encode("utf-8", "backslashreplace"), headers=headers)
@@ -190,7 +182,7 @@ def log(
 
 @router.get(
     "/{job_id}/events",
-    summary="A job's events as they happen",
+    summary="Stream a job's events",
     response_class=Response,
     responses={
         200: {"description": "Server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENTS}}},
@@ -200,15 +192,19 @@ def log(
 def events(
     job_id: JobPath, request: Request, who: Admin, panel: PanelState, after: Cursor = None, last: LastId = None
 ) -> Response:
-    """First `snapshot` (job, place, progress), then each event under its name, `progress` after each few of them, `job`
-    when its state or place changes, and `end` at the very end. `id` is where to go on after a break.
+    """Streams the job's events as server-sent events.
 
-    Without `after` the snapshot holds everything so far; with it, the state then, and what was missed follows.
+    The first event is `snapshot` (job, place, progress). Then each job event follows under its name, with `progress`
+    after every few events, `job` when the state or queue position changes, and `end` as the last one. To resume an
+    interrupted stream, send the last `id` as `after` or `Last-Event-ID`.
+
+    Without `after`, the snapshot contains all progress so far; with `after`, it contains the progress up to that event,
+    and the events that follow it are sent.
     """
     place = int(last) if last is not None and last.isascii() and last.isdigit() else after
     guard, cookie = panel.guard, session_cookie(request)
     stream = JobStream(panel.jobs, job_id, place)
-    return EventStream(panel.streams, stream, request, lambda: may_look_on(guard, who, cookie))
+    return EventStream(panel.streams, stream, request, lambda: may_watch(guard, who, cookie))
 
 
 def _started(panel: Panel, submitted: Submitted) -> Response:

@@ -1,7 +1,7 @@
-"""Judging over HTTP: a blind sheet goes out, the filled one comes back. The same code as the file road.
+"""Sheet endpoints: export a blind sheet, apply the filled one. Same code as `judge export` and `judge apply`.
 
-A judge's token works under its own name, sees nothing that unblinds, and gets its open sheet again instead of a second
-one: controls come back from sheet to sheet, so whoever could pile up sheets could find them.
+A judge's token judges under its own name only, receives nothing that unblinds, and gets its open sheet again instead
+of a second one: control items repeat across sheets, so a judge with several sheets could identify them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,29 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from tipbench.judge.sheet_files import parse_sheet
+from tipbench.judge.sheet_file import parse_sheet
+from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
+from tipbench.web.concurrency import LIMIT_CONCURRENCY, concurrency_limits
 from tipbench.web.deps import Judge, PanelState, Store
-from tipbench.web.downloads import attachment
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import JSON, content_type, read_json
-from tipbench.web.judging import ApplyWish, SheetRequest, alone, apply_sheet, sheet_file, sheet_for, wish_of
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
-from tipbench.web.turns import IN_TURN, turns_of
+from tipbench.web.judge_service import (
+    ApplyWish,
+    SheetRequest,
+    apply_sheet,
+    judging_lock,
+    parse_sheet_request,
+    sheet_file,
+    sheet_for,
+)
+from tipbench.web.responses import Json, attachment
 
 _ALL = {**COMMON, **DATA}
-router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[IN_TURN, JUDGES_TOO], responses=_ALL)
+router = APIRouter(
+    prefix="/api/bench/judge", tags=["judge"], dependencies=[LIMIT_CONCURRENCY, JUDGES_TOO], responses=_ALL
+)
 watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
 CSV = "text/csv"
@@ -48,16 +57,16 @@ _FILLED: dict[str, Any] = {
 
 
 async def read_wish(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
-    """What is asked of an export, within what this token may ask."""
-    return wish_of(await read_json(request), judge, panel.allowed)
+    """Parses the export options and checks them against the token's permissions."""
+    return parse_sheet_request(await read_json(request), judge, panel.allowed)
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """The filled sheet, JSON or CSV; it has its room in memory until the request has ended."""
+    """Parses the filled sheet (JSON or CSV); its memory stays reserved until the request ends."""
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
-    async with turns_of(request).sheet():
+    async with concurrency_limits(request).sheet():
         yield await run_in_threadpool(parse_sheet, content)
 
 
@@ -72,9 +81,12 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
 def export(
     experiment: ExperimentPath, ask: Annotated[SheetRequest, Depends(read_wish)], panel: PanelState, store: Store
 ) -> Response:
-    """Answers without their model or prompt, in random order, with the rubric; the key stays in MLflow."""
-    # A judge who asks twice at once must not get two sheets.
-    with alone(panel.settings.home, panel.tracker.open().place) if ask.own else nullcontext():
+    """Exports answers in random order, without model or prompt, together with the rubric.
+
+    The key that maps items to runs stays in MLflow.
+    """
+    # Two concurrent requests of one judge must not create two sheets.
+    with judging_lock(panel.settings.home, panel.tracker.open().place) if ask.own else nullcontext():
         judging = sheet_for(store, experiment, ask)
     return Response(
         sheet_file(judging, ask).encode("utf-8", "backslashreplace"),
@@ -99,13 +111,16 @@ def apply(
         str | None, Query(max_length=1000, description="Count the scores all the same, and why; for admins.")
     ] = None,
 ) -> Response:
-    """Checks everything, measures the judge, counts the scores. One mistake refuses the whole sheet (422)."""
+    """Validates the sheet, measures the judge's drift and applies the scores.
+
+    A single error rejects the whole sheet (422).
+    """
     wish = ApplyWish.of(who, judge=judge, accept=accept_drift, dry_run=dry_run)
-    with alone(panel.settings.home, panel.tracker.open().place):
+    with judging_lock(panel.settings.home, panel.tracker.open().place):
         return Json(apply_sheet(store, experiment, filled, wish))
 
 
-@watching.get("/{experiment:path}", summary="How the judging stands", response_model=JudgingShape)
+@watching.get("/{experiment:path}", summary="Get judging status", response_model=JudgingShape)
 def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
-    """Pending, held and judged cells, each judge's drift and agreement."""
+    """Returns the number of pending, held and judged cells, and each judge's drift and agreement."""
     return Json(panel.queries.judging(store, experiment).to_json())

@@ -1,4 +1,4 @@
-"""GET /api/bench/leaderboard: the board, its report, its tables, and one row of it closely."""
+"""GET /api/bench/leaderboard: the board, its downloads, and the details of one row."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from starlette.responses import Response
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import to_csv, to_markdown
+from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape
 from tipbench.web.api.runs import ExperimentPath
-from tipbench.web.asking import BoardQuery
 from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.board_query import BoardQueryParam
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.downloads import attachment
 from tipbench.web.pair_queries import pair_view
-from tipbench.web.pair_shapes import PairShape, RevisionShape
-from tipbench.web.queries import existing
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, DATA, BoardShape
-from tipbench.web.snapshots import revision
+from tipbench.web.queries import get_experiment, revision
+from tipbench.web.responses import Json, attachment
 
 router = APIRouter(
     prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
@@ -41,9 +38,9 @@ def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
     response_class=Response,
     responses=_file("text/html", "One file that needs nothing else."),
 )
-def report(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
-    """The board with its charts and answers as one HTML file, as `compare --html` writes it."""
-    # Opened in place it would be a page of ours that models wrote into: it gets no script and no origin.
+def report(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Returns the board with its charts and answers as one HTML file, as written by `compare --html`."""
+    # The report contains model output: sandboxed, so that it has no scripts and no origin when opened in the browser.
     policy = {"Content-Security-Policy": f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"}
     return _download(panel.queries.report(store, experiment, ask), "text/html", experiment, "html", policy)
 
@@ -54,8 +51,8 @@ def report(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store
     response_class=Response,
     responses=_file("text/csv", "One line for each row, not rounded."),
 )
-def standings(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
-    """The standings for a spreadsheet, as `compare --format csv` prints them."""
+def standings(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Returns the standings as CSV, as printed by `compare --format csv`."""
     return _download(to_csv(panel.queries.leaderboard(store, experiment, ask)), "text/csv", experiment, "csv")
 
 
@@ -65,30 +62,35 @@ def standings(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, st
     response_class=Response,
     responses=_file("text/markdown", "Verdict, table and notes, for a pull request."),
 )
-def markdown(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
-    """The board as `compare --format md` prints it."""
+def markdown(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Returns the board as Markdown, as printed by `compare --format md`."""
     return _download(to_markdown(panel.queries.leaderboard(store, experiment, ask)), "text/markdown", experiment, "md")
 
 
-@router.get("/{experiment:path}/pairs", summary="Where a row wins and loses", response_model=PairShape)
+@router.get("/{experiment:path}/pairs", summary="Compare a pair", response_model=PairShape)
 def one_pair(
-    experiment: ExperimentPath, model: RowModel, prompt: RowPrompt, ask: BoardQuery, panel: PanelState, store: Store
+    experiment: ExperimentPath,
+    model: RowModel,
+    prompt: RowPrompt,
+    ask: BoardQueryParam,
+    panel: PanelState,
+    store: Store,
 ) -> Response:
-    """One row against the baseline or the leader: the scenarios, the largest loss first, with both sides' answers."""
-    found = pair_view(panel.queries, store, existing(store, experiment), ask, Pair(model, prompt))
+    """Compares one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
+    found = pair_view(panel.queries, store, get_experiment(store, experiment), ask, Pair(model, prompt))
     return Json(found.to_json())
 
 
-@router.get("/{experiment:path}/revision", summary="Whether anything has changed", response_model=RevisionShape)
+@router.get("/{experiment:path}/revision", summary="Get the revision", response_model=RevisionShape)
 def current_revision(experiment: ExperimentPath, store: Store) -> Response:
-    """A word that changes whenever somebody writes to the experiment; cheap, for watching it."""
-    found = existing(store, experiment)
+    """Returns a string that changes with every write to the experiment; cheap enough for polling."""
+    found = get_experiment(store, experiment)
     return Json({"experiment": found.name, "revision": revision(found)})
 
 
-@router.get("/{experiment:path}", summary="The leaderboard", response_model=BoardShape)
-def leaderboard(experiment: ExperimentPath, ask: BoardQuery, panel: PanelState, store: Store) -> Response:
-    """The same object as `tipbench compare --format json`; nothing is written for it."""
+@router.get("/{experiment:path}", summary="Get the leaderboard", response_model=BoardShape)
+def leaderboard(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Returns the same object as `tipbench compare --format json`. Nothing is recorded."""
     return Json(panel.queries.leaderboard(store, experiment, ask).to_json())
 
 

@@ -1,4 +1,4 @@
-"""POST /api/bench/plan: what a run would do, without doing it."""
+"""POST /api/bench/plan: a dry run of a collect."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from tipbench.addresses import is_loopback
-from tipbench.errors import LocalServerError, MlflowAway, NotEnoughData
-from tipbench.generate.engine import engine_of
-from tipbench.generate.machine import free_memory
-from tipbench.generate.sizing import Memory
+from tipbench.errors import LocalServerError, MlflowUnavailable, NotEnoughData
+from tipbench.generate.engine import Memory, engine_of, free_memory
+from tipbench.http import is_loopback
 from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.plan.suite import Suite
+from tipbench.record.cell_run import RunContext
 from tipbench.record.collect import dry_run
 from tipbench.record.journal import journalled_keys
-from tipbench.record.outcome import Setting
-from tipbench.record.planning import Recorded, plan_json, read_recorded
+from tipbench.record.plan_check import Recorded, plan_json, read_recorded
+from tipbench.web.api.models import COMMON, PlanShape, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, RunConfig
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, PlanShape, refusals
+from tipbench.web.responses import Json
 
 router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
 
 def _schema() -> dict[str, Any]:
-    """Of the body: the configuration, and what a scheduler's runs know beside it. A plan does not mind that."""
+    """Returns the schema of the body: the configuration plus the Airflow option, which a plan ignores."""
     schema = CollectConfig.model_json_schema()
     about = "In Airflow: compare when every cell of the run is judged; until then the job is waiting."
     wait = {"type": "boolean", "default": False, "description": about}
     return {**schema, "properties": {**schema["properties"], WAIT_FOR_JUDGE: wait}}
 
 
-# The body is read once it is known who asks, so FastAPI does not see it; `RunConfig` reads it.
+# `RunConfig` reads the body after authentication, so FastAPI cannot document it by itself.
 CONFIG_BODY: dict[str, Any] = {
     "requestBody": {
         "description": "What differs from the defaults; see GET /api/bench/config.",
@@ -51,18 +49,21 @@ CONFIG_BODY: dict[str, Any] = {
 
 @router.post(
     "/plan",
-    summary="What a run would do",
+    summary="Plan a run",
     response_model=PlanShape,
     openapi_extra=CONFIG_BODY,
     responses=refusals(409, 502, 503),
 )
 def plan(config: RunConfig, panel: PanelState) -> Response:
-    """Cells, those already recorded, models refused and why, memory and time. Nothing is generated or written."""
+    """Returns the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
+
+    Nothing is generated or recorded.
+    """
     return Json(plan_of(panel, config))
 
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
-    """For the JSON and for the page that starts a run."""
+    """Returns the plan for the API and the page that starts a run."""
     warnings: list[str] = []
 
     def recorded(suite: Suite) -> Recorded:
@@ -70,7 +71,7 @@ def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
             return _recorded(panel, config, suite)
         except NotEnoughData:
             return Recorded()
-        except (LocalServerError, MlflowAway) as exc:
+        except (LocalServerError, MlflowUnavailable) as exc:
             warnings.append(f"{exc} The plan counts nothing as recorded.")
             return Recorded()
 
@@ -85,11 +86,11 @@ def _recorded(panel: Panel, config: CollectConfig, suite: Suite) -> Recorded:
         experiment = opened.store.experiment(config.experiment)
         if experiment is None:
             return Recorded(journalled=journalled)
-        found = read_recorded(opened.store, experiment.experiment_id, Setting(config, suite, "").conditions)
+        found = read_recorded(opened.store, experiment.experiment_id, RunContext(config, suite, "").conditions)
         return replace(found, journalled=journalled)
 
 
 def _free_memory(model: str, config: CollectConfig) -> Memory:
-    """This machine's, where the model is computed here; unknown where it is not."""
+    """Returns this machine's free memory; unknown if the model runs on a remote server."""
     elsewhere = engine_of(model) == "ollama" and not is_loopback(config.ollama_url)
     return Memory() if elsewhere else free_memory()

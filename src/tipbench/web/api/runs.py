@@ -1,4 +1,4 @@
-"""GET /api/bench/runs: the recorded runs of an experiment, and one with all its texts."""
+"""GET /api/bench/runs: the recorded runs of an experiment, and single runs with their texts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from fastapi import APIRouter, Path
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
+from tipbench.web.api.models import COMMON, DATA, RunDetail, RunList
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.downloads import attachment
-from tipbench.web.rendering import Json
-from tipbench.web.run_filters import RunsQuery
-from tipbench.web.run_queries import runs_csv
-from tipbench.web.shapes import COMMON, DATA, RunDetail, RunList
+from tipbench.web.responses import Json, attachment
+from tipbench.web.run_queries import RunsQuery, runs_csv
 
 
 class RunIdConvertor(StringConvertor):
-    """A run's id in a path. An experiment's name may have slashes, so the id must be told from its end."""
+    """A run id in a path; experiment names may contain slashes, so the id is recognised by its form."""
 
     regex = "[0-9a-f]{32}"
 
@@ -33,9 +31,9 @@ RunPath = Annotated[
 ]
 
 
-@router.get("/{experiment:path}/{run_id:run_id}", summary="One run with all its texts", response_model=RunDetail)
+@router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run", response_model=RunDetail)
 def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store) -> Response:
-    """Params, metrics, tags, and every text: prompt, raw answer, tips, rubric, scores."""
+    """Returns a run's params, metrics, tags and texts: prompt, raw answer, tips, rubric, scores."""
     return Json(panel.queries.run(store, experiment, run_id))
 
 
@@ -51,12 +49,12 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
     },
 )
 def runs_table(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
-    """All runs that match for a spreadsheet; `limit` and `next` do not matter."""
+    """Returns all matching runs as CSV; `limit` and `next` are ignored."""
     content = runs_csv(panel.queries, store, experiment, filters.ask).encode("utf-8", "backslashreplace")
     return Response(content, media_type="text/csv", headers=attachment(f"{experiment}-runs", "csv"))
 
 
 @router.get("/{experiment:path}", summary="List an experiment's runs", response_model=RunList)
 def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
-    """Newest first, without texts, page by page."""
+    """Returns a page of runs, newest first, without their texts."""
     return Json(panel.queries.runs(store, experiment, filters.ask))

@@ -1,4 +1,4 @@
-"""Tokens over HTTP: list them, make one, revoke one. What the settings page shows and does."""
+"""Token endpoints: list, create, revoke. The settings page uses the same functions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tipbench.errors import UsageError
-from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.api.models import COMMON, refusals
+from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, NotFound, checked
 from tipbench.web.forms import JSON, read_json
-from tipbench.web.rendering import Json
-from tipbench.web.shapes import COMMON, refusals
-from tipbench.web.tokens import Role, checked_name, read_life
+from tipbench.web.responses import Json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
@@ -24,7 +23,7 @@ DEFAULT_LIFE = "90d"
 
 
 class TokenWish(BaseModel):
-    """The token to make."""
+    """Options of a new token."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +33,7 @@ class TokenWish(BaseModel):
 
 
 class TokenShape(BaseModel):
-    """A token as it is kept: without its secret."""
+    """A stored token, without its secret."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,13 +48,13 @@ class TokenShape(BaseModel):
 
 
 class NewToken(TokenShape):
-    """A new token with its secret, which cannot be had again."""
+    """A new token with its secret, which cannot be retrieved later."""
 
     token: str = Field(examples=["tipbench_3f9a1c0b7e52_…"])
 
 
 class TokenList(BaseModel):
-    """Every token ever made."""
+    """All tokens, including revoked and expired ones."""
 
     items: list[TokenShape]
     next: str | None = Field(description="Always null: the list is whole.")
@@ -78,57 +77,57 @@ TokenId = Annotated[
 
 
 async def read_wish(request: Request, _admin: Admin) -> TokenWish:
-    """The token that is asked for."""
+    """Parses and validates the body of a request to create a token."""
     return wish_of(await read_json(request))
 
 
 @router.get("", summary="List the tokens", response_model=TokenList)
 def tokens(panel: PanelState) -> Response:
-    """Oldest first, with their states; revoked and expired ones too."""
+    """Returns all tokens with their states, oldest first, including revoked and expired ones."""
     return Json({"items": token_rows(panel), "next": None})
 
 
-@router.post("", summary="Make a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
+@router.post("", summary="Create a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
 def create(wish: Annotated[TokenWish, Depends(read_wish)], panel: PanelState) -> Response:
-    """Its secret is in this answer and nowhere else: only a hash is kept."""
+    """Creates a token. The secret is returned only in this response; the server stores a hash."""
     return Json(make_token(panel, wish), 201)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", response_model=TokenShape, responses=refusals(404))
 def revoke(token_id: TokenId, panel: PanelState) -> Response:
-    """It ends now, and so does every session that began with it. What was revoked before stays as it is."""
+    """Revokes a token and ends all sessions created with it. Revoking a revoked token has no effect."""
     return Json(revoke_token(panel, token_id))
 
 
 def token_rows(panel: Panel) -> list[dict[str, Any]]:
-    """Every token, for the list and for the page."""
+    """Returns all tokens for the API and the settings page."""
     kept = panel.guard.tokens
     return [token.to_json(kept.clock()) for token in kept.all()]
 
 
 def wish_of(raw: Mapping[str, Any]) -> TokenWish:
-    """A checked wish. Invalid names the wrong field."""
+    """Validates the options of a new token; raises Invalid with the path of the wrong field."""
     wish = checked(TokenWish, raw, "body")
     try:
         checked_name(wish.name, Role(wish.role))
     except UsageError as exc:
         raise Invalid(str(exc), path="body.name") from exc
     try:
-        read_life(wish.expires)
+        parse_lifetime(wish.expires)
     except UsageError as exc:
         raise Invalid(str(exc), path="body.expires") from exc
     return wish
 
 
 def make_token(panel: Panel, wish: TokenWish) -> dict[str, Any]:
-    """The new token with its secret."""
+    """Creates a token and returns it with its secret."""
     kept = panel.guard.tokens
-    token, secret = kept.create(Role(wish.role), wish.name, life_s=read_life(wish.expires))
+    token, secret = kept.create(Role(wish.role), wish.name, life_s=parse_lifetime(wish.expires))
     return {**token.to_json(kept.clock()), "token": secret}
 
 
 def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
-    """The token as it is afterwards. NotFound when there is none."""
+    """Revokes a token and returns it; raises NotFound if it does not exist."""
     kept = panel.guard.tokens
     kept.revoke(token_id)
     token = kept.get(token_id)

@@ -1,4 +1,4 @@
-"""The front page: every experiment, how far it is, and what to do next."""
+"""Front page: all experiments with their progress and the next step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from tipbench.errors import TipbenchError
+from tipbench.text import plural
 from tipbench.web.api.experiments import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import KINDS
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.showing import counted, experiment_path, quote_path
-from tipbench.web.queries import ExperimentsAsk, ExperimentsPage
+from tipbench.web.panel.template_filters import experiment_path, quote_path
+from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-MANY = 12  # from so many on there is a field to search them
+MANY = 12  # number of experiments at which the search field appears
 
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment as the page shows it."""
+    """An experiment in the list."""
 
     name: str
     url: str
@@ -34,28 +35,28 @@ class Row:
     judged: int
     pending: int
     failed: int
-    step: str  # what to do next
+    step: str
     step_url: str
 
     @property
     def share(self) -> float | None:
-        """How much of what was answered is judged."""
+        """Judged share of the answered cells, 0 to 1; None if nothing is answered."""
         answered = self.judged + self.pending
         return self.judged / answered if answered else None
 
     @property
     def words(self) -> str:
-        """The bar in words."""
+        """Text alternative of the progress bar."""
         failed = f", {self.failed:,} failed" if self.failed else ""
-        return f"{self.judged:,} judged, {self.pending:,} pending{failed} of {counted(self.cells, 'cell')}"
+        return f"{self.judged:,} judged, {self.pending:,} pending{failed} of {plural(self.cells, 'cell')}"
 
 
 @router.get("/")
 def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
-    """The list; MLflow being away is told on it."""
+    """Lists the experiments; shows an error on the page if MLflow is unavailable."""
     away, found = None, ExperimentsPage()
     try:
-        found = experiments_page(panel, ExperimentsAsk(q))
+        found = experiments_page(panel, ExperimentsQuery(q))
     except TipbenchError as exc:
         if next(status for kind, status, _ in KINDS if isinstance(exc, kind)) not in (502, 503):
             raise
@@ -74,7 +75,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
 
 
 def row_of(each: dict[str, Any]) -> Row:
-    """A row of the JSON with the step that comes next."""
+    """Returns the list row, with the next step, for an experiment in the API's JSON."""
     name = str(each["experiment"])
     step, url = _next_step(name, each)
     counts = {key: int(each[key]) for key in ("cells", "judged", "pending", "failed")}
@@ -85,7 +86,7 @@ def _next_step(name: str, counts: dict[str, Any]) -> tuple[str, str]:
     if not counts["cells"]:
         return "Start a run", f"/run?experiment={quote_path(name)}"
     if counts["pending"]:
-        return f"Judge {counted(counts['pending'], 'answer')}", experiment_path(name, "judges")
+        return f"Judge {plural(counts['pending'], 'answer')}", experiment_path(name, "judges")
     if counts["failed"]:
-        return f"Run {counted(counts['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
+        return f"Run {plural(counts['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
     return "Read the leaderboard", experiment_path(name)

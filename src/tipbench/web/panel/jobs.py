@@ -1,4 +1,4 @@
-"""/jobs: what runs, waits and has ended; and one job, live. Its page is right as it is served; a script keeps it so."""
+"""Jobs pages: the list, and one job with live updates. The pages work without JavaScript; a script updates them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tipbench.errors import JobConflict, TipbenchError
 from tipbench.jobs.job import ACTIVE, Job, JobKind, JobState
 from tipbench.jobs.progress import Progress
-from tipbench.jobs.sqlite import Which
+from tipbench.jobs.store import JobFilter
 from tipbench.web.api.jobs import JobPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState, panel_of
-from tipbench.web.desk import job_links
 from tipbench.web.errors import Invalid, WebError
 from tipbench.web.forms import form_value
+from tipbench.web.job_service import job_links, retry_job
 from tipbench.web.paging import LIMIT, Limit, Next
-from tipbench.web.panel.job_words import JobWords
+from tipbench.web.panel.job_progress import JobText
 from tipbench.web.panel.pages import Chip, page
-from tipbench.web.panel.run_form import fresh_key
-from tipbench.web.running import retry_job
+from tipbench.web.panel.start import new_idempotency_key
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 LOG_BYTES = 16_384
@@ -44,14 +43,14 @@ def jobs_page(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> HTMLResponse:
-    """The list, newest first; filters and place are in the URL."""
-    which = Which(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
+    """Lists the jobs, newest first; filters and page are in the URL."""
+    which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
     listed = panel.jobs.listed(which, limit=limit, after=next)
     asked = {key: value for key, value in request.query_params.items() if value}
     return page(
         request,
         "jobs.html",
-        rows=[_row(panel, job, listed.places.get(job.id)) for job in listed.jobs],
+        rows=[_row(panel, job, listed.queue_positions.get(job.id)) for job in listed.jobs],
         which=which,
         states=list(JobState),
         kinds=[each for each in JobKind if each is not JobKind.SIMULATE],
@@ -63,19 +62,19 @@ def jobs_page(
 
 @router.get("/jobs/{job_id}")
 def job_page(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """One job with all that is known of it."""
+    """Shows a job."""
     return _page(request, panel, job_id)
 
 
 @router.get("/jobs/{job_id}/live")
 def job_live(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """The part of the page that changes, for its script."""
+    """Returns the part of the job page that changes, for its script."""
     return page(request, "job_live.html", **_context(panel, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response:
-    """Have it ended. One that has ended meanwhile needs no more than to be looked at."""
+    """Cancels a job; shows its page with an error if it has already ended."""
     try:
         panel.jobs.cancel(job_id)
     except JobConflict as exc:
@@ -85,7 +84,7 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
 
 @router.post("/jobs/{job_id}/retry")
 async def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath) -> Response:
-    """A new job that takes up what this one left; the form's key makes it one, however often it is sent."""
+    """Starts a retry of the job; the form's idempotency key prevents duplicates when it is sent again."""
     key = await form_value(request, "key") or None
     try:
         submitted = await run_in_threadpool(retry_job, panel, job_id, started_by=admin.name, key=key)
@@ -96,10 +95,10 @@ async def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPa
 
 
 def running_chip(request: Request) -> Chip | None:
-    """What goes on now, in the header of every page: one small query."""
+    """Returns the header's chip with the number of running or queued jobs; one cheap query, as every page needs it."""
     try:
         found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_CHIP_JOBS)
-    except TipbenchError:  # the pages about jobs say what is wrong
+    except TipbenchError:  # shown on the jobs pages
         return None
     running = [job for job in found if job.state is JobState.RUNNING]
     named, word = (running, "running") if running else (found, "queued")
@@ -128,10 +127,10 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
     view = panel.jobs.view(job_id)
     return {
         "job": view.job,
-        "words": JobWords(view.job, view.told.progress, view.place),
+        "words": JobText(view.job, view.told.progress, view.place),
         "progress": view.told.progress,
         "links": job_links(view.job),
-        "retry_key": fresh_key(),
+        "retry_key": new_idempotency_key(),
         "running_s": _running_s(view.job),
     }
 
@@ -140,14 +139,14 @@ def _running_s(job: Job) -> float | None:
     return time.time() - job.started if job.state is JobState.RUNNING and job.started is not None else None
 
 
-def _row(panel: Panel, job: Job, place: int | None) -> JobWords:
-    """Only of what still runs the events are read: what has ended says how in its own row."""
+def _row(panel: Panel, job: Job, place: int | None) -> JobText:
+    """Returns a list row; events are read for active jobs only, since an ended job stores its result."""
     told = panel.jobs.book.told(job).progress if job.state in ACTIVE else Progress()
-    return JobWords(job, told, place)
+    return JobText(job, told, place)
 
 
 def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:
-    """A choice of the filters; none is all of them."""
+    """Parses a filter value; empty means no filter."""
     if not text:
         return None
     try:

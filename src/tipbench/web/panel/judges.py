@@ -1,45 +1,262 @@
-"""/experiments/{experiment}/judges: who judges, how far they can be trusted, their batches and sheets; held ones."""
+"""Judges page of an experiment: judges, sheets, batches, export, drift."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import LockHeld, NotEnoughData, TipbenchError, UsageError
+from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift_sentence
 from tipbench.judge.command import default_name
-from tipbench.judge.drift_drawing import HEIGHT, WIDTH
-from tipbench.judge.exporting import Request as ExportRequest
+from tipbench.judge.export import ExportRequest
+from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
 from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
-from tipbench.web.auth import ADMINS_ONLY, Identity
-from tipbench.web.batch_shapes import LONGEST_ACCEPTANCE, LONGEST_RETURN
-from tipbench.web.batches import BatchDesk, Conflict, desk_of
+from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
+from tipbench.web.batch_items import LONGEST_ACCEPTANCE, LONGEST_RETURN
+from tipbench.web.batches import BatchService, Conflict, batch_service_of
+from tipbench.web.concurrency import LIMIT_CONCURRENCY
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.downloads import attachment
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
 from tipbench.web.forms import JSON, Parts, read_parts
-from tipbench.web.judge_queries import DriftAsk, ThemeName, accept_drift, drift_svg, sheet_of
-from tipbench.web.judging import SheetRequest, alone, sheet_file, sheet_for, wish_of
-from tipbench.web.panel.board_charts import charts_there
-from tipbench.web.panel.judge_batch import home_of
-from tipbench.web.panel.judges_view import alpha_words, batch_views, judge_views, sheet_views
+from tipbench.web.job_service import start_judge
+from tipbench.web.judge_service import (
+    DriftAsk,
+    SheetRequest,
+    ThemeName,
+    accept_drift,
+    drift_svg,
+    judging_lock,
+    parse_sheet_request,
+    sheet_file,
+    sheet_for,
+    sheet_of,
+)
+from tipbench.web.panel.charts import charts_there
+from tipbench.web.panel.judge import home_of
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.showing import experiment_path, quote_path
-from tipbench.web.queries import existing
-from tipbench.web.running import start_judge
-from tipbench.web.snapshots import revision
-from tipbench.web.tokens import EVERYBODY
-from tipbench.web.turns import IN_TURN
+from tipbench.web.panel.template_filters import bias_words, experiment_path, number, quote_path
+from tipbench.web.queries import get_experiment, revision
+from tipbench.web.responses import attachment
+
+_GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
+MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
+_URGENT = {"held": 0, "open": 1}  # waiting for an admin first, then for the judge
+
+Told = Mapping[str, Any]  # a batch or a skip as the API's JSON
+
+
+@dataclass(frozen=True)
+class ScaleView:
+    """A judge's drift on one scale."""
+
+    scale: str
+    words: str  # "0.4 too high"
+    interval: tuple[float, float] | None
+    error: float | None
+    beyond: bool
+    points: tuple[DriftPoint, ...]  # oldest first
+
+    @property
+    def said(self) -> str:
+        """Text alternative of the chart."""
+        return drift_sentence(self.points)
+
+
+@dataclass(frozen=True)
+class JudgeView:
+    """A judge's status, latest drift verdict and scales over time."""
+
+    status: JudgeStatus
+    verdict: str  # fine, beyond the limit, unknown
+    sentences: tuple[str, ...]
+    scales: tuple[ScaleView, ...]
+
+
+@dataclass(frozen=True)
+class SheetView:
+    """A sheet in the list."""
+
+    sheet: str
+    judge: str | None
+    exported: str
+    status: str  # exported, applied, held
+    provisional: bool
+    items: int
+    finished: int
+    verdict: str | None
+    accepted: str | None
+
+    @property
+    def held(self) -> bool:
+        return self.status == "held"
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """A batch in the list."""
+
+    told: Told
+    skips: tuple[Told, ...]
+    why: tuple[str, ...]  # why it is held, from the control items
+
+    @property
+    def sheet(self) -> str:
+        return str(self.told["sheet"])
+
+    @property
+    def status(self) -> str:
+        return str(self.told["status"])
+
+
+@dataclass(frozen=True)
+class JudgeBatches:
+    """A judge's batches."""
+
+    judge: str
+    count: Mapping[str, int]  # batches by status
+    skipped: int
+    minutes: float | None  # median per submitted item
+    batches: tuple[BatchView, ...]
+    left_out: int  # closed batches not listed
+
+
+def judge_views(judging: JudgingStatus) -> list[JudgeView]:
+    """Returns all judges, people first."""
+    return [_judge(judging.history, status) for status in judging.judges]
+
+
+def _judge(history: Sequence[SheetHistory], status: JudgeStatus) -> JudgeView:
+    own = [each for each in history if each.judge == status.judge and each.provisional == status.provisional]
+    drift = own[-1].drift if own and own[-1].drift else {}
+    scales = tuple(_scale(history, status, scale) for scale in drift.get("scales", ()))
+    return JudgeView(status, drift.get("verdict", "unknown"), tuple(drift_words(drift)), scales)
+
+
+def _scale(history: Sequence[SheetHistory], status: JudgeStatus, scale: Mapping[str, Any]) -> ScaleView:
+    points = drift_points(history, status.judge, scale["scale"], provisional=status.provisional)
+    ends = scale["interval"]
+    return ScaleView(
+        scale=scale["scale"],
+        words=bias_words(scale["bias"]),
+        interval=(ends[0], ends[1]) if ends else None,
+        error=scale["error"],
+        beyond=bool(scale["beyond"]),
+        points=tuple(points),
+    )
+
+
+def drift_words(drift: Mapping[str, Any] | None) -> list[str]:
+    """Returns sentences on a judge's drift on the control items; never reveals which items are controls."""
+    if not drift:
+        return []
+    said = [
+        f"{scale['scale']} is scored {bias_words(scale['bias'])}, more than chance explains."
+        for scale in drift.get("scales", ())
+        if scale["beyond"]
+    ]
+    if drift.get("error_beyond"):
+        said.append(
+            f"The scores are {_short(drift['error'])} points away from the agreed ones on average; the limit is "
+            f"{_short(drift['error_limit'])}."
+        )
+    if drift.get("contrast_beyond"):
+        said.append(
+            "Good and poor tips get scores that are too much alike: where the agreed scores are 1 point apart, these "
+            f"are {_short(drift['contrast'])} apart on average; the limit is {_short(drift['contrast_limit'])}."
+        )
+    if said or "error" not in drift:
+        return said
+    if drift["verdict"] == "unknown":
+        return ["Unknown: too few control tips have been scored to tell whether the judge drifts."]
+    return [f"No drift shows: the scores are {_short(drift['error'])} points away from the agreed ones on average."]
+
+
+def sheet_views(judging: JudgingStatus) -> list[SheetView]:
+    """Returns all sheets, newest first."""
+    back = {each.sheet: _returned(each) for each in judging.history}
+    out = {each.sheet: _handed_out(each) for each in judging.open_sheets if each.sheet not in back}
+    return sorted({**back, **out}.values(), key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
+
+
+def _returned(sheet: SheetHistory) -> SheetView:
+    verdict = (sheet.drift or {}).get("verdict")
+    return SheetView(
+        sheet.sheet, sheet.judge or None, sheet.exported, sheet.status, sheet.provisional, sheet.items,
+        sheet.finished, verdict, sheet.accepted,
+    )  # fmt: skip
+
+
+def _handed_out(sheet: OpenSheet) -> SheetView:
+    return SheetView(
+        sheet.sheet, sheet.judge, sheet.exported, "exported", sheet.provisional, sheet.items, sheet.finished, None, None
+    )
+
+
+def batch_views(
+    told: Iterable[Told],
+    skips: Callable[[str], Sequence[Told]],
+    minutes: Mapping[str, float],
+    judging: JudgingStatus,
+) -> list[JudgeBatches]:
+    """Groups batches by judge, judges with held batches first; `told` is ordered by last use, newest first."""
+    drifts = {each.sheet: each.drift for each in judging.history}
+    by_judge: dict[str, list[Told]] = {}
+    for batch in sorted(told, key=_urgency):
+        by_judge.setdefault(batch["judge"], []).append(batch)
+    ordered = sorted(by_judge.items(), key=lambda each: (_urgency(each[1][0]), each[0]))
+    return [_judges_batches(judge, own, skips, minutes.get(judge), drifts) for judge, own in ordered]
+
+
+def _urgency(batch: Told) -> int:
+    return _URGENT.get(batch["status"], len(_URGENT))
+
+
+def _judges_batches(
+    judge: str,
+    own: Sequence[Told],
+    skips: Callable[[str], Sequence[Told]],
+    minutes: float | None,
+    drifts: Mapping[str, Mapping[str, Any] | None],
+) -> JudgeBatches:
+    count = Counter(batch["status"] for batch in own)
+    shown = own[: count["held"] + count["open"] + MOST_CLOSED]
+    views = tuple(
+        BatchView(
+            batch,
+            tuple(skips(batch["sheet"])) if batch["skipped"] else (),
+            tuple(drift_words(drifts.get(batch["sheet"]))) if batch["status"] == "held" else (),
+        )
+        for batch in shown
+    )
+    skipped = sum(batch["skipped"] for batch in own)
+    return JudgeBatches(judge, count, skipped, minutes, views, len(own) - len(shown))
+
+
+def alpha_words(alpha: float | None) -> str:
+    """Describes the agreement between judges."""
+    if alpha is None:
+        return "unknown: too few answers have two judges"
+    if alpha >= _GOOD_ALPHA:
+        return "good"
+    return "fair: good enough for careful conclusions" if alpha >= _FAIR_ALPHA else "weak: look at the rubric together"
+
+
+def _short(value: float | None) -> str:
+    return number(None if value is None else round(value, 1) + 0.0, 1)
+
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 CSV, SVG = "text/csv", "image/svg+xml"
 _PLACE = "/experiments/{experiment:path}/judges"
-_KEEP_PICTURE = "private, max-age=3600"  # its address has the revision in it
+_KEEP_PICTURE = "private, max-age=3600"  # the URL contains the revision
 _TICKED = ("all", "rejudge", "focus")
 _CHANGED = ("made", "accepted", "returned")
 _MOST = {"reason": LONGEST_ACCEPTANCE, "note": LONGEST_RETURN}  # characters
@@ -50,7 +267,7 @@ _Undecided = (Invalid, Conflict, LockHeld)
 
 
 async def sent_form(request: Request, _admin: Admin) -> Parts:
-    """What a form of the page has sent, read once it is known who sends it."""
+    """Reads a submitted form after authentication."""
     return await read_parts(request)
 
 
@@ -68,7 +285,7 @@ def judges_page(
     returned: _SheetId = None,
     made_as: Annotated[Literal["json", "csv"], Query(alias="as")] = "json",
 ) -> HTMLResponse:
-    """How the judging stands; `made`, `accepted` and `returned` are sheets that a form has just changed."""
+    """Shows the judging status; `made`, `accepted` and `returned` are sheets just changed by a form."""
     return judges_response(
         request, experiment, panel, store, made=made, accepted=accepted, returned=returned, made_as=made_as
     )
@@ -85,10 +302,10 @@ def judges_response(
     errors: Mapping[str, str] | None = None,
     **shown: Any,
 ) -> HTMLResponse:
-    """The page, also after a form that was wrong: with what was filled in and what is wrong with it."""
-    found = existing(store, experiment)
+    """Renders the page, after an invalid form with its values and errors."""
+    found = get_experiment(store, experiment)
     judging = panel.queries.judging_of(store, found)
-    sheets, desk = sheet_views(judging), desk_of(request.app)
+    sheets, desk = sheet_views(judging), batch_service_of(request.app)
     batches, minutes = desk.listed(request.state.identity, experiment, EVERYBODY), desk.minutes_per_item(experiment)
     in_browser = {batch["sheet"] for batch in batches}
     known = in_browser | {sheet.sheet for sheet in sheets}
@@ -111,7 +328,7 @@ def judges_response(
         values={**_USUAL, **(values or {})},
         errors=errors or {},
         made_as=shown.get("made_as", "json"),
-        again=secrets.token_hex(16),  # one order for one look at the page
+        again=secrets.token_hex(16),  # idempotency key: one job per page view
         program=_program(panel),
         judge_url=home_of(experiment),
         judge_link=str(request.base_url).rstrip("/") + home_of(experiment),
@@ -133,7 +350,7 @@ def drift_picture(
     provisional: bool = False,
     theme: ThemeName = "light",
 ) -> Response:
-    """One judge on one scale over time."""
+    """Returns the chart of a judge's drift on one scale over time, as SVG."""
     picture = drift_svg(panel.queries, store, experiment, DriftAsk(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
     return Response(content, media_type=SVG, headers={"Cache-Control": _KEEP_PICTURE})
@@ -143,7 +360,7 @@ def drift_picture(
 def sheet_download(
     experiment: ExperimentPath, sheet: str, form: Literal["json", "csv"], store: Store, filled: bool = False
 ) -> Response:
-    """A sheet once more, blank or with the scores that have come back."""
+    """Downloads an existing sheet, blank or with the scores applied so far."""
     judging = sheet_of(store, experiment, sheet)
     ask = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
     name = f"sheet-{judging.sheet.id}{'-filled' if filled else ''}"
@@ -154,13 +371,13 @@ def sheet_download(
     )
 
 
-@router.post(_PLACE + "/export", dependencies=[IN_TURN])
+@router.post(_PLACE + "/export", dependencies=[LIMIT_CONCURRENCY])
 def export(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """A new sheet; the page then hands it out."""
+    """Creates a sheet and redirects to the page, which offers it for download."""
     try:
-        ask = wish_of(_wish(form.fields), who, panel.allowed)
+        ask = parse_sheet_request(_wish(form.fields), who, panel.allowed)
         judging = sheet_for(store, experiment, ask)
     except (Invalid, NotEnoughData) as exc:
         return _wrong(request, experiment, panel, store, "export", form.fields, exc)
@@ -168,18 +385,18 @@ def export(
     return RedirectResponse(f"{there}?made={judging.sheet.id}&as={ask.format}#made", 303)
 
 
-@router.post(_PLACE + "/accept", dependencies=[IN_TURN])
+@router.post(_PLACE + "/accept", dependencies=[LIMIT_CONCURRENCY])
 def accept(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """Count held scores all the same; the reason is kept with the sheet."""
-    sheet, desk = form.fields.get("sheet", ""), desk_of(request.app)
+    """Accepts held scores; the reason is stored with the sheet."""
+    sheet, desk = form.fields.get("sheet", ""), batch_service_of(request.app)
     try:
         reason = _said(form.fields, "reason")
         if _is_batch(desk, who, sheet, experiment):
             desk.accept(who, sheet, reason, experiment)
         else:
-            with alone(panel.settings.home, panel.tracker.open().place):
+            with judging_lock(panel.settings.home, panel.tracker.open().place):
                 accept_drift(store, experiment, sheet, reason, who)
     except _Undecided as exc:
         return _wrong(request, experiment, panel, store, "accept", form.fields, exc)
@@ -190,10 +407,10 @@ def accept(
 def send_back(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """Give a held batch back to its judge, who sees the note."""
+    """Returns a held batch to its judge with a note."""
     sheet = form.fields.get("sheet", "")
     try:
-        desk_of(request.app).send_back(who, sheet, _said(form.fields, "note"), experiment)
+        batch_service_of(request.app).send_back(who, sheet, _said(form.fields, "note"), experiment)
     except _Undecided as exc:
         return _wrong(request, experiment, panel, store, "return", form.fields, exc)
     return RedirectResponse(f"{experiment_path(experiment, 'judges')}?returned={quote_path(sheet)}#returned", 303)
@@ -203,7 +420,7 @@ def send_back(
 def run_judge(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """A judge that is no person, as a job."""
+    """Starts an automatic judge as a job."""
     wanted, key = form.fields.get("with", "rules"), form.fields.get("again") or None
     if wanted == "ollama":
         wanted = f"ollama:{form.fields.get('model', '').strip()}"
@@ -215,7 +432,7 @@ def run_judge(
 
 
 def _wish(fields: Mapping[str, str]) -> dict[str, Any]:
-    """The form's fields as the API takes them; what is empty is not asked for."""
+    """Converts form fields to the API's options; empty fields are left out."""
     wish: dict[str, Any] = {name: fields[name].strip() for name in ("judge", "limit", "format") if fields.get(name)}
     wish = {name: value for name, value in wish.items() if value}
     if overlap := fields.get("overlap", "").strip():
@@ -235,7 +452,7 @@ def _wrong(
     fields: Mapping[str, str],
     exc: Exception,
 ) -> HTMLResponse:
-    """The page again: the message at the field it is about, or above the form."""
+    """Renders the page with the error next to its field, or above the form if it belongs to none."""
     place = str(getattr(exc, "path", None) or "").rpartition(".")[2]
     message = str(exc).partition(": ")[2] if str(exc).startswith(("body.", "query.")) else str(exc)
     named = place if place in ("judge", "limit", "overlap", "format") and which == "export" else which
@@ -250,15 +467,15 @@ def _wrong(
 
 
 def _said(fields: Mapping[str, str], name: str) -> str:
-    """What was written into a field, as long as it may be."""
+    """Returns a text field; raises Invalid if it is too long."""
     text = fields.get(name, "").replace("\r\n", "\n").strip()
     if len(text) > _MOST[name]:
         raise Invalid(f"{name} has at most {_MOST[name]} characters (got {len(text)}).", path=f"body.{name}")
     return text
 
 
-def _is_batch(desk: BatchDesk, who: Identity, sheet: str, experiment: str) -> bool:
-    """Whether a sheet is judged in the browser, by whomever."""
+def _is_batch(desk: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
+    """Returns whether a sheet is a browser batch, of any judge."""
     try:
         desk.own(who, sheet, experiment)
     except Forbidden:
@@ -269,7 +486,7 @@ def _is_batch(desk: BatchDesk, who: Identity, sheet: str, experiment: str) -> bo
 
 
 def _program(panel: Panel) -> str | None:
-    """The name of the operator's judging program: nothing else of its command line, which may hold secrets."""
+    """Returns the name of the configured judging program, without its arguments, which may contain secrets."""
     command = panel.settings.get("judge_command")
     if not command:
         return None

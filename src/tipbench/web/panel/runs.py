@@ -1,23 +1,244 @@
-"""/experiments/{experiment}/runs: what is recorded, filtered by the address."""
+"""Page of an experiment's runs, and the answer view shared with the page of one run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
+from tipbench.errors import CorruptText
+from tipbench.judge.material import CANDIDATES, RAW
+from tipbench.judge.scores import NO_SCORES, RUBRIC, SCORES, CellScores, Judgement, read_scores
+from tipbench.judge.sheet_store import KEY
 from tipbench.record.run import RunKind, RunState
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.run_view import run_note, run_title
-from tipbench.web.panel.showing import experiment_path, quote_path
-from tipbench.web.run_filters import RunFilters, filters_of
-from tipbench.web.run_queries import RunBook
+from tipbench.web.panel.template_filters import experiment_path, quote_path
+from tipbench.web.run_queries import RunFilters, RunQueries, filters_of
+
+PROMPT = "artifact:prompt.txt"
+COUNTS, HELD, PROVISIONAL, EARLIER, OTHER_RUBRIC, REPLACED = (
+    "counts", "held", "provisional", "provisional, earlier", "other rubric", "replaced",
+)  # fmt: skip
+_SHOWN_APART = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with a separate section on a cell's page
+_NOTE_TAG = "mlflow.note.content"
+_NAME_TAG = "mlflow.runName"
+
+
+@dataclass(frozen=True)
+class JudgeScores:
+    """A judge's scores for an answer."""
+
+    judge: str
+    standing: str  # counts, held, provisional, …
+    at: str
+    sheet: str
+    rubric: str
+    format_ok: bool
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TipScores:
+    """A judge's scores for a tip."""
+
+    judge: str
+    standing: str
+    scores: Mapping[str, int]
+    overlong: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class TipView:
+    """A tip of an answer."""
+
+    number: int
+    tip: str
+    rationale: str
+    judged: bool  # False for tips beyond the requested number, which are not judged
+    marks: tuple[TipScores, ...]
+
+
+@dataclass(frozen=True)
+class AnswerView:
+    """A cell's answer with all its scores."""
+
+    tips: tuple[TipView, ...]
+    given: tuple[JudgeScores, ...]
+    history: tuple[JudgeScores, ...]  # oldest first
+    scales: tuple[str, ...]
+    faults: tuple[str, ...] = ()  # errors of texts that cannot be parsed
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A notice at the top of a run's page."""
+
+    kind: str  # info, warn or bad
+    title: str
+    text: str = ""
+
+
+def run_title(run: Mapping[str, Any]) -> str:
+    """Returns the title of a run."""
+    params, tags = run["params"], run["tags"]
+    if tags.get("kind") == RunKind.CELL:
+        return f"{params.get('model', '?')}/{params.get('prompt_version', '?')} · {params.get('scenario', '?')}"
+    return str(tags.get(_NAME_TAG) or f"{tags.get('kind', 'run')} {run['run_id'][:8]}")
+
+
+def run_note(run: Mapping[str, Any]) -> str:
+    """Returns one line on a run other than a cell: its reason, or how it ended."""
+    tags = run["tags"]
+    if tags.get("kind") == RunKind.JUDGING:
+        held = {"exported": "handed out, nothing has come back", "held": "scores are held"}
+        return held.get(tags.get("sheet_status", ""), str(tags.get("sheet_status", "")))
+    return str(tags.get(_NOTE_TAG) or tags.get("reason") or tags.get("evidence") or tags.get("ended") or "")
+
+
+def answer_view(run: Mapping[str, Any]) -> AnswerView:
+    """Returns a cell's answer with its scores; texts that cannot be parsed are left out and listed in `faults`."""
+    faults: list[str] = []
+    scores = NO_SCORES
+    try:
+        scores = read_scores(run["texts"].get(SCORES))
+    except CorruptText as exc:
+        faults.append(str(exc))
+    tips: list[tuple[str, str]] = []
+    try:
+        tips = _tips(run["texts"].get(CANDIDATES))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        faults.append(f"The text {CANDIDATES} is not what tipbench writes; it is shown below as it is.")
+    standing = list(_standing(scores))
+    n_judged = _whole(run["params"].get("n_tips")) or len(tips)
+    views = tuple(
+        TipView(at + 1, tip, why, at < n_judged, tuple(_marks(standing, at)))
+        for at, (tip, why) in enumerate(tips)
+    )  # fmt: skip
+    everything = [given for _, given in standing] + list(scores.history)
+    scales = dict.fromkeys(name for given in everything for tip in given.tips for name in tip.scores)
+    return AnswerView(
+        tips=views,
+        given=tuple(_given(name, given) for name, given in standing),
+        history=tuple(_given(REPLACED, given) for given in scores.history),
+        scales=tuple(scales),
+        faults=tuple(faults),
+    )
+
+
+def _standing(scores: CellScores) -> Iterator[tuple[str, Judgement]]:
+    counted = {given.judge for given in scores.counted}
+    for name, given in sorted(scores.judges.items()):
+        yield (COUNTS if name in counted else OTHER_RUBRIC), given
+    for _, given in sorted(scores.held.items()):
+        yield HELD, given
+    latest = scores.latest_provisional
+    for _, given in sorted(scores.provisional.items()):
+        yield (PROVISIONAL if given is latest else EARLIER), given
+
+
+def _given(standing: str, given: Judgement) -> JudgeScores:
+    rubric = given.rubric.partition("@")[0]
+    return JudgeScores(given.judge, standing, given.at, given.sheet, rubric, given.format_ok, given.means)
+
+
+def _marks(standing: list[tuple[str, Judgement]], at: int) -> Iterator[TipScores]:
+    for name, given in standing:
+        if at < len(given.tips):
+            tip = given.tips[at]
+            yield TipScores(given.judge, name, tip.scores, tip.overlong, tip.note)
+
+
+def _tips(text: str | None) -> list[tuple[str, str]]:
+    return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text or "[]")]
+
+
+def notices(run: Mapping[str, Any], *, stale: bool = False) -> list[Notice]:
+    """Returns the notices for a run, most important first."""
+    return [*_failure(run), *_age(run, stale=stale), *_scored(run), *_odd(run)]
+
+
+def _failure(run: Mapping[str, Any]) -> Iterator[Notice]:
+    tags = run["tags"]
+    if run["state"] == "failed":
+        said = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was kept')}"
+        yield Notice("bad", "No complete answer came, so nothing is scored. The next collect tries it again.", said)
+    elif run["status"] == "FAILED":
+        yield Notice("bad", "It did not end well.", tags.get("ended", ""))
+
+
+def _age(run: Mapping[str, Any], *, stale: bool) -> Iterator[Notice]:
+    if run["tags"].get("superseded") == "true":
+        yield Notice("info", "Superseded: a later try of the same cell has replaced this run.")
+    if stale:
+        yield Notice(
+            "warn",
+            "Stale: the model's digest, the prompt's text or the scenario has changed since. The leaderboard goes by "
+            "the newer answer.",
+        )
+
+
+def _scored(run: Mapping[str, Any]) -> Iterator[Notice]:
+    tags = run["tags"]
+    if tags.get("floored") == "true":
+        yield Notice("info", "The answer has no usable tip: it was judged at once, at the rubric's floor.")
+    if tags.get("held") == "true":
+        yield Notice(
+            "warn", "Some scores are held: their judge is beyond the drift limit, so they are kept and do not count."
+        )
+    if run["state"] == "pending" and tags.get("provisional_judge"):
+        yield Notice("info", "The scores are provisional: no judge whose scores count has seen this answer yet.")
+
+
+def _odd(run: Mapping[str, Any]) -> Iterator[Notice]:
+    tags, metrics = run["tags"], run["metrics"]
+    if tags.get("foreign_resident") == "true":
+        yield Notice(
+            "warn", "Another client's model was in memory while this was generated: the times are not comparable."
+        )
+    if tags.get("truncated") == "true":
+        yield Notice("warn", "The answer was cut off at the limit of tokens (num_predict).")
+    if tags.get("done_reason") == "aborted":
+        yield Notice("warn", "The server stopped the model, which repeated itself; what it had written is the answer.")
+    if metrics.get("format_ok") == 0 and tags.get("floored") != "true" and run["state"] != "failed":
+        yield Notice("info", "The answer is not the asked format; the tips were found in it all the same.")
+
+
+def other_texts(run: Mapping[str, Any], *, with_key: bool = False) -> list[tuple[str, str]]:
+    """Returns the texts without a separate section; the key of a blind sheet is included only with `with_key`."""
+    apart = _SHOWN_APART if run["tags"].get("kind") == RunKind.CELL else ()
+    kept = {name: text for name, text in run["texts"].items() if name not in apart and (with_key or name != KEY)}
+    return sorted(kept.items(), key=lambda each: (each[0] == RUBRIC, each[0]))
+
+
+def shown_params(run: Mapping[str, Any], *, with_key: bool = False) -> list[tuple[str, str]]:
+    """Returns the params sorted by name; a sheet's seed reveals its key, so it requires `with_key` too."""
+    hidden = ("seed",) if run["tags"].get("kind") == RunKind.JUDGING and not with_key else ()
+    return sorted((name, value) for name, value in run["params"].items() if name not in hidden)
+
+
+def readable(text: str) -> str:
+    """Returns JSON indented, and any other text unchanged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict | list) else text
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
+
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -29,7 +250,7 @@ _CHIPS = ("model", "prompt", "scenario", "persona", "state", "judge_pending")
 
 @dataclass(frozen=True)
 class RunLine:
-    """One row of the list."""
+    """A row of the list."""
 
     run: Mapping[str, Any]
     href: str
@@ -37,7 +258,7 @@ class RunLine:
     note: str
     stale: bool
     composite: float | None
-    provisional: bool  # the composite is a provisional judge's
+    provisional: bool  # the composite is provisional
 
     @property
     def superseded(self) -> bool:
@@ -46,11 +267,11 @@ class RunLine:
 
 @router.get("/experiments/{experiment:path}/runs")
 def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
-    """The list, one page of it."""
+    """Shows one page of the list."""
     filters = read_filters(request)
     if any(not value.strip() for _, value in request.query_params.multi_items()):
-        return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)  # a short address
-    book = RunBook(panel.queries, store, experiment)
+        return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)  # without empty fields
+    book = RunQueries(panel.queries, store, experiment)
     found = panel.queries.runs(store, experiment, filters.ask)
     stale = book.stale() if filters.kind is RunKind.CELL else frozenset()
     path, query = experiment_path(experiment, "runs"), filters.query(next=None)
@@ -75,7 +296,7 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
 
 
 def read_filters(request: Request) -> RunFilters:
-    """What the address asks for; empty fields of the form say nothing."""
+    """Parses the filters from the URL; empty form fields are ignored."""
     query = request.query_params
     return filters_of({**query, "where": query.getlist("where")})
 
@@ -97,7 +318,7 @@ def _line(experiment: str, run: Mapping[str, Any], filters: RunFilters, stale: f
 
 
 def _options(choices: Mapping[str, list[str]], filters: RunFilters) -> dict[str, Options]:
-    """What each select offers; what is asked for is among it, even where no run has it."""
+    """Returns the options of each select field, including the selected value even if no run has it."""
     found: dict[str, Options] = {}
     for name, param in _CHOSEN.items():
         values = choices[param]
@@ -112,7 +333,7 @@ def _options(choices: Mapping[str, list[str]], filters: RunFilters) -> dict[str,
 
 
 def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
-    """Each filter with the address without it."""
+    """Returns each active filter with the URL that removes it."""
     chips = [
         (
             f"{name.replace('_', ' ')} = {_word(getattr(filters, name))}",

@@ -1,24 +1,86 @@
-"""/settings: who may use the panel, and what the operator has configured."""
+"""Settings page: configuration without secrets, tokens, webhook."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from tipbench.http import strip_login
+from tipbench.settings import SETTINGS, Setting, Settings
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
 from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, make_token, revoke_token, token_rows, wish_of
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import read_form
-from tipbench.web.panel.configured import configured, reached
 from tipbench.web.panel.pages import page
+from tipbench.web.panel.template_filters import duration
+from tipbench.web.webhook import shown_address
+
+_SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
+_ADDRESSES = frozenset(
+    {"ollama_url", "mlflow_url", "mlflow_public_url", "panel_urls", "airflow_url", "airflow_public_url"}
+)
+_MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A setting with its current value and source; `source` is None for a default."""
+
+    key: str
+    value: str
+    meaning: str
+    source: str | None
+
+
+def configured(settings: Settings) -> list[Configured]:
+    """Returns all settings, in the order of the documentation."""
+    return [_one(settings, setting) for setting in SETTINGS if setting.key not in _MACHINE]
+
+
+def reached(panel: Panel) -> list[tuple[str, str]]:
+    """Returns the panel's network settings and the servers and suites that runs may use."""
+    options, allowed = panel.options, panel.allowed
+    return [
+        ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
+        ("Answers to", ", ".join(sorted({"this machine's own names", *options.hosts.names}, key=_own_first))),
+        ("Reverse proxies", ", ".join(options.proxies) or "none"),
+        ("Sessions last", duration(options.session_s)),
+        ("Ollama servers", ", ".join(map(strip_login, allowed.urls["ollama_url"]))),
+        ("MLflow servers", ", ".join(map(strip_login, allowed.urls["mlflow_url"])) or "found when needed"),
+        ("Suites", ", ".join(["built in", *(str(folder) for folder in allowed.suites)])),
+    ]
+
+
+def _own_first(name: str) -> tuple[bool, str]:
+    return " " not in name, name
+
+
+def _one(settings: Settings, setting: Setting) -> Configured:
+    source = settings.sources.get(setting.key)
+    return Configured(setting.key, _value(settings, setting), setting.meaning, source)
+
+
+def _value(settings: Settings, setting: Setting) -> str:
+    if setting.key.endswith(_SECRET):
+        return "set" if settings.get(setting.key) else "not set"
+    if setting.key not in settings.values:
+        return setting.default or "–"
+    if setting.key == "hook_url":
+        return shown_address(settings.get(setting.key) or "")
+    if setting.key in _ADDRESSES:
+        return ", ".join(strip_login(each) for each in settings.listed(setting.key))
+    value = settings.values[setting.key]
+    return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)
+
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
@@ -28,15 +90,15 @@ _MOST_FORMS = 1000
 _MOST_DELIVERIES = 10
 
 
-class Forms:
-    """Forms that have been sent: a page that is loaded again must not make a second token."""
+class SubmittedForms:
+    """Submitted forms, to prevent a second token when a page is reloaded. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sent: OrderedDict[str, None] = OrderedDict()
 
     def first_time(self, mark: str) -> bool:
-        """Whether this form comes for the first time; one without a mark always does."""
+        """Returns whether a form is submitted for the first time; always true without a mark."""
         with self._lock:
             if mark in self._sent:
                 return False
@@ -51,7 +113,7 @@ class Forms:
 def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
-    """Tokens, a form that makes one, the webhook, and the configuration."""
+    """Shows the tokens, the form for a new one, the webhook and the configuration."""
     rows = token_rows(panel)
     ended = next((row for row in rows if row["id"] == revoked and row["state"] == "revoked"), None)
     return _page(request, panel, admin, ended=ended, tested=tested)
@@ -59,7 +121,7 @@ def settings_page(
 
 @router.post("/settings/tokens")
 async def create_token(request: Request, panel: PanelState, admin: Admin) -> HTMLResponse:
-    """Makes a token; the answer is the only page that ever shows its secret."""
+    """Creates a token; the response is the only page that shows its secret."""
     form = await read_form(request)
     given = {key: form.get(key, _BLANK[key]).strip() for key in _FIELDS}
     return await run_in_threadpool(_created, request, panel, admin, given, form.get("once", ""))
@@ -67,14 +129,14 @@ async def create_token(request: Request, panel: PanelState, admin: Admin) -> HTM
 
 @router.post("/settings/tokens/{token_id}/revoke")
 def revoke(token_id: TokenId, panel: PanelState) -> Response:
-    """Ends a token, and says so on the page."""
+    """Revokes a token and redirects to the page."""
     revoke_token(panel, token_id)
     return RedirectResponse(f"/settings?revoked={token_id}#tokens", status_code=303)
 
 
 @router.post("/settings/hook/test")
 def test_hook(hook: HookState) -> Response:
-    """Sends a test to the webhook, and says what came of it on the page."""
+    """Sends a webhook test and redirects to the page, which shows the result."""
     return RedirectResponse(f"/settings?tested={run_test(hook).message.id}#webhook", status_code=303)
 
 
@@ -85,7 +147,7 @@ def _created(request: Request, panel: Panel, admin: Identity, given: dict[str, s
         field = (exc.path or "").removeprefix("body.")
         message = str(exc).removeprefix(f"body.{field}: ")
         return _page(request, panel, admin, given=given, faults={field: message}, status=422)
-    sent: Forms = request.app.state.sent_forms
+    sent: SubmittedForms = request.app.state.sent_forms
     if not sent.first_time(mark):
         return _page(request, panel, admin, repeated=wish.name, status=409)
     return _page(request, panel, admin, made=make_token(panel, wish), status=201)

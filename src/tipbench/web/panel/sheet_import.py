@@ -1,7 +1,7 @@
-"""/experiments/{experiment}/judges/import: a filled sheet is uploaded, looked at change by change, and then applied.
+"""/experiments/{experiment}/judges/import: upload a filled sheet, preview its changes, apply it.
 
-What is applied are the very bytes that were looked at: they are kept on the server for a while, under an id that only
-the token that sent them can use.
+The previewed bytes are the ones applied: the server keeps them in memory for up to an hour, under an id that only
+the uploading token can use.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import LockHeld, SheetRefused
-from tipbench.judge.sheet_files import parse_sheet
+from tipbench.judge.sheet_file import parse_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Identity
+from tipbench.web.concurrency import LIMIT_CONCURRENCY, LIMIT_SHEETS
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
-from tipbench.web.forms import SentFile
-from tipbench.web.judging import ApplyWish, alone, apply_sheet
-from tipbench.web.panel.judges import SentForm, judges_response
-from tipbench.web.panel.judges_view import drift_words
+from tipbench.web.forms import UploadedFile
+from tipbench.web.judge_service import ApplyWish, apply_sheet, judging_lock
+from tipbench.web.panel.judges import SentForm, drift_words, judges_response
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.showing import experiment_path, quote_path
-from tipbench.web.queries import existing
-from tipbench.web.turns import IN_TURN, SHEET_ROOM
-from tipbench.web.uploads import Upload, share_of, uploads_of
+from tipbench.web.panel.template_filters import experiment_path, quote_path
+from tipbench.web.queries import get_experiment
+from tipbench.web.uploads import Upload, quota_of, uploads_of
 
-router = APIRouter(dependencies=[IN_TURN, ADMINS_ONLY], include_in_schema=False)
+router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_schema=False)
 
 _PLACE = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
@@ -43,9 +42,9 @@ _GONE = (
 def take_in(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """Keep an uploaded sheet and show what applying it would change."""
-    existing(store, experiment)
-    sent = form.files.get("file", SentFile("", b""))
+    """Stores an uploaded sheet and redirects to its preview."""
+    get_experiment(store, experiment)
+    sent = form.files.get("file", UploadedFile("", b""))
     judge = form.fields.get("judge", "").strip() or None
     if not sent.content:
         fault = f"The file {sent.name[:80]} is empty." if sent.name else "Choose the filled sheet first."
@@ -55,16 +54,16 @@ def take_in(
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
-    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge, share=share_of(who))
+    upload = uploads_of(request.app).keep(who.token_id, experiment, sent.name, sent.content, judge, share=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-@router.get(_PLACE + "/{upload_id}", dependencies=[SHEET_ROOM])
+@router.get(_PLACE + "/{upload_id}", dependencies=[LIMIT_SHEETS])
 def preview(
     request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
 ) -> HTMLResponse:
-    """What applying the upload would change; after it was applied, how that ended."""
-    existing(store, experiment)
+    """Shows the changes an upload would make, or the result once it has been applied."""
+    get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
         return _page(request, experiment, None, status=404, fault=_GONE)
@@ -73,7 +72,7 @@ def preview(
     return _previewed(request, upload, who, store)
 
 
-@router.post(_PLACE + "/{upload_id}", dependencies=[SHEET_ROOM])
+@router.post(_PLACE + "/{upload_id}", dependencies=[LIMIT_SHEETS])
 def confirm(
     request: Request,
     experiment: ExperimentPath,
@@ -83,8 +82,8 @@ def confirm(
     panel: PanelState,
     store: Store,
 ) -> Response:
-    """Apply exactly what was looked at."""
-    existing(store, experiment)
+    """Applies the previewed upload; repeated requests have no effect."""
+    get_experiment(store, experiment)
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
@@ -106,7 +105,7 @@ def _wish(upload: Upload, who: Identity, fields: Mapping[str, str]) -> ApplyWish
 
 
 def _apply(upload: Upload, wish: ApplyWish, panel: Panel, store: RunStore) -> dict[str, Any]:
-    with alone(panel.settings.home, panel.tracker.open().place):
+    with judging_lock(panel.settings.home, panel.tracker.open().place):
         return apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
 
 

@@ -1,0 +1,554 @@
+"""Functions that the DAG's tasks call (dags/bench_dag.py): JSON in and out, so each can run on another machine.
+
+`conf` is the configuration of a DAG run: the keys of CollectConfig and `wait_for_judge`. Missing URLs are taken from
+the worker's settings; all other worker settings are ignored, so that every task uses the same configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tipbench.cli import airflow_child as scheduled_child
+from tipbench.cli.console import print_message
+from tipbench.cli.events import VARIABLE
+from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
+from tipbench.files import ResourceLock, writable_home
+from tipbench.http import canonical_url, is_loopback
+from tipbench.jobs.command import collect_request, command_arguments
+from tipbench.jobs.events import Collected, Failure, parse_line
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from tipbench.generate.engine import ModelFacts
+    from tipbench.jobs import events as wire
+    from tipbench.judge.sheet_store import StoredSheet
+    from tipbench.plan.suite import Suite
+    from tipbench.record.events import Event
+    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.plan_check import Plan
+    from tipbench.record.store import Experiment
+
+Conf = Mapping[str, Any]
+
+_ADDRESSES = ("ollama_url", "mlflow_url")
+_LOCK_WAIT_S = 120.0  # a terminated collect needs time to unload its model
+_POLL_S = 1.0
+
+
+def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
+    """Validate a conf; raises UsageError naming every unknown key."""
+    if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
+        raise UsageError(
+            f"conf has {'keys' if len(unknown) > 1 else 'a key'} that no run knows: {', '.join(unknown)[:200]}. "
+            f"It takes {', '.join((*CollectConfig.model_fields, WAIT_FOR_JUDGE))}."
+        )
+    if not isinstance(conf.get(WAIT_FOR_JUDGE, False), bool):
+        raise UsageError(f"conf {WAIT_FOR_JUDGE} takes true or false (got {str(conf[WAIT_FOR_JUDGE])[:80]!r}).")
+    for key in _ADDRESSES:
+        if "@" in urlsplit(str(conf.get(key) or "")).netloc:
+            raise UsageError(
+                f"conf {key} holds a login, and a scheduler shows what a run was triggered with. Leave it out there, "
+                "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            )
+    own = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
+    empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
+    given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
+    return make_config({**own, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
+
+
+def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
+    """Unload the model that a crashed collect on this machine left in the server's memory; skips a server in use."""
+    from tipbench.cli.console import print_message
+
+    settings = load_settings()
+    url = ollama_url or read_conf(conf, settings).ollama_url
+    lock = ResourceLock(writable_home(settings.home), f"Ollama at {canonical_url(url)}", "an unload after a collect")
+    if not _taken(lock):
+        print_message("another collect uses the server; it frees what it finds there itself")
+        return {"unloaded": None, "in_use": True}
+    try:
+        left = lock.left_behind
+        if left is not None:
+            _unload(url, left.model, left.digest)
+            lock.note_empty()
+            print_message(f"{left.model} unloaded")
+    finally:
+        lock.release()
+    return {"unloaded": left.model if left else None, "in_use": False}
+
+
+def _taken(lock: ResourceLock) -> bool:
+    """Whether the lock was acquired before the timeout."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            lock.acquire(wait=False, report=lambda _text: None)
+        except LockHeld:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
+
+
+def _unload(url: str, model: str, digest: str) -> None:
+    from tipbench.generate.ollama_api import OllamaApi
+    from tipbench.generate.residency import wait_until_gone
+
+    rest = OllamaApi(url)
+    try:
+        if any(each.digest == digest for each in rest.resident() or ()):
+            rest.unload(model)
+        wait_until_gone(rest, digest)
+    finally:
+        rest.close()
+
+
+def print_event(event: wire.Event) -> None:
+    """Print an event to the task's log, where the panel reads it."""
+    from tipbench.jobs.events import event_line
+
+    print(event_line(event, time.time()).decode().rstrip(), flush=True)
+
+
+def log_event(event: Event) -> None:
+    """Print a line about an event to the task's log."""
+    from tipbench.cli.progress import LineProgress
+
+    LineProgress()(event)
+
+
+@contextmanager
+def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
+    """Open the configuration, store and experiment of a DAG run."""
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.record.collect import retry_while_unavailable
+
+    settings = load_settings()
+    config = read_conf(conf, settings)
+    with open_store(settings, config.mlflow_url) as store:
+        wait_s = config.server_wait_s
+        yield (
+            config,
+            store,
+            retry_while_unavailable(lambda: existing_experiment(store, config.experiment), "MLflow", wait_s, log_event),
+        )
+
+
+def export_for_judge(conf: Conf) -> dict[str, Any]:
+    """Export a sheet of the run's pending cells to MLflow; returns its id and the cell counts."""
+    from tipbench.cli.console import print_message
+    from tipbench.record.plan_check import configured_cells, count_states
+    from tipbench.record.run import RunState
+
+    with _recorded(conf) as (config, store, experiment):
+        runs = configured_cells(store, experiment.experiment_id, config)
+        now = count_states(runs)
+        if not now.pending + now.judged:
+            raise NotEnoughData(
+                f"{experiment.name} has no answers of this run: {now.failed} cells failed, none succeeded. "
+                "The logs of the collect tasks say why."
+            )
+        pending = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
+        judging = _sheet(store, experiment, config, pending) if pending else None
+        print_message(f"{experiment.name}: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
+        if judging is not None:
+            print_message(f"sheet {judging.sheet.id}: tipbench judge export --experiment {experiment.name} --sheet "
+                f"{judging.sheet.id} --out FILE, or judge in the panel")  # fmt: skip
+        return {
+            "experiment": experiment.name,
+            "sheet": judging.sheet.id if judging else None,
+            "sha256": _digest(judging) if judging else None,
+            "pending": now.pending,
+            "judged": now.judged,
+            "failed": now.failed,
+            "url": experiment.url,
+        }
+
+
+def _sheet(
+    store: MlflowStore, experiment: Experiment, config: CollectConfig, pending: frozenset[str]
+) -> StoredSheet | None:
+    """Return a sheet of exactly these cells, from an earlier attempt or new; None if none can be exported."""
+    from tipbench.cli.console import print_message
+    from tipbench.judge.export import ExportRequest, export_sheet
+    from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
+
+    for there in stored_sheets(store, experiment.experiment_id, experiment.name):
+        untouched = there.status is SheetStatus.EXPORTED and there.owner is None and not there.provisional
+        if untouched and {entry.run_id for entry in there.entries if entry.behind is ItemKind.CELL} == pending:
+            return there
+    try:
+        return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).judging
+    except NotEnoughData as exc:
+        print_message(f"no sheet was made: {exc}")
+        return None
+
+
+def _digest(judging: StoredSheet) -> str:
+    import hashlib
+
+    from tipbench.judge.sheet import sheet_text
+
+    return hashlib.sha256(sheet_text(judging.sheet).encode()).hexdigest()
+
+
+def compare(conf: Conf) -> dict[str, Any]:
+    """Rank the cells judged under this run's conditions, save the leaderboard in MLflow and return cell counts."""
+    from tipbench.cli.compare import show_board
+    from tipbench.cli.console import print_message
+    from tipbench.compare.cells import CellFilter
+    from tipbench.compare.leaderboard import read_leaderboard, record_board
+    from tipbench.record.plan_check import config_conditions, configured_cells, count_states
+
+    with _recorded(conf) as (config, store, experiment):
+        now = count_states(configured_cells(store, experiment.experiment_id, config))
+        own = CellFilter({"conditions": config_conditions(config)})  # others may be recorded while the run waits
+        board, _read = read_leaderboard(store, experiment, own)
+        show_board(board)
+        print_message(f"of this run: {now.judged} cells judged, {now.pending} pending, {now.failed} failed")
+        run_id = record_board(store, experiment.experiment_id, board)
+        verdict = board.to_json()["verdict"]
+        return {
+            "experiment": experiment.name,
+            "board_run": run_id,
+            "verdict": verdict["text"],
+            "leader": verdict["leader"],
+            "decided": verdict["decided"],
+            "provisional": board.provisional,
+            "pending": now.pending,
+            "judged": now.judged,
+            "failed": now.failed,
+            "url": experiment.url,
+        }
+
+
+Hosts = Mapping[str, str | None]  # collect task id → URL; None for the server of the configuration
+_Answer = tuple[str, "dict[str, ModelFacts]", dict[str, str]]  # task id, accepted models, refused models with reasons
+
+
+@dataclass(frozen=True)
+class ModelSurvey:
+    """Models found on the servers: facts and possible tasks of accepted ones, reasons for refused ones."""
+
+    facts: Mapping[str, ModelFacts]
+    places: Mapping[str, tuple[str, ...]]
+    refused: Mapping[str, str]
+
+
+def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
+    """Assign models to collect tasks; refused and missing models are recorded in MLflow with a reason."""
+    from tipbench.plan.grid import suite_for
+
+    settings = load_settings()
+    config = read_conf(conf, settings)
+    servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
+    suite = suite_for(config)
+    found = _ask_all(config, servers, settings)
+    if found.refused and not config.skip_refused:
+        raise ModelRefused(" ".join(found.refused.values()) + " Set skip_refused to run the others.")
+    made = _recorded_plan(config, suite, found, settings)
+    if not found.facts:
+        raise ModelRefused(" ".join(found.refused.values()))
+    _tell_refused(config, found)
+    sizes = {model: facts.params_b or 0.0 for model, facts in found.facts.items() if model not in made.aliases}
+    given = assign_models(sizes, found.places)
+    shares = {task: given.get(task, []) for task in hosts}
+    for task, models in shares.items():
+        print_message(f"{task}: {', '.join(models) or 'nothing'}")
+    return {
+        "experiment": config.experiment,
+        **shares,
+        "refused": [{"model": model, "reason": reason} for model, reason in found.refused.items()],
+        "cells": len(made.cells),
+        "to_generate": len(made.missing),
+    }
+
+
+def _tell_refused(config: CollectConfig, found: ModelSurvey) -> None:
+    """Log refused models, and emit them as an event for the panel's summary of the run."""
+    reasons = tuple(found.refused.values())
+    for reason in reasons:
+        print_message(f"refused: {reason}")
+    if reasons:
+        print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
+
+
+def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[str, str]:
+    """Return the servers that a run can use, by task. If hosts are listed, the conf's URL must be one of them.
+
+    An unlisted loopback URL refers to the client that triggered the run, not to a worker, and is ignored.
+    """
+    if None in hosts.values():
+        return dict.fromkeys(hosts, config.ollama_url)
+    listed = {task: str(url) for task, url in hosts.items()}
+    if not named:
+        return listed
+    wanted = {task: url for task, url in listed.items() if canonical_url(url) == canonical_url(config.ollama_url)}
+    if not wanted and not is_loopback(config.ollama_url):
+        raise UsageError(
+            f"conf ollama_url takes one of the listed hosts: {', '.join(listed.values())} (got {config.ollama_url}). "
+            "Leave it out to spread the models over all of them, or add the host to ollama_hosts."
+        )
+    return wanted or listed
+
+
+def assign_models(sizes: Mapping[str, float], places: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Assign each model to one of its places, balancing total size; the result is deterministic.
+
+    Uses model size instead of the remaining work, so that a continued run keeps each model on its host.
+    """
+    load: dict[str, float] = {}
+    share: dict[str, str] = {}
+    for model in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        task = min(places[model], key=lambda place: (load.get(place, 0.0), places[model].index(place)))
+        load[task] = load.get(task, 0.0) + sizes[model]
+        share[model] = task
+    return {task: [model for model in sizes if share[model] == task] for task in dict.fromkeys(share.values())}
+
+
+def _ask_all(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
+    """Query each server for its models; embedded and baseline models run with the first task."""
+    from tipbench.generate.engine import engine_of
+
+    own = [model for model in config.model_names if engine_of(model) != "ollama"]
+    theirs = [model for model in config.model_names if engine_of(model) == "ollama"]
+    answers: list[_Answer] = [(next(iter(servers)), *_ask(config, own, settings))] if own else []
+    answers += _ask_servers(config, servers, theirs, settings) if theirs else []
+    return _merged(config.model_names, answers)
+
+
+def _ask_servers(
+    config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
+) -> list[_Answer]:
+    """Query the servers; waits for an unavailable one only if the others lack a model, then refuses that model.
+
+    Raises OllamaUnavailable if all servers are unavailable, or if `skip_refused` is off.
+    """
+    from tipbench.record.collect import retry_while_unavailable
+
+    def ask() -> list[_Answer]:
+        answers, away = _ask_each(config, servers, models, settings)
+        if away and {model for _task, facts, _refused in answers for model in facts} != set(models):
+            raise away[0]
+        for gone in away:
+            print_message(f"warning: {gone} Its models run elsewhere.")
+        return answers
+
+    try:
+        return retry_while_unavailable(ask, "Ollama", config.server_wait_s, log_event)
+    except OllamaUnavailable:
+        answers, away = _ask_each(config, servers, models, settings)
+        if not config.skip_refused or len(away) == len(servers):
+            raise
+        return answers
+
+
+def _ask_each(
+    config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
+) -> tuple[list[_Answer], list[OllamaUnavailable]]:
+    """Query each server once; models of an unavailable server are refused with the error as reason."""
+    answers: list[_Answer] = []
+    away: list[OllamaUnavailable] = []
+    for task, url in servers.items():
+        try:
+            answers.append((task, *_ask(config.model_copy(update={"ollama_url": url}), models, settings)))
+        except OllamaUnavailable as exc:
+            answers.append((task, {}, dict.fromkeys(models, str(exc))))
+            away.append(exc)
+    return answers, away
+
+
+def _ask(
+    config: CollectConfig, models: Iterable[str], settings: Settings
+) -> tuple[dict[str, ModelFacts], dict[str, str]]:
+    from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
+
+    asked = config.model_copy(update={"models": ",".join(models)})
+    engines = build_engines(asked.model_names, EngineDependencies(asked, settings.home, print_message))
+    try:
+        return model_facts(engines, asked)
+    finally:
+        close_engines(engines, print_message)
+
+
+def _merged(models: Iterable[str], answers: Sequence[_Answer]) -> ModelSurvey:
+    facts: dict[str, ModelFacts] = {}
+    places: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, str] = {}
+    for model in models:
+        having = [(task, found[model]) for task, found, _ in answers if model in found]
+        if having:
+            facts[model] = having[0][1]
+            places[model] = tuple(task for task, fact in having if fact.digest == facts[model].digest)
+        else:
+            refused[model] = " ".join(dict.fromkeys(no[model] for _, _, no in answers if model in no))
+    return ModelSurvey(facts, places, refused)
+
+
+def _recorded_plan(config: CollectConfig, suite: Suite, found: ModelSurvey, settings: Settings) -> Plan:
+    """Record refusals, and plan against the cells already recorded."""
+    import time
+
+    from tipbench.cli.session import free_memory_for, open_tracking_store
+    from tipbench.record.cell_run import RunContext
+    from tipbench.record.collect import retry_while_unavailable
+    from tipbench.record.plan_check import make_plan, read_recorded
+    from tipbench.record.summary import refused_run
+
+    keeper = open_tracking_store(settings, config.mlflow_url)
+    try:
+        print_message(f"MLflow: {keeper.how}")
+        store = keeper.store
+        wait_s = config.server_wait_s
+        experiment = retry_while_unavailable(
+            lambda: store.ensure_experiment(config.experiment), "MLflow", wait_s, log_event
+        )
+        for model, reason in found.refused.items():
+            run = refused_run(model, reason, int(time.time() * 1000))
+            store.record(experiment.experiment_id, run, maybe_there=True)
+        if found.refused:
+            store.touch(experiment.experiment_id)
+        recorded = read_recorded(store, experiment.experiment_id, RunContext(config, suite, "").conditions)
+    finally:
+        keeper.close()
+    return make_plan(suite, config, found.facts, found.refused, recorded, lambda m: free_memory_for(m, config))
+
+
+_MISUSED = 2
+_INTERRUPTED = 130
+_MOST_JSON = 16_000_000
+_TOLD = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
+
+
+def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
+    """Collect missing cells of one model. Raises UsageError for permanent errors, TipbenchError for retryable ones."""
+    settings = load_settings()
+    config = read_conf(conf, settings)
+    changed = {"models": model, "skip_refused": False} | ({"ollama_url": ollama_url} if ollama_url else {})
+    order = collect_request(config.model_copy(update=changed))
+    child = ChildProcess([*command_arguments(order), "--json"], order.private)
+    code = child.run()
+    summary = _summary(child.printed)
+    if code == 0 and summary is not None:
+        return {"model": model} | {key: summary.get(key) for key in _TOLD}
+    reason = _reason(child, code, summary)
+    if not child.failure:
+        print_event(Failure(reason))
+    raise (UsageError if code == _MISUSED else TipbenchError)(reason)
+
+
+def _summary(printed: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        found = json.loads(printed)
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def _reason(child: ChildProcess, code: int, summary: dict[str, Any] | None) -> str:
+    if child.failure:
+        return child.failure
+    if summary and summary.get("failed"):
+        first = next(iter(summary.get("failures") or ()), "")
+        return f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first}"
+    if code in (_INTERRUPTED, -signal.SIGTERM):
+        return "The collect was told to end; what was finished is kept, and the next try continues."
+    if code < 0:
+        return f"The collect was ended by signal {-code}; what was finished is kept, and the next try continues."
+    return f"The collect ended with {code}: {child.last_word or 'without a word'}"
+
+
+class ChildProcess:
+    """Runs the command as a child process; prints its stderr and events line by line, and stores its stdout."""
+
+    def __init__(self, words: list[str], private: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-P", "-m", scheduled_child.__name__, *words]
+        self._private = dict(private)
+        self.printed = b""
+        self.failure = ""
+        self.last_word = ""
+
+    def run(self) -> int:
+        """Run the command and return its exit code; negative for a signal."""
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as events:
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    env=os.environ | self._private | {VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writing)
+            assert process.stdin is not None  # noqa: S101 - PIPE is passed to Popen
+            with process, _closed_with_us(process.stdin):
+                return self._listen(process, events)
+
+    def _listen(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
+        assert process.stdout is not None  # noqa: S101 - PIPE is passed to Popen
+        assert process.stderr is not None  # noqa: S101
+        readers = [
+            threading.Thread(target=_each_line, args=(stream, take), daemon=True)
+            for stream, take in ((process.stderr, self._word), (events, self._event))
+        ]
+        for reader in readers:
+            reader.start()
+        self.printed = process.stdout.read(_MOST_JSON)
+        code = process.wait()
+        for reader in readers:
+            reader.join(timeout=5.0)  # do not wait for a grandchild that keeps the pipe open
+        return code
+
+    def _word(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip()
+        self.last_word = text or self.last_word
+        _log(f"| {text}" if parse_line(line) is not None else text)  # prefix output that could be parsed as an event
+
+    def _event(self, line: bytes) -> None:
+        _log(line.decode("ascii", "replace").rstrip())
+        known = parse_line(line)
+        if known is not None and isinstance(known[1], Failure):
+            self.failure = known[1].text
+
+
+def _log(line: str) -> None:
+    """Write a line in one call: two threads write, and `print` writes the newline separately."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _each_line(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
+    with suppress(ValueError, OSError):  # the stream was closed after the join timeout
+        for line in stream:
+            take(line)
+
+
+@contextmanager
+def _closed_with_us(pipe: IO[bytes]) -> Iterator[None]:
+    """Close the pipe on SIGTERM or any exception, so that the child exits gracefully."""
+    if threading.current_thread() is not threading.main_thread():
+        with pipe:
+            yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: pipe.close())
+    try:
+        with pipe:
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

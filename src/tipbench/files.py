@@ -1,0 +1,267 @@
+"""Files on disk: errors of the home folder, atomic writes, private files, and locks that record their holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tipbench.errors import LockHeld, TipbenchError, UsageError
+
+_POLL_S = 0.5
+_WRONG_FOLDER = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+        *(errno.ELOOP, errno.ENAMETOOLONG),
+    }
+)  # fixed by another folder; anything else, such as a full disk, is not a usage error
+_OTHER_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
+_NEXT_STEP = {
+    errno.ENOSPC: "Make room there, or set TIPBENCH_HOME to a folder on another disk.",
+    errno.EDQUOT: "Make room there, or set TIPBENCH_HOME to a folder on another disk.",
+    errno.EMFILE: "Allow more open files, as with `ulimit -n 4096`, or lower --concurrency.",
+    errno.ENFILE: "Close other programs: the whole machine has too many files open.",
+}
+
+# The home folder
+
+
+@contextmanager
+def home_errors(path: Path, problem: str) -> Iterator[None]:
+    """Convert an OSError into a TipbenchError about the home folder; `problem` is a phrase like "cannot be opened"."""
+    try:
+        yield
+    except OSError as exc:
+        kind = UsageError if exc.errno in _WRONG_FOLDER else TipbenchError
+        raise kind(
+            f"tipbench stores journals, locks and weights in its home folder, but {path} {problem}: "
+            f"{exc.strerror or exc}. {_NEXT_STEP.get(exc.errno or 0, _OTHER_FOLDER)}"
+        ) from exc
+
+
+def make_folder(path: Path, *, private: bool = False) -> Path:
+    """Create a folder of the home, with its parents, if it is missing; `private` restricts it to its owner."""
+    with home_errors(path, "cannot be made"):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+    return path
+
+
+def writable_home(home: Path) -> Path:
+    """Return the home folder, created if it is missing; raises UsageError if it is not writable."""
+    make_folder(home)
+    with home_errors(home, "is not writable"):
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return home
+
+
+# Writing
+
+
+def open_private(path: Path, flags: int = os.O_RDWR) -> int:
+    """Open a file, created for its owner only if it is missing, and return its descriptor; raises OSError."""
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file's content atomically: readers see the old content or the new, never a mix."""
+    with _synced_copy(path, content, 0o666) as fresh:
+        fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Create a file for its owner only, complete from the start; does nothing if the file already exists."""
+    with _synced_copy(path, content, 0o600) as fresh, suppress(FileExistsError):
+        os.link(fresh, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk; without it, a new or renamed file may not survive a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def check_output(path: Path, flag: str) -> None:
+    """Raise UsageError if the file given with `flag` cannot be written."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise UsageError(f"{flag} takes a file; {path} {what}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{flag} {path} cannot be written: no permission. Choose another file.")
+
+
+def write_output(path: Path, text: str, flag: str, next_step: str = "Choose another file.") -> None:
+    """Write the file given with `flag` atomically; raises UsageError with `next_step` on failure."""
+    try:
+        write_atomic(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as exc:
+        raise UsageError(f"{flag} {path} could not be written: {exc.strerror}. {next_step}") from exc
+
+
+@contextmanager
+def _synced_copy(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """Yield a temporary file next to `path` with the content synced to disk; removed at the end unless renamed."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield fresh
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+# Locks
+
+
+def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file, exclusively unless `shared`; returns False if another process holds it. Raises OSError."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock(fd: int, path: Path, *, shared: bool = False) -> bool:
+    """Like `flock` without waiting, for a file in the home folder."""
+    with home_errors(path, "cannot be locked"):
+        return flock(fd, shared=shared)
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file in the home folder for the block; yields False if another process holds it and `wait` is false."""
+    with home_errors(path, "cannot be opened"):
+        fd = open_private(path)
+    try:
+        with home_errors(path, "cannot be locked"):
+            locked = flock(fd, wait=wait)
+        yield locked
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """The process that holds a lock, and the model that may stay loaded if it dies."""
+
+    resource: str
+    pid: int
+    host: str
+    since: str
+    purpose: str
+    model: str = ""
+    digest: str = ""
+
+    def __str__(self) -> str:
+        loaded = f", model {self.model}" if self.model else ""
+        return f"{self.purpose} (process {self.pid} on {self.host}, since {self.since}{loaded})"
+
+
+class ResourceLock:
+    """An exclusive lock on a named resource, released by the kernel when the process ends."""
+
+    def __init__(self, home: Path, resource: str, purpose: str) -> None:
+        digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
+        self._path = home / "locks" / f"{digest}.lock"
+        self._fd: int | None = None
+        self._loaded = False
+        self._me = LockHolder(
+            resource,
+            os.getpid(),
+            platform.node(),
+            datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            purpose,
+        )
+        self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
+
+    def acquire(self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S) -> bool:
+        """Acquire the lock and return whether it had to wait; raises LockHeld if it is held and `wait` is false."""
+        make_folder(self._path.parent)
+        with home_errors(self._path, "cannot be opened"):
+            fd = open_private(self._path)
+        try:
+            waited = self._wait(fd, wait, report, poll_s)
+            with home_errors(self._path, "cannot be read"):
+                previous = _read_holder(fd)
+            self._fd = fd
+            if previous is not None and previous.digest:
+                self.left_behind = previous
+                self.note_loaded(previous.model, previous.digest)  # kept until the model is verified to be unloaded
+            else:
+                self._write(self._me)
+        except BaseException:
+            self._fd = None
+            os.close(fd)
+            raise
+        return waited
+
+    def note_loaded(self, model: str, digest: str) -> None:
+        """Save which model is about to be loaded, for the next holder if this process dies."""
+        self._loaded = True
+        self._write(replace(self._me, model=model, digest=digest))
+
+    def note_empty(self) -> None:
+        """Save that no model is loaded."""
+        self._loaded = False
+        self._write(self._me)
+
+    def release(self) -> None:
+        """Release the lock; keeps the record of a loaded model, whose server may have been unreachable at the end."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            try:
+                if not self._loaded:
+                    os.ftruncate(fd, 0)
+            except OSError:
+                pass  # a stale record without a model is harmless
+            finally:
+                os.close(fd)
+
+    def _wait(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float) -> bool:
+        reported: str | None = None
+        while not try_lock(fd, self._path):
+            holder = str(_read_holder(fd) or "another tipbench")
+            if not wait:
+                raise LockHeld(
+                    f"{self._me.resource} is in use by {holder}. Wait until it has finished, or pass --wait to queue."
+                )
+            if holder != reported:
+                report(f"waiting for {self._me.resource}: in use by {holder}")
+                reported = holder
+            time.sleep(poll_s)
+        return reported is not None
+
+    def _write(self, holder: LockHolder) -> None:
+        if self._fd is None:
+            return
+        data = json.dumps(asdict(holder)).encode()
+        with home_errors(self._path, "cannot be written"):
+            if os.pwrite(self._fd, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self._fd, len(data))
+            os.fsync(self._fd)
+
+
+def _read_holder(fd: int) -> LockHolder | None:
+    try:
+        return LockHolder(**json.loads(os.pread(fd, 65536, 0)))
+    except (ValueError, TypeError):
+        return None  # empty, or written by another version

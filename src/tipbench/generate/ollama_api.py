@@ -1,0 +1,336 @@
+"""Client for Ollama's native REST API: one request per call, without retries."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import httpx
+
+from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, TipbenchError
+from tipbench.generate.residency import Resident
+from tipbench.http import TOO_MANY_FILES, http_client, is_unreachable, tls_for, too_many_files
+
+_QUICK = httpx.Timeout(10.0, connect=5.0)
+_PS_TIMEOUT = httpx.Timeout(2.0)
+_PLAIN = {"Accept-Encoding": "identity"}  # the stream is read raw, without a decoder
+_MOST_CHARS = 8_000_000  # per answer: far beyond any num_predict, so only a broken server exceeds it
+_MOST_BODY = 64_000_000
+_MOST_ERROR = 65_536
+_MOST_WORDS = 2000  # characters of an error message shown to users
+
+
+class Ending(Enum):
+    """How a chat call ended."""
+
+    DONE = auto()  # the last object has `done`
+    CLEAN_END = auto()  # the stream ended normally, but without `done`
+    ERROR_LINE = auto()  # {"error": …} after status 200
+    GARBAGE = auto()  # not NDJSON, or too long
+    STATUS = auto()  # a status other than 200
+    REFUSED = auto()  # connection refused or host unreachable
+    RESET = auto()  # the connection broke, or failed for another reason
+    TIMEOUT = auto()
+    CANCELLED = auto()
+
+
+@dataclass
+class Chat:
+    """Result of one chat call. Times are in seconds since the request was sent."""
+
+    ending: Ending = Ending.CLEAN_END
+    status: int = 0
+    error: str = ""
+    text: str = ""
+    last: Mapping[str, Any] = field(default_factory=dict)
+    first_token_s: float | None = None
+    wall_s: float = 0.0
+
+    @property
+    def before_first_byte(self) -> bool:
+        return self.status == 0
+
+
+class OllamaApi:
+    """Client for one server. Thread-safe; each thread that chats has a separate connection, so that it can be cut."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._tls = tls_for(url)
+        self._quick = self._client()
+        self._local = threading.local()
+        self._lines: set[_Line] = set()
+        self._lock = threading.Lock()
+
+    def version(self) -> str:
+        return str(self._json("GET", "/api/version").get("version", "unknown"))
+
+    def tags(self) -> list[dict[str, Any]]:
+        models = self._json("GET", "/api/tags").get("models") or []
+        return [model for model in models if isinstance(model, dict)]
+
+    def show(self, model: str) -> dict[str, Any] | None:
+        """Return the server's details of a model; None if it is missing, ModelRefused if the server rejects it."""
+        response = self._send("POST", "/api/show", {"model": model})
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200 and (words := _words(response)):
+            raise ModelRefused(
+                f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {words!r}. "
+                "Check the name; `ollama list` shows those there are."
+            )
+        return _object(response)
+
+    def alive(self) -> bool:
+        """Return whether the server responds; raises TipbenchError if no more files can be opened."""
+        try:
+            return self._quick.get("/api/version", timeout=_PS_TIMEOUT).status_code == 200
+        except httpx.HTTPError as exc:
+            self._check_files(exc)
+            return False
+
+    def resident(self) -> tuple[Resident, ...] | None:
+        """Return the models in memory; None if the server did not respond in time (unknown is not empty)."""
+        try:
+            response = self._quick.get("/api/ps", timeout=_PS_TIMEOUT)
+            models = response.json()["models"] if response.status_code == 200 else None
+            if models is None:
+                return () if response.status_code == 200 else None
+            return tuple(Resident(str(m.get("name") or m.get("model")), str(m.get("digest"))) for m in models)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def unload(self, name: str) -> None:
+        """Request that a model be unloaded; the server only marks it. Ignores an unreachable server: it has none."""
+        try:
+            self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_QUICK)
+        except httpx.HTTPError as exc:
+            self._check_files(exc)
+
+    def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
+        """Stream one answer; server and network errors are returned. Raises TipbenchError if no file can be opened."""
+        line = self._take_line()
+        started = time.monotonic()
+        chat = Chat()
+        try:
+            self._stream(line, body, chat, started + timeout_s, timeout_s, cancel)
+        except httpx.TimeoutException as exc:
+            chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
+        except httpx.ConnectError as exc:
+            self._check_files(exc)
+            chat.ending, chat.error = Ending.REFUSED if is_unreachable(exc) else Ending.RESET, str(exc)
+        except httpx.HTTPError as exc:
+            chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
+        finally:
+            line.busy = False
+        if cancel.is_set() and chat.ending is not Ending.DONE:
+            chat.ending = Ending.CANCELLED
+        chat.wall_s = time.monotonic() - started
+        return chat
+
+    def cut_lines(self) -> None:
+        """Cancel every running call; the server detects it and stops generating."""
+        with self._lock:
+            for line in self._lines:
+                if line.busy:
+                    line.cut()
+
+    def drop_idle_lines(self) -> None:
+        """Close idle connections; those of finished threads would otherwise stay open until the end of the run."""
+        with self._lock:
+            idle = {line for line in self._lines if not line.busy}
+            self._lines -= idle
+        for line in idle:
+            line.client.close()
+
+    def close(self) -> None:
+        self._quick.close()
+        with self._lock:
+            for line in self._lines:
+                line.client.close()
+            self._lines.clear()
+
+    def _client(self) -> httpx.Client:
+        return http_client(self.url, self._tls, base_url=self.url, timeout=_QUICK)
+
+    def _take_line(self) -> _Line:
+        """Return this thread's connection, marked as busy; creates one if it has none or it was dropped."""
+        with self._lock:
+            line: _Line | None = getattr(self._local, "line", None)
+            if line is None or line not in self._lines:
+                line = self._local.line = _Line(self._client())
+                self._lines.add(line)
+            line.busy = True
+        return line
+
+    def _check_files(self, exc: httpx.HTTPError) -> None:
+        if too_many_files(exc):
+            raise TipbenchError(f"Ollama at {self.url} could not be asked: {TOO_MANY_FILES}.") from exc
+
+    def _stream(
+        self,
+        line: _Line,
+        body: Mapping[str, Any],
+        chat: Chat,
+        deadline: float,
+        timeout_s: float,
+        cancel: threading.Event,
+    ) -> None:
+        started = deadline - timeout_s
+        timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
+        with line.client.stream(
+            "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": line.trace}
+        ) as response:
+            chat.status = response.status_code
+            if chat.status != 200:
+                chat.ending = Ending.STATUS
+                chat.error = _error_text(response)
+                return
+            reader = _Reader(chat, started)
+            for chunk in response.iter_raw():
+                reader.feed(chunk)
+                if chat.ending is Ending.DONE:
+                    if time.monotonic() > deadline:
+                        break
+                    continue  # read to the end of the stream: only then can the connection be reused
+                if reader.ended or cancel.is_set():
+                    break
+                if time.monotonic() > deadline:
+                    reader.cut_off(f"the answer did not end within {timeout_s:g} s")
+                    break
+            reader.finish()
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        try:
+            return self._quick.request(method, path, json=body)
+        except httpx.HTTPError as exc:
+            self._check_files(exc)
+            raise OllamaUnavailable(
+                f"Ollama at {self.url} does not answer ({type(exc).__name__}). Start it with `ollama serve`, "
+                "or name the right address with --ollama-url or OLLAMA_HOST."
+            ) from exc
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return _object(self._send(method, path, body))
+
+
+class _Line:
+    """A client with one connection whose socket is accessible, so that another thread can cut a blocked read."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+        self.busy = False
+        self._stream: Any = None
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._stream = info["return_value"]
+
+    def cut(self) -> None:
+        sock = self._stream.get_extra_info("socket") if self._stream is not None else None
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # already closed
+
+
+class _Reader:
+    """Assembles NDJSON objects from chunks and stores the answer so far in `chat`."""
+
+    def __init__(self, chat: Chat, started: float) -> None:
+        self._chat = chat
+        self._started = started
+        self._rest = b""
+        self._pieces: list[str] = []
+        self._chars = 0
+        self.ended = False
+
+    def feed(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
+        for line in lines:
+            if not self.ended and line.strip():
+                self._take(line)
+        if len(self._rest) > _MOST_CHARS:
+            self._end(Ending.GARBAGE, "a line without end")
+
+    def cut_off(self, why: str) -> None:
+        self._end(Ending.TIMEOUT, why)
+
+    def finish(self) -> None:
+        if self._rest.strip() and not self.ended:
+            self._take(self._rest)
+        self._chat.text = "".join(self._pieces)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            part = json.loads(line)
+        except ValueError:
+            part = None
+        if not isinstance(part, dict):
+            self._end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
+            return
+        if part.get("error"):
+            self._end(Ending.ERROR_LINE, str(part["error"])[:_MOST_WORDS])
+            return
+        message = part.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str) and content:
+            self._add(content)
+        if part.get("done") is True:
+            self._chat.last = part
+            self._end(Ending.DONE, "")
+
+    def _add(self, content: str) -> None:
+        if self._chat.first_token_s is None:
+            self._chat.first_token_s = time.monotonic() - self._started
+        self._pieces.append(content)
+        self._chars += len(content)
+        if self._chars > _MOST_CHARS:
+            self._end(Ending.GARBAGE, f"an answer of more than {_MOST_CHARS} characters")
+
+    def _end(self, ending: Ending, error: str) -> None:
+        self._chat.ending, self._chat.error = ending, error
+        self.ended = True
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = response.json() if len(response.content) <= _MOST_BODY else None
+    except ValueError:
+        value = None
+    if response.status_code != 200 and (words := _words(response)):
+        raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
+    if response.status_code != 200 or not isinstance(value, dict):
+        raise OllamaError(
+            f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not Ollama's "
+            "way. Check --ollama-url or OLLAMA_HOST."
+        )
+    return value
+
+
+def _words(response: httpx.Response) -> str:
+    """Return Ollama's error message; empty if the response is not in Ollama's error format."""
+    try:
+        words = response.json()["error"] if len(response.content) <= _MOST_ERROR else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return words[:_MOST_WORDS].strip() if isinstance(words, str) else ""
+
+
+def _error_text(response: httpx.Response) -> str:
+    body = b""
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > _MOST_ERROR:
+            break
+    try:
+        return str(json.loads(body)["error"])[:_MOST_WORDS]
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace") or f"status {response.status_code}"

@@ -1,0 +1,193 @@
+"""URLs and HTTP clients: the proxy, TLS and loopback rules of every request that tipbench sends.
+
+httpx, ssl and urllib.request are imported lazily: importing them here would slow down the start of every command.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from tipbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+TOO_MANY_FILES = (
+    "this process has as many files and connections open as it may. Allow more, as with `ulimit -n 4096`, "
+    "or lower --concurrency"
+)
+_UNREACHABLE = frozenset(
+    {
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTDOWN),
+        *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    }
+)
+_TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE})
+_Client = TypeVar("_Client")
+
+# Addresses
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL points at this machine, which is never reached through a proxy."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_http_url(url: str) -> bool:
+    """Return whether a URL is http or https, with a host and a valid port, if any."""
+    try:
+        parts = urlsplit(url)
+        valid_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and valid_port
+        and url.isprintable()
+        and " " not in url
+    )
+
+
+def strip_login(url: str) -> str:
+    """Return the URL without user name and password, safe to show and store."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def canonical_url(url: str) -> str:
+    """Return one canonical URL per server: no user name, an explicit port, `localhost` for loopback addresses."""
+    parts = urlsplit(url)
+    host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
+
+
+# Clients
+
+
+def http_client(url: str, tls: ssl.SSLContext | None = None, **options: Any) -> httpx.Client:
+    """Return a client for `url`; raises UsageError if the environment has an invalid proxy or certificate file."""
+    import httpx
+
+    return _make(httpx.Client, url, tls, options)
+
+
+def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
+    """Like `http_client`, for asyncio."""
+    import httpx
+
+    return _make(httpx.AsyncClient, url, None, options)
+
+
+def tls_for(url: str) -> ssl.SSLContext:
+    """Return the TLS context for `url`; loads certificates, which takes 20 ms and some MB, for https only."""
+    import ssl
+
+    import httpx
+
+    if urlsplit(url).scheme != "https":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        return httpx.create_ssl_context()
+    except OSError as exc:
+        raise UsageError(
+            f"The certificates that {_origin(url)} is checked against cannot be read: {exc}. "
+            "Correct SSL_CERT_FILE and SSL_CERT_DIR, or unset them."
+        ) from exc
+
+
+def read_body(response: httpx.Response, *, limit: int, deadline: float) -> bytearray | None:
+    """Read a streamed response; returns None above `limit` bytes, raises httpx.ReadTimeout after the deadline.
+
+    httpx's own timeout applies to each chunk, so a response that is sent slowly never reaches it.
+    """
+    import httpx
+
+    body = bytearray()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > limit:
+            return None
+        if time.monotonic() > deadline:
+            raise httpx.ReadTimeout("the response is too slow", request=response.request)
+    return body
+
+
+def _make(kind: Callable[..., _Client], url: str, tls: ssl.SSLContext | None, options: dict[str, Any]) -> _Client:
+    import httpx
+
+    try:
+        return kind(trust_env=not is_loopback(url), verify=tls or tls_for(url), **options)
+    except (ImportError, ValueError, httpx.InvalidURL) as exc:
+        raise UsageError(
+            f"A proxy must have an http:// or https:// address; the environment has {_proxies()}. "
+            f"Correct or unset it to reach {_origin(url)}. (socks5:// needs pip install 'httpx[socks]'.)"
+        ) from exc
+
+
+def _origin(url: str) -> str:
+    """Return scheme, host and port only: a path may be secret, as in a webhook URL."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _proxies() -> str:
+    from urllib.request import getproxies
+
+    named = {key: value for key, value in getproxies().items() if key in ("http", "https", "all") and value}
+    return ", ".join(f"{key.upper()}_PROXY={_shown_proxy(value)}" for key, value in sorted(named.items()))
+
+
+def _shown_proxy(proxy: str) -> str:
+    try:
+        return strip_login(proxy)
+    except ValueError:
+        return "no address"
+
+
+# Errors
+
+
+def is_unreachable(exc: httpx.ConnectError) -> bool:
+    """Return whether a connection failed because the server is unreachable, not because of a local problem."""
+    return any(isinstance(cause, socket.gaierror) or cause.errno in _UNREACHABLE for cause in _os_errors(exc))
+
+
+def too_many_files(exc: BaseException) -> bool:
+    """Return whether a request failed because this process or machine has too many open files."""
+    causes = list(_os_errors(exc))
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return _none_left()  # resolving a name opens files, and its error does not include the reason
+    return any(cause.errno in _TOO_MANY for cause in causes)
+
+
+def _os_errors(exc: BaseException) -> Iterator[OSError]:
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, OSError):
+            yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _none_left() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as exc:
+        return exc.errno in _TOO_MANY
+    return False

@@ -1,0 +1,511 @@
+"""Client for Airflow's REST API, and the DAG and DAG-run requests that the runner needs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, UsageError
+from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, read_body, too_many_files
+
+MAX_BYTES = 32 * 1024 * 1024
+TIMEOUT_S = 10.0
+REST_S = 5.0  # back-off after a failure: requests fail immediately, so that one server does not block all jobs
+LOGIN_REST_S = 30.0  # longer after a failed login, to avoid locking the account
+_SILENT = 6  # multiplier after a timeout, because each further timeout delays all other jobs
+_DRIBBLE = 3  # total limit for a slow response, in timeouts
+_AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MOST_WORDS = 600
+TOO_LONG = 413  # status of a response longer than MAX_BYTES
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AirflowAccess:
+    """Airflow address and credentials: user name and password, from which tokens are requested, or a token."""
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    dag_id: str = "bench_collect"
+    public_url: str | None = None  # of its web UI, if browsers use a different address
+
+    def check(self) -> None:
+        """Raise UsageError naming the invalid or missing setting."""
+        _check_address("airflow_url", self.url)
+        if self.public_url:
+            _check_address("airflow_public_url", self.public_url)
+        if not self.token and not (self.username and self.password):
+            raise UsageError(
+                "airflow_url is set, and nothing says who we are there. Set TIPBENCH_AIRFLOW_USERNAME and "
+                "TIPBENCH_AIRFLOW_PASSWORD, or TIPBENCH_AIRFLOW_TOKEN."
+            )
+        if not self.dag_id or not self.dag_id.replace("-", "_").replace(".", "_").isidentifier():
+            raise UsageError(f"airflow_dag takes the id of a DAG, such as bench_collect (got {self.dag_id[:80]!r}).")
+
+
+def _check_address(key: str, url: str) -> None:
+    if "@" in url:  # checked first: the other message shows the address
+        raise UsageError(
+            f"{key} holds a user name or password. Leave them out, and set TIPBENCH_AIRFLOW_USERNAME and "
+            "TIPBENCH_AIRFLOW_PASSWORD."
+        )
+    if not is_http_url(url):
+        raise UsageError(f"{key} takes a web address such as http://airflow.example:8080 (got {url[:80]!r}).")
+
+
+class AirflowApi:
+    """Thread-safe REST client. Raises AirflowUnavailable for temporary errors, else AirflowError with `status`."""
+
+    def __init__(
+        self,
+        access: AirflowAccess,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        rest_s: float = REST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        access.check()
+        self.access = access
+        self.url = access.url.rstrip("/")
+        self.public_url = (access.public_url or access.url).rstrip("/")
+        self._timeout_s = timeout_s
+        self._rest_s = rest_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token = access.token
+        self._closed_until = 0.0
+        self._trouble = ""
+        self._client = http_client(
+            self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0)
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the last request found Airflow unavailable, so that the next one may time out."""
+        return bool(self._trouble)
+
+    def get(self, path: str, **params: str | int) -> Json:
+        """Send GET {base}/api/v2/{path} and return the response body."""
+        return self._asked("GET", path, params=params)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Send POST {base}/api/v2/{path} and return the response body."""
+        return self._asked("POST", path, body)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Send PATCH {base}/api/v2/{path} and return the response body."""
+        return self._asked("PATCH", path, body)
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str | int] | None = None,
+    ) -> Json:
+        trouble = self._trouble
+        if trouble and self._clock() < self._closed_until:
+            raise AirflowUnavailable(trouble)
+        url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
+        status, content = self._send(method, url, body, params, bearer)
+        if _token_refused(status, content) and self.access.username and self.access.password:
+            self._forget(bearer)  # it expires after a day, or when Airflow's key changes
+            status, content = self._send(method, url, body, params, self._bearer())
+        return self._json(status, content)
+
+    def _bearer(self) -> str:
+        with self._lock:
+            if self._token is None:
+                self._token = self._log_in()
+            return self._token
+
+    def _forget(self, bearer: str) -> None:
+        with self._lock:
+            if self._token == bearer:  # otherwise another thread has already renewed it
+                self._token = None
+
+    def _log_in(self) -> str:
+        who = {"username": self.access.username, "password": self.access.password}
+        status, content = self._send("POST", f"{self.url}/auth/token", who, None, None)
+        if status in _AWAY:
+            raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}.")
+        token, words = _object(content).get("access_token"), self._words(content)
+        if status not in (200, 201) or not isinstance(token, str) or not token:
+            raise self._away(
+                f"Airflow at {self.url} does not let {self.access.username} in (HTTP {status}, {words}). "
+                "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
+                LOGIN_REST_S,
+            )
+        return token
+
+    def _json(self, status: int, content: bytes) -> Json:
+        if 200 <= status < 300:
+            answer = _object(content)
+            if answer or content.strip() in (b"{}", b""):
+                self._trouble = ""
+                return answer
+            raise self._away(
+                f"Something else than Airflow answers at {self.url}: {self._words(content)}. Check airflow_url."
+            )
+        if status in _AWAY:
+            words = f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}."
+            raise self._away(words, 0.0 if status == 500 else None)  # no back-off: a 500 may concern this path only
+        if _token_refused(status, content):
+            raise self._away(
+                f"Airflow at {self.url} no longer takes our token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
+                "fresh one, or a user name and password, from which tokens are made when they are needed.",
+                LOGIN_REST_S,
+            )
+        if 300 <= status < 400:
+            raise self._away(f"Airflow at {self.url} sends us elsewhere (HTTP {status}). Give airflow_url as it ends.")
+        self._trouble = ""
+        raise AirflowError(f"Airflow at {self.url} refused (HTTP {status}): {self._words(content)}", status=status)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None,
+        params: Mapping[str, str | int] | None,
+        bearer: str | None,
+    ) -> tuple[int, bytes]:
+        headers = {"accept": "application/json", **({"authorization": f"Bearer {bearer}"} if bearer else {})}
+        deadline = time.monotonic() + self._timeout_s * _DRIBBLE
+        try:
+            with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
+                content = read_body(response, limit=MAX_BYTES, deadline=deadline)
+        except httpx.TimeoutException as exc:
+            message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. It is asked again."
+            raise self._away(message, _SILENT * self._rest_s) from exc
+        except (httpx.RequestError, httpx.DecodingError) as exc:
+            if too_many_files(exc):
+                raise self._away(f"Airflow at {self.url} was not asked: {TOO_MANY_FILES}.") from exc
+            reason = str(exc).rstrip(".") or type(exc).__name__
+            raise self._away(
+                f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? It is asked again "
+                "until it answers."
+            ) from exc
+        if content is None:
+            raise AirflowError(f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
+        return response.status_code, bytes(content)
+
+    def _words(self, content: bytes) -> str:
+        """Return an error message with our credentials redacted, as some servers echo the request."""
+        for secret in filter(None, (self.access.password, self._token)):
+            content = content.replace(secret.encode(), b"***")
+        return _words(content)
+
+    def _away(self, message: str, rest_s: float | None = None) -> AirflowUnavailable:
+        """Return the exception to raise, and fail further requests with it until the back-off ends."""
+        self._trouble, self._closed_until = message, self._clock() + (self._rest_s if rest_s is None else rest_s)
+        return AirflowUnavailable(message)
+
+
+def path_of(*parts: str | int) -> str:
+    """Return a path of quoted parts, as run and task ids may contain any character."""
+    return "/".join(quote(str(part), safe="") for part in parts)
+
+
+def _object(content: bytes) -> Json:
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _token_refused(status: int, content: bytes) -> bool:
+    """Whether the token was rejected: 401 if expired, 403 if signed with another key (or for missing permissions)."""
+    return status == 401 or (status == 403 and "Invalid JWT token" in _words(content))
+
+
+def _words(content: bytes) -> str:
+    """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
+    detail = _object(content[:100_000]).get("detail")
+    parts = detail if isinstance(detail, list) else [detail]
+    found = [_said(part) for part in parts if part]
+    text = "; ".join(found) or content[:_MOST_WORDS].decode("utf-8", "replace")
+    return " ".join(text.split())[:_MOST_WORDS] or "without a word"
+
+
+def _said(part: object) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    said = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
+    place = part.get("loc")
+    return f"{'.'.join(map(str, place))}: {said}" if isinstance(place, list) else str(said)
+
+
+COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
+DEFAULT_POOL = "default_pool"
+ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+FAILED = frozenset({"failed", "upstream_failed"})
+PARKED = frozenset({"awaiting_input", "deferred"})
+UNSTARTED = frozenset({None, "scheduled", "queued"})
+_PAGE = 100
+_MOST_TASKS = 2000
+_MOST_LINE = 65_536
+_MOST_ERROR = 2000
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class TaskInstance(_Answer):
+    """One task instance of a DAG run; `map_index` is -1 for unmapped tasks and before expansion."""
+
+    task_id: str
+    map_index: int = -1
+    state: str | None = None
+    try_number: int = 0
+    start_date: str | None = None
+    pool: str = DEFAULT_POOL
+    rendered_map_index: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Unique name within the DAG run."""
+        return self.task_id if self.map_index < 0 else f"{self.task_id}[{self.map_index}]"
+
+    @property
+    def title(self) -> str:
+        """Display name, with the model if there is one."""
+        shown = self.rendered_map_index or (str(self.map_index) if self.map_index >= 0 else "")
+        return f"{self.task_id} {shown}".strip()
+
+    @property
+    def collects(self) -> bool:
+        """Whether it is a collect task; with several hosts, each has one."""
+        return self.task_id.startswith(COLLECT)
+
+
+class _DagRun(_Answer):
+    state: str
+
+
+class _Dag(_Answer):
+    is_paused: bool = False
+
+
+class _Tasks(_Answer):
+    task_instances: list[TaskInstance] = Field(default_factory=list)
+
+
+class _Log(_Answer):
+    content: list[Any] = Field(default_factory=list)
+    continuation_token: str | None = None
+
+
+class _Hitl(_Answer):
+    options: list[str] = Field(min_length=1)
+    response_received: bool = False
+
+
+@dataclass(frozen=True)
+class DagRun:
+    """A DAG run with its tasks, ordered by start time."""
+
+    state: str
+    tasks: tuple[TaskInstance, ...]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the DAG run has ended."""
+        return self.state in ("success", "failed")
+
+    def task(self, task_id: str) -> TaskInstance | None:
+        """Return the first instance of a task, or None."""
+        return next((task for task in self.tasks if task.task_id == task_id), None)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One entry of a task's log; `error` is the exception it reports, if any."""
+
+    text: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """A page of log lines; `token` requests the next page and is None at the end of the log."""
+
+    lines: tuple[LogLine, ...]
+    token: str | None
+
+
+class AirflowDag:
+    """The configured DAG; raises the same exceptions as AirflowApi."""
+
+    def __init__(self, rest: AirflowApi) -> None:
+        self._rest = rest
+        self.dag_id = rest.access.dag_id
+        self._path = path_of("dags", self.dag_id)
+
+    def page_of(self, run_id: str) -> str:
+        """Return the URL of the run's page in the web UI."""
+        return f"{self._rest.public_url}/{path_of('dags', self.dag_id, 'runs', run_id)}"
+
+    def trigger(self, run_id: str, conf: Mapping[str, Any], note: str) -> None:
+        """Trigger a run with this id, once. Raises JobStartError, or AirflowUnavailable for temporary errors."""
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf), "note": note}
+        try:
+            self._rest.post(f"{self._path}/dagRuns", body)
+        except AirflowError as exc:
+            if exc.status == 409:  # it exists: our earlier request, whose response was lost
+                return
+            raise self._not_started(exc) from exc
+
+    def check_awake(self) -> None:
+        """Raise AirflowUnavailable if the DAG is paused (runs would stay queued), JobStartError if it is missing."""
+        try:
+            dag = _read(_Dag, self._rest.get(self._path))
+        except AirflowError as exc:
+            raise self._not_started(exc) from exc
+        if dag.is_paused:
+            raise AirflowUnavailable(
+                f"The DAG {self.dag_id} is paused in Airflow. Unpause it there (`airflow dags unpause {self.dag_id}`); "
+                "the job then starts by itself."
+            )
+
+    def _not_started(self, exc: AirflowError) -> JobStartError:
+        if exc.status == 404:
+            return JobStartError(
+                f"There is no DAG {self.dag_id} in Airflow at {self._rest.url}. Put dags/bench_dag.py into its DAG "
+                "folder, run `airflow dags reserialize`, and retry."
+            )
+        if exc.status == 403:
+            return JobStartError(f"{exc} The user needs the role op, or another that may trigger the DAG.")
+        return JobStartError(str(exc))
+
+    def look(self, run_id: str) -> DagRun | None:
+        """Return the current run with its tasks; None if it does not exist."""
+        try:
+            run = _read(_DagRun, self._rest.get(self._run(run_id)))
+        except AirflowError as exc:
+            if exc.status == 404:
+                return None
+            raise
+        tasks: list[TaskInstance] = []
+        while len(tasks) % _PAGE == 0 and len(tasks) < _MOST_TASKS:
+            answer = self._rest.get(f"{self._run(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
+            found = _read(_Tasks, answer).task_instances
+            tasks += found
+            if not found:
+                break
+        tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
+        return DagRun(run.state, tuple(tasks))
+
+    def is_paused(self) -> bool:
+        """Return whether the DAG is paused."""
+        return _read(_Dag, self._rest.get(self._path)).is_paused
+
+    def missing_pools(self, names: Collection[str]) -> list[str]:
+        """Return the pools that do not exist; tasks assigned to them never start."""
+        return [name for name in sorted(names) if not self._there(path_of("pools", name))]
+
+    def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPart:
+        """Return a task's log after the `skip` lines already read; `token` avoids fetching those again."""
+        path = f"{self._task(run_id, task.task_id)}/{path_of('logs', attempt)}"
+        if token is not None:
+            try:
+                return _log_part(_read(_Log, self._rest.get(path, map_index=task.map_index, token=token)), 0)
+            except AirflowError as exc:
+                if exc.status != 400:  # the token is invalid after Airflow's key changes
+                    raise
+        try:
+            return _log_part(_read(_Log, self._rest.get(path, map_index=task.map_index)), skip)
+        except AirflowError as exc:
+            if exc.status == 404:
+                return LogPart((), None)
+            raise
+
+    def cancel(self, run_id: str) -> None:
+        """Mark the run as failed: running tasks are stopped, teardown tasks still run."""
+        self._rest.patch(self._run(run_id), {"state": "failed"})
+
+    def clear(self, run_id: str, tasks: Sequence[TaskInstance]) -> None:
+        """Clear these tasks and their downstream tasks so that they run again."""
+        ids = [[task.task_id, task.map_index] if task.map_index >= 0 else task.task_id for task in tasks]
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": ids,
+            "only_failed": False,
+            "include_downstream": True,
+            "reset_dag_runs": True,
+        }
+        self._rest.post(f"{self._path}/clearTaskInstances", body)
+
+    def answer(self, run_id: str, task: TaskInstance) -> None:
+        """Resume the task that waits for the judge; does nothing if it was already answered."""
+        path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
+        asked = _read(_Hitl, self._rest.get(path))
+        if asked.response_received:
+            return
+        try:
+            self._rest.patch(path, {"chosen_options": asked.options[:1], "params_input": {}})
+        except AirflowError as exc:
+            if exc.status != 409:
+                raise
+
+    def _run(self, run_id: str) -> str:
+        return f"{self._path}/{path_of('dagRuns', run_id)}"
+
+    def _task(self, run_id: str, task_id: str) -> str:
+        return f"{self._run(run_id)}/{path_of('taskInstances', task_id)}"
+
+    def _there(self, path: str) -> bool:
+        try:
+            self._rest.get(path)
+        except AirflowError as exc:
+            return exc.status != 404  # without read permission, assume that it exists
+        return True
+
+
+def _read(kind: type[_T], answer: Json) -> _T:
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as exc:
+        fault = exc.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise AirflowUnavailable(
+            f"Airflow answered something we cannot read ({place}: {fault['msg']}). Is it Airflow 3?"
+        ) from exc
+
+
+def _log_part(log: _Log, skip: int) -> LogPart:
+    """Parse a log response, without the leading group that names the log's source."""
+    lines = [_line(entry) for entry in log.content]
+    if lines and lines[0].text.startswith("::group::Log message source details"):
+        end = next((at for at, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
+        lines = lines[end + 1 :]
+    return LogPart(tuple(lines[skip:]), log.continuation_token)
+
+
+def _line(entry: object) -> LogLine:
+    """Parse a log entry: an object with its text under `event`, or a raw line."""
+    if not isinstance(entry, dict):
+        return LogLine(str(entry)[:_MOST_LINE])
+    text, details = str(entry.get("event", ""))[:_MOST_LINE], entry.get("error_detail")
+    last = details[-1] if isinstance(details, list) and details else None
+    if not isinstance(last, dict):
+        return LogLine(text)
+    return LogLine(text, f"{last.get('exc_type', 'Exception')}: {last.get('exc_value', '')}"[:_MOST_ERROR])

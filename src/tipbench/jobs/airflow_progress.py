@@ -1,0 +1,295 @@
+"""Converts the task logs of a DAG run into the events and the log of one job.
+
+A task's log contains the events of its command as JSON lines, mixed with other output. Each task emits its own start,
+exit and totals; the job has one start, one exit, and one merged total of memory and cells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tipbench.errors import AirflowError, AirflowUnavailable
+from tipbench.files import home_errors, open_private, write_atomic
+from tipbench.jobs import events as wire
+from tipbench.jobs.airflow_api import ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
+from tipbench.jobs.events import event_json, event_line, parse_line
+from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.job import JobState, JobStatus
+
+MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
+_KEPT = "airflow.json"
+_MOST_SERVERS = 10
+
+
+class _Disk(BaseModel):
+    model_config = ConfigDict(extra="ignore", validate_assignment=False)
+
+
+class LogPosition(_Disk):
+    """Read position in a task's log."""
+
+    attempt: int = 1
+    lines: int = 0
+    token: str | None = None
+    over: bool = False
+
+
+class TaskTotals(_Disk):
+    """Totals of one task over all its attempts."""
+
+    collected: wire.Collected | None = None
+    memory: wire.Memory | None = None
+    answered: int = 0  # cells in this attempt
+    answered_before: int = 0  # cells in earlier attempts
+    failure: str = ""
+    exit_code: int | None = None
+    waiting: list[str] = Field(default_factory=list)  # servers it waits for
+    recording: bool = False
+
+
+class StoredProgress(_Disk):
+    """Runner state of a job, on disk so that any process that shares the home can continue."""
+
+    run_id: str = ""  # set before the trigger request is sent
+    triggered: bool = False  # the DAG run exists in Airflow
+    base: dict[str, int] = Field(default_factory=dict)  # attempts by earlier jobs in the same DAG run, by task
+    places: dict[str, LogPosition] = Field(default_factory=dict)
+    tallies: dict[str, TaskTotals] = Field(default_factory=dict)
+    states: dict[str, str | None] = Field(default_factory=dict)
+    told: list[str] = Field(default_factory=list)
+    events_size: int = 0
+    log_size: int = 0
+    looked: float = 0.0
+    checked: float = 0.0
+    ended_since: float | None = None
+    state: JobState | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    links: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def sighting(self) -> JobStatus:
+        """The last observed status."""
+        return JobStatus(self.state or JobState.RUNNING, self.exit_code, self.reason, dict(self.links))
+
+    def see(self, sighting: JobStatus) -> None:
+        """Store an observed status."""
+        self.state, self.exit_code = sighting.state, sighting.exit_code
+        self.reason, self.links = sighting.reason, dict(sighting.links)
+
+
+def read_progress(folder: JobFolder) -> StoredProgress:
+    """Read the stored state; returns an empty one if it is missing or invalid."""
+    try:
+        return StoredProgress.model_validate_json((folder.path / _KEPT).read_bytes())
+    except (OSError, ValidationError):
+        return StoredProgress()
+
+
+def write_progress(folder: JobFolder, kept: StoredProgress) -> None:
+    """Save the state atomically."""
+    with home_errors(folder.path, "cannot be written"):
+        folder.make()
+        write_atomic(folder.path / _KEPT, kept.model_dump_json().encode())
+
+
+class RunProgress:
+    """Buffers events and log lines, and appends them on `save`; unsaved output of a crashed process is overwritten."""
+
+    def __init__(self, folder: JobFolder, kept: StoredProgress, clock: Callable[[], float]) -> None:
+        self.kept = kept
+        self._folder = folder
+        self._clock = clock
+        self._events: list[bytes] = []
+        self._log: list[str] = []
+
+    def read_logs(self, dag: AirflowDag, seen: DagRun) -> None:
+        """Read the new log lines of all tasks."""
+        for task in seen.tasks:
+            if self.kept.states.get(task.key) != task.state:
+                self.kept.states[task.key] = task.state
+                self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
+            if task.try_number > self.kept.base.get(task.key, 0):
+                self._read_safely(dag, task)
+
+    def _read_safely(self, dag: AirflowDag, task: TaskInstance) -> None:
+        """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
+        try:
+            self._read_task(dag, task)
+        except (AirflowUnavailable, AirflowError) as exc:
+            self.tell_once(f"The log of {task.title} cannot be read: {exc} The run goes on.")
+            if isinstance(exc, AirflowError) and exc.status == TOO_LONG:
+                self._pass_over(task, self.kept.places[task.key])
+
+    def _pass_over(self, task: TaskInstance, place: LogPosition) -> None:
+        if place.attempt < task.try_number:
+            self._next_attempt(task, place)
+        else:
+            place.over = True
+
+    def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
+        place = self.kept.places.setdefault(task.key, LogPosition(attempt=self.kept.base.get(task.key, 0) + 1))
+        while place.attempt <= task.try_number and not (place.over and place.attempt == task.try_number):
+            part = dag.log(self.kept.run_id, task, place.attempt, place.token, place.lines)
+            self._take(task, part.lines)
+            place.lines += len(part.lines)
+            place.token = part.token
+            if place.attempt == task.try_number:
+                place.over = part.token is None and task.state in ENDED
+                return
+            self._next_attempt(task, place)
+
+    def _next_attempt(self, task: TaskInstance, place: LogPosition) -> None:
+        place.attempt, place.lines, place.token, place.over = place.attempt + 1, 0, None, False
+        tally = self.kept.tallies.get(task.key)
+        if tally is not None:
+            self._leave_nothing_open(tally)
+            tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
+            tally.collected, tally.failure, tally.exit_code = None, "", None
+        self.tell(wire.Message(f"{task.title}: attempt {place.attempt}; what is recorded is not generated again."))
+
+    def _take(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
+        tally = self.kept.tallies.setdefault(task.key, TaskTotals())
+        for line in lines:
+            raw = line.text.strip().encode("utf-8", "backslashreplace")
+            parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
+            if parsed is None:
+                self._log_of(task, line.text)
+                if line.error:
+                    self._log_of(task, line.error)
+                    tally.failure = tally.failure or line.error
+            elif self._is_the_jobs(tally, parsed[1], task) and not self._full:
+                at, event = parsed
+                self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
+
+    def _is_the_jobs(self, tally: TaskTotals, event: wire.Event, task: TaskInstance) -> bool:
+        """Update the task's totals; returns False for events that are merged into the job's own."""
+        if isinstance(event, wire.Collected):
+            tally.collected = event
+        elif isinstance(event, wire.Memory):
+            tally.memory = merged_memory([*filter(None, [tally.memory]), event])
+        elif isinstance(event, wire.Failure):
+            tally.failure = event_json(event)["text"]
+            self._log_of(task, tally.failure)
+        elif isinstance(event, wire.Exit):
+            tally.exit_code = event.code
+            self._leave_nothing_open(tally)
+        elif isinstance(event, wire.Waiting):
+            tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MOST_SERVERS]
+        elif isinstance(event, wire.Resumed):
+            tally.waiting = [what for what in tally.waiting if what != event.what]
+        elif isinstance(event, wire.Recording):
+            tally.recording = event.left > 0
+        elif isinstance(event, wire.CellFinished):
+            tally.answered += event.failure is None
+        return not isinstance(event, wire.Collected | wire.Memory | wire.Failure | wire.Exit | wire.Started)
+
+    def _leave_nothing_open(self, tally: TaskTotals) -> None:
+        """Emit the events that close an ended attempt's waits and pending recordings."""
+        for what in tally.waiting:
+            self.tell(wire.Resumed(what))
+        if tally.recording:
+            self.tell(wire.Recording(0))
+        tally.waiting, tally.recording = [], False
+
+    def tell(self, event: wire.Event) -> None:
+        """Buffer an event of the job."""
+        self._events.append(event_line(event, self._clock()))
+
+    def tell_once(self, text: str) -> None:
+        """Buffer a warning, unless the same text was emitted before."""
+        if text not in self.kept.told:
+            self.kept.told.append(text)
+            self.tell(wire.Message(text, warning=True))
+            self.log("airflow", text)
+
+    def log(self, who: str, text: str) -> None:
+        """Buffer text for the log, each line prefixed with its source."""
+        self._log += [f"[{who}] {line}" for line in text.splitlines()]
+
+    def _log_of(self, task: TaskInstance, text: str) -> None:
+        if not self._full:
+            self.log(task.title, text)
+
+    @property
+    def _full(self) -> bool:
+        """Whether task output exceeds MOST_KEPT; emits a warning if so."""
+        if self.kept.events_size + self.kept.log_size <= MOST_KEPT:
+            return False
+        self.tell_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; the rest is in Airflow alone.")
+        return True
+
+    def close(self, sighting: JobStatus) -> None:
+        """Buffer the merged totals, the failure if any, and the exit event."""
+        tallies = list(self.kept.tallies.values())
+        memory = merged_memory([tally.memory for tally in tallies if tally.memory is not None])
+        collected = merged_collected(tallies)
+        for event in (memory, collected):
+            if event is not None:
+                self.tell(event)
+        if sighting.state is JobState.FAILED:
+            self.tell(wire.Failure(sighting.reason))
+        self.tell(wire.Exit(sighting.exit_code if sighting.exit_code is not None else 1))
+
+    def save(self) -> None:
+        """Write the buffered output, then the state with its file sizes."""
+        text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
+        self.kept.events_size = _append(self._folder.events, self.kept.events_size, b"".join(self._events))
+        self.kept.log_size = _append(self._folder.log, self.kept.log_size, text)
+        self._events, self._log = [], []
+        write_progress(self._folder, self.kept)
+
+
+def merged_memory(seen: list[wire.Memory]) -> wire.Memory | None:
+    """Merge memory events; returns None for an empty list."""
+    if not seen:
+        return None
+    return wire.Memory(
+        samples=sum(each.samples for each in seen),
+        most_resident=max(each.most_resident for each in seen),
+        largest_gap_s=max(each.largest_gap_s for each in seen),
+        handovers=sum(each.handovers for each in seen),
+        unknown_samples=sum(each.unknown_samples for each in seen),
+        foreign=tuple(sorted({name for each in seen for name in each.foreign})),
+    )
+
+
+def merged_collected(tallies: list[TaskTotals]) -> wire.Collected | None:
+    """Merge collect totals; cells from earlier attempts of this job count as generated, not as recorded before."""
+    found = [(tally.collected, tally.answered_before) for tally in tallies if tally.collected is not None]
+    if not found:
+        return None
+    seconds = [each.seconds for each, _ in found if each.seconds is not None]
+    return wire.Collected(
+        experiment=found[0][0].experiment,
+        cells=sum(each.cells for each, _ in found),
+        recorded_before=sum(max(0, each.recorded_before - earlier) for each, earlier in found),
+        generated=sum(each.generated + min(earlier, each.recorded_before) for each, earlier in found),
+        failed=sum(each.failed for each, _ in found),
+        refused=tuple(dict.fromkeys(reason for each, _ in found for reason in each.refused)),
+        seconds=sum(seconds) if seconds else None,
+        url=next((each.url for each, _ in found if each.url), None),
+    )
+
+
+def _append(path: Path, size: int, content: bytes) -> int:
+    """Write at byte `size`, truncating leftovers of a crashed process; returns the new size."""
+    if not content:
+        return size
+    with home_errors(path, "cannot be written"):
+        fd = open_private(path, os.O_WRONLY)
+        try:
+            if os.fstat(fd).st_size > size:
+                os.ftruncate(fd, size)
+            os.lseek(fd, size, os.SEEK_SET)
+            while content:
+                written = os.write(fd, content)
+                size, content = size + written, content[written:]
+        finally:
+            os.close(fd)
+    return size

@@ -1,0 +1,272 @@
+"""Job store: one SQLite file shared by several panel processes; every state transition is a compare-and-set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from tipbench.errors import JobConflict, JobNotFound, UsageError
+from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
+from tipbench.sqlite import Database, Row
+
+MOST_ITEMS = 500
+MOST_KEY = 200
+_MOST_REASON = 2000
+_BUSY_S = 15.0  # SQLite busy timeout
+_MIGRATIONS = (
+    """
+CREATE TABLE jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    experiment TEXT NOT NULL,
+    arguments TEXT NOT NULL,
+    private TEXT NOT NULL,
+    resources TEXT NOT NULL,
+    started_by TEXT NOT NULL,
+    runner TEXT NOT NULL,
+    retry_of TEXT REFERENCES jobs (id),
+    key TEXT UNIQUE,
+    body TEXT NOT NULL,
+    created REAL NOT NULL,
+    started REAL,
+    ended REAL,
+    exit_code INTEGER,
+    reason TEXT NOT NULL DEFAULT '',
+    links TEXT NOT NULL DEFAULT '{}',
+    claimed REAL,
+    cancel_requested REAL
+) STRICT;
+CREATE INDEX jobs_by_state ON jobs (state, seq);
+CREATE INDEX jobs_by_experiment ON jobs (experiment, seq);
+""",
+)
+_REMOVABLE = (
+    "(ended IS NOT NULL OR state = 'lost') AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.id)"
+)
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Filter for a list of jobs; None matches everything."""
+
+    state: JobState | None = None
+    kind: JobKind | None = None
+    experiment: str | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of jobs, newest first; `next` is the cursor of the next page, None at the end."""
+
+    items: tuple[Job, ...]
+    next: str | None
+
+
+class JobStore:
+    """Jobs in SQLite. Safe to use from several threads and processes."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._clock = clock
+        self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_S, wal=True)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    # Requests
+
+    def add(self, order: JobRequest, key: str | None = None) -> tuple[Job, bool]:
+        """Return the job for this request, and whether it is new.
+
+        A repeated key returns the existing job, or raises JobConflict if the request differs. A job has at most one
+        retry that has not ended: retrying again returns that one.
+        """
+        body = _body(order)
+        check_key(key)
+        with self._db.transaction() as db:
+            known = self._known(order, key, body)
+            if known is not None:
+                return known, False
+            now = self._clock()
+            values = {
+                "id": _new_id(now), "kind": order.kind.value, "state": JobState.QUEUED.value,
+                "experiment": order.experiment,
+                "arguments": _dump(dict(order.arguments)), "private": _dump(dict(order.private)),
+                "resources": _dump(order.resources), "started_by": order.started_by, "runner": order.runner,
+                "retry_of": order.retry_of, "key": key, "body": body, "created": now,
+            }  # fmt: skip
+            names, marks = ", ".join(values), ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
+            return self.get(str(values["id"])), True
+
+    def _known(self, order: JobRequest, key: str | None, body: str) -> Job | None:
+        if key is not None and (same := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
+            if same[0]["body"] != body:
+                raise JobConflict(
+                    f"The idempotency key {key[:80]!r} belongs to job {same[0]['id']}, which was ordered with other "
+                    "options. Send a fresh key with a new order."
+                )
+            return _job(same[0])
+        if order.retry_of is None:
+            return None
+        ended = _in(ENDED | {JobState.LOST})
+        query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended}"  # noqa: S608
+        found = self._db.rows(query, (order.retry_of,))
+        return _job(found[0]) if found else None
+
+    # Reading
+
+    def get(self, job_id: str) -> Job:
+        """Return the job. Raises JobNotFound if the id is unknown."""
+        rows = self._db.rows("SELECT * FROM jobs WHERE id = ?", (job_id,))
+        if not rows:
+            raise JobNotFound(f"There is no job {job_id[:80]!r}. The list of jobs shows those there are.")
+        return _job(rows[0])
+
+    def page(self, which: JobFilter | None = None, *, limit: int = 50, after: str | None = None) -> Page:
+        """Return a page of jobs, newest first; `after` is the `next` of the previous page."""
+        if not 1 <= limit <= MOST_ITEMS:
+            raise UsageError(f"limit is from 1 to {MOST_ITEMS} (got {limit}).")
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
+            raise UsageError(f"after is what an earlier page gave as next (got {after[:40]!r}).")
+        wanted = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
+        clauses = [f"{key} = ?" for key in wanted] + (["seq < ?"] if after else [])
+        where = f"WHERE {' AND '.join(clauses)}" if clauses else ""
+        values = [*map(str, wanted.values()), *([int(after)] if after else []), limit + 1]
+        rows = self._db.rows(f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?", values)  # noqa: S608
+        shown = rows[:limit]
+        return Page(tuple(map(_job, shown)), str(shown[-1]["seq"]) if len(rows) > limit else None)
+
+    def in_states(self, states: Collection[JobState], *, limit: int = 1000) -> list[Job]:
+        """Return the newest `limit` jobs in any of these states, oldest first."""
+        query = f"SELECT * FROM jobs WHERE state IN {_in(states)} ORDER BY seq DESC LIMIT ?"  # noqa: S608
+        return [_job(row) for row in reversed(self._db.rows(query, [limit]))]
+
+    def by_key(self, key: str) -> Job | None:
+        """Return the job with this idempotency key, or None."""
+        rows = self._db.rows("SELECT * FROM jobs WHERE key = ?", [key])
+        return _job(rows[0]) if rows else None
+
+    def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
+        """Return jobs that ended more than `keep_s` seconds ago, oldest first, except those that another job retries.
+
+        A lost job has no end time, so its start time is used.
+        """
+        query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND coalesce(ended, started, created) < ? ORDER BY seq LIMIT ?"  # noqa: S608
+        return [_job(row) for row in self._db.rows(query, [self._clock() - keep_s, limit])]
+
+    def counts(self) -> dict[JobState, int]:
+        """Return the number of jobs in each state."""
+        rows = self._db.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state", [])
+        return dict.fromkeys(JobState, 0) | {JobState(row["state"]): int(row["number"]) for row in rows}
+
+    # Changes
+
+    def claim(self, job_id: str) -> Job | None:
+        """Mark the job as being started, so that cancels go through its runner; None if it was cancelled or started."""
+        with self._db.transaction() as db:
+            done = db.execute(
+                "UPDATE jobs SET claimed = coalesce(claimed, ?) "
+                "WHERE id = ? AND state = 'queued' AND cancel_requested IS NULL",
+                (self._clock(), job_id),
+            )
+            return self.get(job_id) if done.rowcount else None
+
+    def move(
+        self, job_id: str, old: JobState, new: JobState, *, exit_code: int | None = None, reason: str = ""
+    ) -> Job | None:
+        """Change a job's state; None if it is no longer `old`. Raises JobConflict for an illegal transition."""
+        check_transition(old, new)
+        now = self._clock()
+        with self._db.transaction() as db:
+            done = db.execute(
+                "UPDATE jobs SET state = ?, exit_code = ?, reason = ?, ended = ?, "
+                "started = CASE WHEN ? THEN coalesce(started, ?) ELSE started END WHERE id = ? AND state = ?",
+                (
+                    *(new.value, exit_code, reason[:_MOST_REASON], now if new in ENDED else None),
+                    *(new is JobState.RUNNING, now, job_id, old.value),
+                ),
+            )
+            return self.get(job_id) if done.rowcount else None
+
+    def note(self, job_id: str, *, reason: str | None = None, links: Mapping[str, str] | None = None) -> None:
+        """Update a job's reason or links without changing its state."""
+        with self._db.transaction() as db:
+            if reason is not None:
+                db.execute("UPDATE jobs SET reason = ? WHERE id = ?", (reason[:_MOST_REASON], job_id))
+            if links:
+                merged = {**self.get(job_id).links, **links}
+                db.execute("UPDATE jobs SET links = ? WHERE id = ?", (_dump(merged), job_id))
+
+    def request_cancel(self, job_id: str) -> Job:
+        """Cancel a queued job immediately; for a job that is starting or running, save the request for the supervisor.
+
+        Raises JobConflict if the job has succeeded or failed.
+        """
+        now = self._clock()
+        with self._db.transaction() as db:
+            job = self.get(job_id)
+            if job.state in ENDED:
+                if job.state is not JobState.CANCELLED:
+                    raise JobConflict(f"Job {job_id} has {job.state} already; there is nothing to cancel.")
+                return job
+            db.execute(
+                "UPDATE jobs SET cancel_requested = coalesce(cancel_requested, ?) WHERE id = ?",
+                (now, job_id),
+            )
+            if job.state is JobState.QUEUED and job.claimed is None:
+                db.execute("UPDATE jobs SET state = 'cancelled', ended = ? WHERE id = ?", (now, job_id))
+            return self.get(job_id)
+
+    def remove(self, job_id: str) -> bool:
+        """Delete a job; returns False if it is still in progress, or if another job retries it."""
+        with self._db.transaction() as db:
+            return bool(db.execute(f"DELETE FROM jobs WHERE id = ? AND {_REMOVABLE}", (job_id,)).rowcount)  # noqa: S608
+
+
+def check_key(key: str | None) -> None:
+    """Raise UsageError unless the idempotency key is None or valid."""
+    if key is not None and (not key.strip() or len(key) > MOST_KEY or not key.isprintable()):
+        raise UsageError(f"An idempotency key has 1 to {MOST_KEY} printable characters (got {len(key)}).")
+
+
+def _job(row: Row) -> Job:
+    values: dict[str, Any] = {key: row[key] for key in row.keys() if key not in ("seq", "body")}  # noqa: SIM118
+    for name in ("arguments", "private", "links"):
+        values[name] = json.loads(row[name])
+    values |= {"kind": JobKind(row["kind"]), "state": JobState(row["state"])}
+    return Job(**values | {"resources": tuple(json.loads(row["resources"]))})
+
+
+def _body(order: JobRequest) -> str:
+    """Return a hash of what requests with one key must have in common; excludes the caller and the runner."""
+    parts = [order.kind.value, order.experiment, dict(order.arguments), dict(order.private), order.retry_of]
+    return hashlib.sha256(_dump(parts).encode()).hexdigest()
+
+
+def _new_id(now: float) -> str:
+    return f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+
+
+def _in(states: Collection[JobState]) -> str:
+    """Return states as an SQL list; the values are constants, so this is safe."""
+    return f"({', '.join(repr(state.value) for state in states)})"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,260 @@
+"""Supervisor: starts, observes and cancels jobs, queued by the resources they need."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
+from tipbench.files import home_errors, open_private, try_lock
+from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatus, Runner, transitions_between
+from tipbench.jobs.store import JobStore, check_key
+
+TICK_S = 0.5
+MOST_RUNNING = 4
+_MOST_LOST = 100  # lost jobs checked per tick
+_SWEEP_S = 3600.0
+_MOST_SWEPT = 50  # per tick, to keep ticks short
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The job for a request; `new` is False if an earlier request with the same key created it."""
+
+    job: Job
+    new: bool
+
+
+def submit(store: JobStore, order: JobRequest, *, key: str | None = None) -> Submitted:
+    """Queue a request; with an idempotency key, at most once."""
+    return Submitted(*store.add(order, key))
+
+
+def cancel(store: JobStore, job_id: str) -> Job:
+    """Cancel a job: immediately if queued, otherwise through the supervisor. Raises JobConflict if it has ended."""
+    return store.request_cancel(job_id)
+
+
+def retry(
+    store: JobStore,
+    job_id: str,
+    *,
+    started_by: str = "",
+    key: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Submitted:
+    """Queue a copy of a job, with `retry_of` set. Raises JobConflict unless it failed, was cancelled or is lost.
+
+    `changes` overrides fields of the original request.
+    """
+    check_key(key)
+    known = None if key is None else store.by_key(key)
+    if known is not None and known.retry_of == job_id:  # regardless of the old job's current state
+        return Submitted(known, new=False)
+    old = store.get(job_id)
+    if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
+        still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
+        raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
+    order = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
+    again = replace(order, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
+    return submit(store, again, key=key)
+
+
+def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
+    """Return each job's queue position, starting at 1, counting earlier jobs that share a resource."""
+    found: dict[str, int] = {}
+    for index, job in enumerate(queued):
+        ahead = [other for other in queued[:index] if not set(other.resources).isdisjoint(job.resources)]
+        found[job.id] = len(ahead) + 1
+    return found
+
+
+def startable(queued: Sequence[Job], running: Sequence[Job], most_running: int = MOST_RUNNING) -> list[Job]:
+    """Return the jobs that can start now, FIFO for each resource."""
+    taken = {resource for job in running for resource in job.resources}
+    free = most_running - len(running)
+    chosen = []
+    for job in queued:
+        if free > 0 and taken.isdisjoint(job.resources):
+            chosen.append(job)
+            free -= 1
+        taken.update(job.resources)  # reserve a waiting job's resources (FIFO)
+    return chosen
+
+
+class Supervisor:
+    """Processes the queue. `tick` runs one pass; `start` runs passes on a thread until `close`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        runners: Mapping[str, Runner],
+        lock: Path,
+        *,
+        tick_s: float = TICK_S,
+        most_running: int = MOST_RUNNING,
+        keep_s: float | None = None,
+    ) -> None:
+        """`keep_s` is how long ended jobs are kept; None keeps all."""
+        self._store = store
+        self._runners = runners
+        self._lock_path = lock
+        self._tick_s = tick_s
+        self._most_running = most_running
+        self._keep_s = keep_s
+        self._next_sweep = 0.0
+        self._lock_fd: int | None = None
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def runner_of(self, job: Job) -> Runner:
+        """Return the job's runner. Raises ServerUnavailable if it is not configured."""
+        runner = self._runners.get(job.runner)
+        if runner is None:
+            raise ServerUnavailable(f"The job runs on {job.runner}, which is not configured here. Configure it again.")
+        return runner
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process holds the supervisor lock."""
+        return self._lock_fd is not None
+
+    def start(self) -> Self:
+        """Start ticking on a background thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+            self._thread.start()
+        return self
+
+    def wake(self) -> None:
+        """Tick now, after a job was submitted or cancelled."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop ticking and release the supervisor lock. Jobs keep running."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(60)
+            self._thread = None
+        if self._lock_fd is not None:
+            fd, self._lock_fd = self._lock_fd, None
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def tick(self) -> bool:
+        """Process every job once; returns False and does nothing if another process holds the lock."""
+        if not self._take_lead():
+            return False
+        for job in self._store.in_states(ACTIVE - {JobState.LOST}) + self._lost():
+            self._safely(self._follow, job)
+        queued = self._store.in_states({JobState.QUEUED})
+        for job in (job for job in queued if job.cancel_requested is not None):
+            self._safely(self._follow, job)  # a supervisor crashed between claiming and starting it
+        queued = [job for job in queued if job.cancel_requested is None]
+        running = self._store.in_states({JobState.RUNNING})
+        for job in startable(queued, running, self._most_running):
+            self._safely(self._begin, job)
+        if time.monotonic() >= self._next_sweep:
+            self._sweep()
+        return True
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                self.tick()
+            except Exception:  # noqa: BLE001 - an error such as a full disk must not end the thread
+                _log.exception("the queue of jobs could not be carried on; trying again")
+                self._stop.wait(10 * self._tick_s)
+            self._wake.wait(self._tick_s)
+
+    def _sweep(self) -> None:
+        """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
+        found = [] if self._keep_s is None else self._store.expired(self._keep_s, limit=_MOST_SWEPT)
+        gone = [job for job in found if self._forgotten(job)]
+        self._next_sweep = time.monotonic() + (0 if len(gone) == _MOST_SWEPT else _SWEEP_S)
+
+    def _forgotten(self, job: Job) -> bool:
+        runner = self._runners.get(job.runner)
+        try:
+            if runner is not None:
+                runner.forget(job)
+            return self._store.remove(job.id)
+        except TipbenchError as exc:
+            _log.warning("job %s is kept for now: %s", job.id, exc)
+            return False
+
+    def _take_lead(self) -> bool:
+        if self._lock_fd is not None:
+            return True
+        with home_errors(self._lock_path, "cannot be opened"):
+            self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+            fd = open_private(self._lock_path)
+        if try_lock(fd, self._lock_path):
+            self._lock_fd = fd
+            return True
+        os.close(fd)
+        return False
+
+    def _lost(self) -> list[Job]:
+        return self._store.in_states({JobState.LOST}, limit=_MOST_LOST)
+
+    def _safely(self, act: Callable[[Job], None], job: Job) -> None:
+        """Call `act`, and record an error on the job so that other jobs are not affected."""
+        try:
+            act(job)
+        except TipbenchError as exc:
+            self._store.note(job.id, reason=str(exc))
+        except Exception:  # noqa: BLE001 - a bug with one job must not block the others
+            _log.exception("job %s could not be looked after", job.id)
+
+    def _begin(self, job: Job) -> None:
+        claimed = self._store.claim(job.id)
+        if claimed is None:  # cancelled in the meantime
+            return
+        try:
+            self.runner_of(claimed).start(claimed)
+        except JobStartError as exc:
+            self._advance(claimed, JobStatus(JobState.FAILED, reason=str(exc)))
+        else:
+            self._advance(claimed, JobStatus(JobState.RUNNING))
+
+    def _follow(self, job: Job) -> None:
+        try:
+            runner = self.runner_of(job)
+            if job.cancel_requested is not None:
+                runner.cancel(job)
+            sighting = runner.observe(job)
+        except ServerUnavailable as exc:
+            sighting = JobStatus(JobState.LOST, reason=str(exc))
+        self._advance(job, sighting)
+
+    def _advance(self, job: Job, sighting: JobStatus) -> None:
+        """Move the job to its observed state by legal transitions, each a compare-and-set."""
+        if any(job.links.get(name) != url for name, url in sighting.links.items()):
+            self._store.note(job.id, links=sighting.links)
+        if sighting.state is job.state:
+            if sighting.reason != job.reason:
+                self._store.note(job.id, reason=sighting.reason)
+            return
+        state = job.state
+        for step in transitions_between(job.state, sighting.state):
+            last = step is sighting.state
+            code, reason = (sighting.exit_code, sighting.reason) if last else (None, "")
+            if self._store.move(job.id, state, step, exit_code=code, reason=reason) is None:
+                return  # changed concurrently; the next tick retries
+            state = step

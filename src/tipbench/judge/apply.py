@@ -1,0 +1,462 @@
+"""Applies a filled sheet: measures the judge's drift, then counts or holds the scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tipbench.errors import MlflowError
+from tipbench.judge.drift import (
+    ControlScore,
+    Drift,
+    ScaleDrift,
+    SelfAgreement,
+    Verdict,
+    alpha,
+    measure_drift,
+    self_agreement,
+)
+from tipbench.judge.material import JudgedCell
+from tipbench.judge.scores import (
+    RUBRIC,
+    SCORES,
+    CellScores,
+    Judgement,
+    floor_change,
+    read_scores,
+    run_change,
+    tip_means,
+)
+from tipbench.judge.sheet import FilledSheet, ItemScore
+from tipbench.judge.sheet_store import (
+    ANSWERS,
+    DRIFT,
+    ItemKind,
+    SheetEntry,
+    SheetStatus,
+    StoredSheet,
+    answers_text,
+    find_sheet,
+    merged,
+    milliseconds,
+    now_iso,
+    scores_fingerprint,
+)
+from tipbench.plan.rubric import Rubric
+from tipbench.record.run import RunChange, StoredRun
+from tipbench.record.store import Experiment, RunStore
+from tipbench.text import plural
+
+__all__ = ["ApplyResult", "Progress", "SheetApplier", "alpha_by_scale", "is_deleted", "update_floor_scores"]
+
+Progress = Callable[[int, int], None]  # done, total
+_CHECKS = 2  # verification passes after writing; a run overwritten by another machine is written again
+
+
+@dataclass(frozen=True)
+class _Cell:
+    run: StoredRun
+    scores: CellScores
+    rubric_text: str | None = None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The judge's drift on a sheet and the resulting status."""
+
+    drift: Drift
+    accepted: str | None
+    status: SheetStatus
+
+    @property
+    def held(self) -> bool:
+        return self.status is SheetStatus.HELD
+
+
+class SheetApplier:
+    """Applies one filled sheet to the runs in MLflow."""
+
+    def __init__(self, store: RunStore, experiment: Experiment, judging: StoredSheet, filled: FilledSheet) -> None:
+        self._store = store
+        self._experiment = experiment
+        self._judging = judging
+        if filled.judge is None:
+            raise ValueError("a sheet is applied for a judge; `receive` sees to it that there is one")
+        self._judge = filled.judge
+        self._at = now_iso()
+        self._answers, self._replaced = merged(judging.answers, judging.replaced, filled.finished, self._at)
+        self._blank = sum(item in judging.answers for item in filled.unfinished)
+        self._rubrics = {judging.sheet.rubric.tag: judging.sheet.rubric}
+        self._gone: set[str] = set()  # runs deleted in MLflow
+        self._wrote = False
+
+    def run(self, *, accept: str | None = None, dry_run: bool = False, progress: Progress | None = None) -> ApplyResult:
+        """Writes the sheet's scores to MLflow; with `dry_run`, only returns what would change."""
+        judging, rubric = self._judging, self._judging.sheet.rubric
+        measured = self._measure(accept)
+        cells = self._cells(ItemKind.CELL, ItemKind.REPEAT)
+        itself = self_agreement(rubric.scales, list(self._repeats(cells)))
+        alphas = self._alphas(cells, held=measured.held)
+        if self._answers and not dry_run:
+            self._keep(measured, itself, alphas)
+            self._bring(cells, held=measured.held, progress=progress)
+            self._refloor(held=measured.held)
+            if self._wrote:
+                self._store.touch(self._experiment.experiment_id)
+        finished = len(self._answers)
+        return ApplyResult(
+            sheet=judging.sheet.id,
+            rubric=rubric,
+            judge=self._judge,
+            status=measured.status,
+            finished=finished,
+            unfinished=len(judging.entries) - finished,
+            drift=measured.drift,
+            self_agreement=itself,
+            alpha=alphas,
+            changes=tuple(self._changes(measured.status)),
+            accepted=measured.accepted,
+            dry_run=dry_run,
+            blank=self._blank,
+            deleted=len(self._gone & self._runs(ItemKind.CELL).keys()),
+        )
+
+    def is_brought_in(self, cells: Iterable[JudgedCell]) -> bool:
+        """Returns whether every given cell that is on the sheet already has the scores of the stored answers."""
+        held, own = self._judging.status is SheetStatus.HELD, self._runs(ItemKind.CELL)
+        there = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in own]
+        return all(self._change(cell, held=held) is None for cell in there)
+
+    def _measure(self, accept: str | None) -> _Measured:
+        judging = self._judging
+        drift = measure_drift(judging.sheet.rubric.scales, list(_controls(judging.entries, self._answers)))
+        accepted = judging.acceptance_of(self._answers)
+        if accept is not None and drift.verdict is Verdict.BEYOND:
+            accepted = accept  # only a measured drift can be accepted
+        held = drift.verdict is Verdict.BEYOND and not judging.provisional and accepted is None
+        return _Measured(drift, accepted, SheetStatus.HELD if held else SheetStatus.APPLIED)
+
+    def _runs(self, *behind: ItemKind) -> dict[str, str]:
+        """Returns the item id by run id, for the finished items of these kinds."""
+        return {
+            entry.run_id: entry.item.id
+            for entry in self._judging.entries
+            if entry.behind in behind and entry.run_id and entry.item.id in self._answers
+        }
+
+    def _cells(self, *behind: ItemKind) -> dict[str, _Cell]:
+        found = {run_id: self._cell(run_id) for run_id in self._runs(*behind)}
+        return {run_id: cell for run_id, cell in found.items() if cell is not None}
+
+    def _cell(self, run_id: str) -> _Cell | None:
+        """Returns the run's current state, or None if the run was deleted."""
+        try:
+            run, texts = self._store.get(run_id)
+        except MlflowError as exc:
+            self._note_gone(run_id, exc)
+            return None
+        return _Cell(run, read_scores(texts.get(SCORES)), texts.get(RUBRIC))
+
+    def _wanted(self, cell: _Cell, *, held: bool) -> CellScores:
+        judging = self._judging
+        given = self._answers[self._runs(ItemKind.CELL)[cell.run.run_id]]
+        judgement = Judgement(
+            judge=self._judge,
+            sheet=judging.sheet.id,
+            exported=judging.exported,
+            at=self._at,
+            rubric=judging.sheet.rubric.tag,
+            format_ok=given.format_ok,
+            tips=given.tips,
+            means=tip_means(judging.sheet.rubric, given),
+            held=held,
+        )
+        return cell.scores.with_judgement(judgement, provisional=judging.provisional)
+
+    def _repeats(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
+        for run_id, item in self._runs(ItemKind.REPEAT).items():
+            before = cells[run_id].scores.judges.get(self._judge)
+            if before is not None and before.rubric == self._judging.sheet.rubric.tag:
+                for then, now in zip(before.tips, self._answers[item].tips, strict=False):
+                    yield then.scores, now.scores
+
+    def _alphas(self, cells: Mapping[str, _Cell], *, held: bool) -> dict[str, float | None]:
+        if self._judging.provisional:
+            return {}
+        own = self._runs(ItemKind.CELL)
+        wanted = [self._wanted(cell, held=held) for run_id, cell in cells.items() if run_id in own]
+        return alpha_by_scale(self._judging.sheet.rubric, wanted)
+
+    def _keep(self, measured: _Measured, itself: SelfAgreement | None, alphas: Mapping[str, float | None]) -> None:
+        """Saves all answers to the sheet's run before any cell is updated."""
+        judging, drift = self._judging, measured.drift
+        same = self._answers == judging.answers and measured.accepted == judging.accepted
+        if same and measured.status is judging.status:
+            return
+        metrics = {"finished": float(len(self._answers)), **_drift_metrics(drift)}
+        metrics |= {f"alpha_{name}": value for name, value in alphas.items() if value is not None}
+        if itself is not None:
+            metrics |= _self_metrics(itself)
+        tags = {
+            "sheet_status": str(measured.status),
+            "judge": self._judge,
+            "applied_at": self._at,
+            "drift": str(drift.verdict),
+        }
+        if measured.accepted is not None:
+            tags |= {"drift_accepted": measured.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
+        texts = {ANSWERS: answers_text(self._answers, self._replaced), DRIFT: json.dumps(drift.to_json())}
+        change = RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=milliseconds(self._at))
+        self._store.update(judging.run_id, change)
+        self._wrote = True
+
+    def _bring(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
+        runs = {item: run_id for run_id, item in self._runs(ItemKind.CELL).items()}
+        written = []
+        for done, item in enumerate(self._answers, start=1):
+            cell = cells.get(runs.get(item, ""))
+            lacks = cell is not None and self._change(cell, held=held) is not None
+            if lacks and self._write(runs[item], held=held):
+                written.append(runs[item])
+            if progress:
+                progress(done, len(self._answers))
+        for _ in range(_CHECKS):
+            written = [run_id for run_id in written if self._write(run_id, held=held)]
+
+    def _write(self, run_id: str, *, held: bool) -> bool:
+        """Re-reads the run and writes the sheet's scores to it; returns whether anything was written."""
+        cell = self._cell(run_id)
+        change = None if cell is None else self._change(cell, held=held)
+        return change is not None and self._update(run_id, change)
+
+    def _change(self, cell: _Cell, *, held: bool) -> RunChange | None:
+        scores = self._wanted(cell, held=held)
+        change = run_change(scores, self._rubrics_of(scores), milliseconds(self._at))
+        # Equal texts are not enough: a writer may have crashed between writing a run's texts and its tags.
+        if scores is cell.scores and _says(cell.run, change):
+            return None
+        return _without_rubric(change) if change.texts.get(RUBRIC) == cell.rubric_text else change
+
+    def _update(self, run_id: str, change: RunChange) -> bool:
+        try:
+            self._store.update(run_id, change)
+        except MlflowError as exc:
+            self._note_gone(run_id, exc)
+            return False
+        self._wrote = True
+        return True
+
+    def _note_gone(self, run_id: str, exc: MlflowError) -> None:
+        if not is_deleted(exc):
+            raise exc
+        self._gone.add(run_id)
+
+    def _rubrics_of(self, scores: CellScores) -> Mapping[str, Rubric]:
+        """Returns rubrics by tag, including the one the counted scores were given under, even if from another sheet."""
+        for given in scores.counted[:1]:
+            if given.rubric not in self._rubrics:
+                where = self._experiment
+                other = find_sheet(self._store, where.experiment_id, where.name, given.sheet)
+                self._rubrics |= {other.sheet.rubric.tag: other.sheet.rubric} if other else {}
+        return self._rubrics
+
+    def _changes(self, status: SheetStatus) -> Iterable[ItemChange]:
+        """Yields changes per item from this judge's scores only, without revealing other judges' scores or controls."""
+        judging, rubric = self._judging, self._judging.sheet.rubric
+        names = (*rubric.scale_names, "composite")
+        for item in judging.sheet.items:
+            sides = []
+            for given, state in ((judging.answers, judging.status), (self._answers, status)):
+                score = given.get(item.id) if state is SheetStatus.APPLIED else None
+                sides.append(score and tip_means(rubric, score))
+            before, after = ({name: side[name] for name in names} if side else None for side in sides)
+            score = self._answers.get(item.id)
+            if before != after or score != judging.answers.get(item.id):
+                means = tip_means(rubric, score) if score else None
+                yield ItemChange(item.id, before, after, means and {name: means[name] for name in names})
+
+    def _refloor(self, *, held: bool) -> None:
+        rubric = self._judging.sheet.rubric
+        if not held and not self._judging.provisional:
+            self._wrote |= update_floor_scores(self._store, self._judging.refloor, rubric, self._at) > 0
+
+
+def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
+    """Rewrites the floor scores of answers without a usable tip under this rubric; returns how many changed."""
+    changed = 0
+    for run_id in run_ids:
+        try:
+            run, _ = store.get(run_id)
+            if run.tags.get("scores_rubric") != rubric.tag:
+                store.update(run_id, floor_change(rubric, milliseconds(at)))
+                changed += 1
+        except MlflowError as exc:
+            if not is_deleted(exc):
+                raise
+    return changed
+
+
+def is_deleted(exc: MlflowError) -> bool:
+    """Returns whether the error means the run was deleted: MLflow still lists it as read-only, or has purged it."""
+    return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
+
+
+def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
+    """Returns Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
+    units: list[dict[str, Mapping[str, int]]] = []
+    for scores in cells:
+        counted = [given for given in scores.counted if given.rubric == rubric.tag]
+        units += [
+            {given.judge: tip.scores for given, tip in zip(counted, tips, strict=True)}
+            for tips in zip(*(given.tips for given in counted), strict=False)
+        ]
+    return {
+        scale.name: alpha(scale, [{judge: given[scale.name] for judge, given in unit.items()} for unit in units])
+        for scale in rubric.scales
+    }
+
+
+def _controls(entries: Iterable[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterable[ControlScore]:
+    for entry in entries:
+        if entry.behind is ItemKind.CONTROL and entry.item.id in answers:
+            for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
+                yield ControlScore(tip.scores, reference)
+
+
+def _drift_metrics(drift: Drift) -> dict[str, float]:
+    metrics = {"n_scored_controls": float(drift.n_controls or 0)}
+    if drift.error is not None:
+        metrics["control_error"] = drift.error
+    for scale in drift.scales:
+        for name, value in (("bias", scale.bias), ("error", scale.error)):
+            if value is not None:
+                metrics[f"{name}_{scale.scale}"] = value
+    return metrics
+
+
+def _self_metrics(itself: SelfAgreement) -> dict[str, float]:
+    by_scale = {f"self_difference_{scale.scale}": scale.difference for scale in itself.scales}
+    return {"self_exact": itself.exact} | {name: value for name, value in by_scale.items() if value is not None}
+
+
+def _without_rubric(change: RunChange) -> RunChange:
+    texts = {key: text for key, text in change.texts.items() if key != RUBRIC}
+    return RunChange(metrics=change.metrics, tags=change.tags, texts=texts, at_ms=change.at_ms)
+
+
+def _says(run: StoredRun, change: RunChange) -> bool:
+    """Returns whether the run already has the change's tags and metrics."""
+    return change.tags.items() <= run.tags.items() and change.metrics.items() <= run.metrics.items()
+
+
+@dataclass(frozen=True)
+class ItemChange:
+    """The effect of applying on one item, as shown to its judge; hidden items are included like any other."""
+
+    item: str
+    before: Mapping[str, float] | None  # means of the scales and the composite; None if not counted
+    after: Mapping[str, float] | None
+    given: Mapping[str, float] | None = None  # the sheet's current scores, counted or not
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the change as JSON-serializable values."""
+        return {"item": self.item, "before": self.before, "after": self.after, "given": self.given}
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """The result of an apply. `drift`, `self_agreement` and `alpha` are exact; `to_json` rounds or omits them."""
+
+    sheet: str
+    rubric: Rubric
+    judge: str
+    status: SheetStatus
+    finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
+    unfinished: int
+    drift: Drift
+    self_agreement: SelfAgreement | None = None
+    alpha: Mapping[str, float | None] = field(default_factory=dict)
+    changes: tuple[ItemChange, ...] = ()
+    accepted: str | None = None
+    dry_run: bool = False
+    blank: int = 0  # items blank in the file that have earlier scores
+    deleted: int = 0  # answers whose run was deleted in MLflow
+
+    @property
+    def held(self) -> bool:
+        return self.status is SheetStatus.HELD
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the result for scripts, rounded so that single hidden items cannot be identified."""
+        whole = not self.unfinished and not self.dry_run
+        itself = self.self_agreement if whole else None
+        return {
+            "sheet": self.sheet,
+            "status": str(self.status),
+            "judge": self.judge,
+            "applied": 0 if self.held else self.finished,
+            "held": self.finished if self.held else 0,
+            "unfinished": self.unfinished,
+            "blank": self.blank,
+            "deleted": self.deleted,
+            "changed": len(self.changes),
+            "errors": [],
+            "drift": {"verdict": self.drift.verdict.value} if self.dry_run else self._told().to_json(),
+            "self_agreement": _coarse(itself.to_json()) if itself else None,
+            "alpha": _coarse(dict(self.alpha)) if whole else {},
+            "drift_accepted": self.accepted,
+        }
+
+    def sentences(self) -> list[str]:
+        """Returns messages for users, one line each: drift, blank items and deleted answers."""
+        told = [f"drift: {self.drift.verdict}"] if self.dry_run else self._told().sentences(self.rubric)
+        if self.blank:
+            told.append(f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores stand")
+        if self.deleted:
+            gone = plural(self.deleted, "answer was", "answers were")
+            told.append(
+                f"{gone} deleted in MLflow; {'its' if self.deleted == 1 else 'their'} scores stay with the sheet"
+            )
+        return told
+
+    def _told(self) -> Drift:
+        drift = self.drift
+        known, n = drift.verdict is not Verdict.UNKNOWN, None if self.unfinished else drift.n_controls
+        return replace(
+            drift,
+            n_controls=n if known else None,
+            scales=tuple(_told_scale(scale, known=known, n=n) for scale in drift.scales),
+            error=_rounded(drift.error) if known else None,
+            error_limit=_rounded(drift.error_limit) if known else None,
+            contrast=_rounded(drift.contrast) if known else None,
+            contrast_limit=_rounded(drift.contrast_limit) if known else None,
+        )
+
+
+def _told_scale(scale: ScaleDrift, *, known: bool, n: int | None) -> ScaleDrift:
+    if not known:
+        return ScaleDrift(scale.scale, None, None, None, None, None, beyond=False)
+    low, high = scale.interval or (0.0, 0.0)
+    return replace(
+        scale,
+        n=n and scale.n,
+        bias=_rounded(scale.bias),
+        interval=scale.interval and (round(low, 1), round(high, 1)),
+        difference=_rounded(scale.difference),
+        error=_rounded(scale.error),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _coarse(value: Any) -> Any:
+    """Rounds all floats to one decimal, so that the effect of a single item is barely visible."""
+    if isinstance(value, dict):
+        return {name: _coarse(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_coarse(each) for each in value]
+    return round(value, 1) if isinstance(value, float) else value

@@ -1,0 +1,137 @@
+"""Charts of judge bias on the hidden controls, by sheet and over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tipbench.charts import LIGHT, Theme, import_altair
+from tipbench.judge.status import SheetHistory
+
+_SUBTITLE = "sheet by sheet, oldest above; a verdict also goes by the error and the contrast over all scales"
+
+
+def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
+    """Returns one row per sheet and scale with a known bias."""
+    rows = []
+    for number, sheet in enumerate(history, start=1):
+        verdict = (sheet.drift or {}).get("verdict", "unknown")
+        for scale in (sheet.drift or {}).get("scales", []):
+            if scale["bias"] is None:
+                continue
+            low, high = scale["interval"] or (scale["bias"], scale["bias"])
+            rows.append(
+                {
+                    "number": number,
+                    "sheet": f"{number} · {sheet.exported[:10]} · {sheet.judge} · {verdict}",
+                    "judge": sheet.judge,
+                    "scale": scale["scale"],
+                    "bias": scale["bias"],
+                    "low": low,
+                    "high": high,
+                    "verdict": "beyond the limit" if scale["beyond"] else "within the limit",
+                }
+            )
+    return rows
+
+
+def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
+    """Plots bias with intervals per sheet and scale; a drifted scale differs in shape as well as colour."""
+    alt = import_altair()
+    rows = history_rows(history)
+    order = list(dict.fromkeys(row["sheet"] for row in rows))
+    sheet = alt.Y("sheet:N", sort=order, title=None)
+    base = alt.Chart(alt.Data(values=rows))
+    reach = max([1.0, *(abs(row[end]) for row in rows for end in ("low", "high"))])
+    span = alt.Scale(domain=[-reach, reach])
+    zero = base.mark_rule(color=theme.muted, strokeDash=[3, 3]).encode(x=alt.datum(0))
+    line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(
+        y=sheet, x=alt.X("low:Q", scale=span, title="too low ← bias → too high"), x2="high:Q"
+    )
+    states = ["within the limit", "beyond the limit"]
+    dot = base.mark_point(filled=True, size=90, opacity=1).encode(
+        y=sheet,
+        x=alt.X("bias:Q", scale=span),
+        color=alt.Color(
+            "verdict:N", title=None, scale=alt.Scale(domain=states, range=[theme.accent, theme.warning]),
+            legend=alt.Legend(orient="top"),
+        ),
+        shape=alt.Shape("verdict:N", title=None, scale=alt.Scale(domain=states, range=["circle", "diamond"])),
+        tooltip=["sheet:N", "scale:N", "bias:Q", "low:Q", "high:Q", "verdict:N"],
+    )  # fmt: skip
+    panel = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
+    names = list(dict.fromkeys(row["scale"] for row in rows))
+    return panel.facet(column=alt.Column("scale:N", sort=names, title=None)).properties(
+        title=alt.Title("How the judges score the hidden controls", subtitle=_SUBTITLE)
+    )
+
+
+WIDTH, HEIGHT = 320, 160  # pixels, including axes
+MOST_POINTS = 40  # only the newest are shown; more would overlap
+_LEAST_REACH = 1.5  # minimum axis range in points, so charts are comparable and noise does not look like drift
+
+
+@dataclass(frozen=True)
+class DriftPoint:
+    """A judge's bias on one scale, measured by one sheet's controls."""
+
+    sheet: str
+    date: str  # ISO
+    bias: float
+    low: float
+    high: float
+    beyond: bool
+
+
+def drift_points(history: Sequence[SheetHistory], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
+    """Returns one point per sheet of the judge with a known bias on the scale: the newest MOST_POINTS, oldest first."""
+    own = [sheet for sheet in history if sheet.judge == judge and sheet.provisional == provisional]
+    found = [
+        _point(sheet, each)
+        for sheet in own
+        for each in (sheet.drift or {}).get("scales", ())
+        if each["scale"] == scale and each["bias"] is not None
+    ]
+    return found[-MOST_POINTS:]
+
+
+def _point(sheet: SheetHistory, scale: dict[str, Any]) -> DriftPoint:
+    low, high = scale["interval"] or (scale["bias"], scale["bias"])
+    return DriftPoint(sheet.sheet, sheet.exported[:10], scale["bias"], low, high, bool(scale["beyond"]))
+
+
+def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
+    """Plots bias with intervals, oldest on the left; a drifted sheet is a diamond."""
+    alt = import_altair()
+    rows = [{**vars(point), "number": at, "text": _said(point)} for at, point in enumerate(points, start=1)]
+    reach = max([_LEAST_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
+    scale = alt.Scale(domain=[-reach, reach], nice=False)
+    whole = math.floor(reach)
+    x = alt.X("number:O", axis=alt.Axis(title="sheet, oldest first", labelAngle=0, labelOverlap=True, ticks=False))
+    y = alt.Y("low:Q", scale=scale, axis=alt.Axis(title="bias, points", values=[-whole, 0, whole], format="+d"))
+    base = alt.Chart(alt.Data(values=rows))
+    zero = base.mark_rule(color=theme.muted, strokeDash=[4, 3]).encode(y=alt.datum(0))
+    line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(x=x, y=y, y2="high:Q", description="text:N")
+    states = [False, True]
+    dot = base.mark_point(filled=True, size=80, opacity=1).encode(
+        x=x,
+        y=alt.Y("bias:Q", scale=scale),
+        description="text:N",
+        color=alt.Color("beyond:N", legend=None, scale=alt.Scale(domain=states, range=[theme.accent, theme.warning])),
+        shape=alt.Shape("beyond:N", legend=None, scale=alt.Scale(domain=states, range=["circle", "diamond"])),
+    )
+    return alt.layer(zero, line, dot).properties(
+        width=WIDTH, height=HEIGHT, autosize=alt.AutoSizeParams(type="fit", contains="padding")
+    )
+
+
+def drift_sentence(points: Sequence[DriftPoint]) -> str:
+    """Returns a text alternative for the chart."""
+    return "; ".join(_said(point) for point in points) or "no sheet with a known bias"
+
+
+def _said(point: DriftPoint) -> str:
+    limit = ", beyond the limit" if point.beyond else ""
+    return f"{point.date}: bias {point.bias:+.2f} ({point.low:+.2f} to {point.high:+.2f}){limit}"

@@ -1,0 +1,393 @@
+"""Validates a filled sheet and reports every problem with its item and field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from tipbench.errors import SheetRefused
+from tipbench.judge.sheet import FORMAT, FilledSheet, Item, ItemScore, Sheet, SheetTip, TipScore
+from tipbench.plan.rubric import Rubric, Scale
+from tipbench.text import plural
+
+MAX_PROBLEMS = 1000
+MAX_LISTED = 20
+MAX_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A validation error in a filled sheet, with its location."""
+
+    item: str | None
+    tip: int | None  # 1-based
+    field: str
+    seen: str  # formatted by `shown`
+    expected: str
+    row: int | None = None  # spreadsheet row, if read from CSV
+
+    @property
+    def message(self) -> str:
+        places = [
+            f"row {self.row}" if self.row is not None else "",
+            f"item {self.item}" if self.item is not None else "",
+            f"tip {self.tip}" if self.tip is not None else "",
+            self.field,
+        ]
+        return f"{', '.join(filter(None, places))}: expected {self.expected}; found {self.seen}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields and the message as JSON-serializable values."""
+        return {**vars(self), "message": self.message}
+
+
+class _Short(reprlib.Repr):
+    """Formats constants as JSON does and abbreviates very large integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring, self.maxother, self.maxlevel, self.maxdict, self.maxlist = 70, 70, 2, 3, 3
+
+    def repr_bool(self, value: bool, _level: int) -> str:
+        return "true" if value else "false"
+
+    def repr_NoneType(self, _value: None, _level: int) -> str:  # noqa: N802 - reprlib dispatches on the type's name
+        return "null"
+
+    def repr_int(self, value: int, _level: int) -> str:
+        return repr(value) if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    """Formats a value on one short line without terminal control characters."""
+    text = _Short().repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def refusal(problems: Iterable[Problem]) -> SheetRefused:
+    """Returns a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
+    found = list(islice(problems, MAX_PROBLEMS + 1))
+    kept = found[:MAX_PROBLEMS]
+    count = f"{'more than ' if len(found) > len(kept) else ''}{plural(len(kept), 'problem')}"
+    head = f"The sheet has {count}; nothing was applied. Correct and apply it again:"
+    lines = [head, *(f"  {problem.message}" for problem in kept[:MAX_LISTED])]
+    if len(kept) > MAX_LISTED:
+        lines.append(f"  and {len(kept) - MAX_LISTED} more" + (" at least" if len(found) > len(kept) else ""))
+    return SheetRefused("\n".join(lines), kept)
+
+
+__all__ = [
+    "CSV_ROW",
+    "Check",
+    "Location",
+    "Problem",
+    "check_card",
+    "check_item",
+    "check_items",
+    "check_judge",
+    "check_origin",
+    "check_rubric",
+    "check_sheet",
+    "check_text",
+    "describe_value",
+    "expect",
+    "name_problem",
+    "normalize_name",
+    "refusal",
+    "shown",
+]
+
+MAX_NAME = 60
+MAX_NOTE = 4000
+CSV_ROW = "csv_row"  # key of the spreadsheet row in items and tips read from CSV
+
+_T = TypeVar("_T")
+Check = Callable[[object], _T | list[Problem] | None]  # the item's value, its problems, or None if unfinished
+
+_MISSING = object()
+_NEWLINE = re.compile(r"\r\n?")
+
+
+def check_sheet(
+    raw: Mapping[str, Any], sheet: Sheet, *, judge: str | None = None, allow_reserved: bool = False
+) -> FilledSheet:
+    """Validates a filled sheet against the exported one, `sheet`. Raises SheetRefused with every problem."""
+    top = Location([])
+    if not isinstance(raw, Mapping):
+        top.refuse("sheet", raw, "an object with format, sheet, rubric and items")
+        raise refusal(top.problems)
+    check_origin(top, raw, FORMAT, sheet.id, sheet.experiment)
+    if top.problems:  # another sheet: problems with its items would only add noise
+        raise refusal(top.problems)
+    check_rubric(top, raw, sheet.rubric)
+    name = check_judge(top, raw, sheet.judge, judge, allow_reserved=allow_reserved)
+    outcomes: dict[str, ItemScore | None] = {}
+    checks = {item.id: partial(check_item, item=item, rubric=sheet.rubric) for item in sheet.items}
+    problems = list(islice(chain(top.problems, check_items(raw, sheet.id, checks, outcomes)), MAX_PROBLEMS + 1))
+    if problems:
+        raise refusal(problems)
+    scores = {item.id: outcomes.get(item.id) for item in sheet.items}
+    return FilledSheet(
+        name,
+        finished=tuple(score for score in scores.values() if score is not None),
+        unfinished=tuple(id_ for id_, score in scores.items() if score is None),
+    )
+
+
+def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
+    """Validates one item; returns its scores, None if any score is missing, or the problems."""
+    place = Location([], item.id, row=_row(raw_item))
+    if not isinstance(raw_item, Mapping):
+        place.refuse("item", raw_item, "an object with item, sha256, format_ok and tips")
+        return place.problems
+    expect(place, raw_item, "item", item.id)
+    expect(place, raw_item, "sha256", item.sha256)
+    if "scenario" in raw_item:
+        check_card(place, raw_item["scenario"], item.scenario)
+    format_ok = _flag(place, raw_item, "format_ok")
+    raw_tips = raw_item.get("tips")
+    if not isinstance(raw_tips, list):
+        place.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
+        return place.problems
+    if len(raw_tips) != len(item.tips):
+        place.refuse("tips", len(raw_tips), f"the item's {len(item.tips)} tips")
+        return place.problems
+    pairs = enumerate(zip(raw_tips, item.tips, strict=True), start=1)
+    tips = [_check_tip(place.at(number, raw), raw, tip, rubric) for number, (raw, tip) in pairs]
+    if place.problems:
+        return place.problems
+    finished = [tip for tip in tips if tip is not None]
+    return ItemScore(item.id, format_ok, tuple(finished)) if len(finished) == len(tips) else None
+
+
+def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
+    """Returns the requirement that a judge's name violates, or None if the name is valid."""
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(normalize_name(name)) <= MAX_NAME
+        or not normalize_name(name).isprintable()
+    ):
+        return f"a name of 1 to {MAX_NAME} printable characters on one line"
+    folded = normalize_name(name).casefold()
+    if not allow_reserved and (folded == "rules" or folded.startswith("ollama:")):
+        return "a name other than 'rules' and 'ollama:…', which belong to the provisional judges"
+    return None
+
+
+def normalize_name(name: str) -> str:
+    """Returns the name in Unicode NFC without surrounding whitespace, as it is stored."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+@dataclass(frozen=True)
+class Location:
+    """A location in the sheet; problems found there are added to a shared list."""
+
+    problems: list[Problem]
+    item: str | None = None
+    tip: int | None = None
+    row: int | None = None
+
+    def at(self, tip: int, raw_tip: object) -> Location:
+        return replace(self, tip=tip, row=_row(raw_tip) or self.row)
+
+    def refuse(self, field: str, seen: object, expected: str) -> None:
+        text = seen.text if isinstance(seen, _Said) else shown(seen)
+        self.problems.append(Problem(self.item, self.tip, field, text, expected, self.row))
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A description of the value found, used in a message as is."""
+
+    text: str
+
+
+def check_origin(place: Location, raw: Mapping[str, Any], format_: str, sheet_id: str, experiment: str) -> None:
+    """Checks the file's format, sheet id and experiment."""
+    expect(place, raw, "format", format_)
+    expect(place, raw, "sheet", sheet_id)
+    expect(place, raw, "experiment", experiment)
+
+
+def check_rubric(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> None:
+    """Checks that the rubric is the exported one."""
+    given = raw.get("rubric")
+    if not isinstance(given, Mapping):
+        place.refuse("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
+        return
+    expect(place, given, "id", rubric.id, "rubric.id")
+    expect(place, given, "sha256", rubric.sha256, "rubric.sha256")
+    if "text" in given:
+        check_text(place, given, "text", rubric.text, "rubric.text")
+
+
+def check_judge(
+    place: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
+) -> str | None:
+    """Returns the judge's name from the file, --judge or the sheet's owner, which must not contradict each other."""
+    written = raw.get("judge")
+    if isinstance(written, str) and not written.strip():
+        written = None
+    candidates = [name for name in (written, option, owner) if name is not None]
+    if not candidates:
+        place.refuse("judge", written, "the judge's name: write it into the file or pass --judge NAME")
+        return None
+    for name in candidates:
+        if fault := name_problem(name, allow_reserved=allow_reserved):
+            place.refuse("judge", name, fault)
+            return None
+    names = [normalize_name(name) for name in candidates]
+    for name in names:
+        if owner is not None and name != names[-1]:
+            place.refuse("judge", name, f"{shown(owner)}, whose sheet this is")
+            return None
+    if names[0] != names[-1]:
+        place.refuse("judge", names[0], f"{shown(names[-1])}, as --judge says; name one of the two")
+    return names[0]
+
+
+def check_items(
+    raw: Mapping[str, Any], sheet_id: str, checks: Mapping[str, Check[_T]], outcomes: dict[str, _T | None]
+) -> Iterator[Problem]:
+    """Runs each item's check, yields the problems and stores the results in `outcomes`."""
+    raw_items = raw.get("items")
+    if not isinstance(raw_items, list):
+        yield Problem(None, None, "items", describe_value(raw, "items").text, "a list of the sheet's items")
+        return
+    for number, raw_item in enumerate(raw_items):
+        id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
+        check = checks.get(id_) if isinstance(id_, str) else None
+        if id_ is None or check is None:
+            seen = describe_value(raw_item, "item").text if isinstance(raw_item, Mapping) else shown(raw_item)
+            yield Problem(None, None, _path(number, raw_item), seen, f"an item of sheet {sheet_id}", _row(raw_item))
+        elif id_ in outcomes:
+            expected = "each item once; remove one of the two"
+            yield Problem(id_, None, _path(number, raw_item), "it a second time", expected, _row(raw_item))
+        else:
+            outcome = check(raw_item)
+            outcomes[id_] = None if isinstance(outcome, list) else outcome
+            yield from outcome if isinstance(outcome, list) else ()
+
+
+def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
+    if not isinstance(raw, Mapping):
+        place.refuse("tip", raw, "the tip as exported, with its scores")
+        return None
+    check_text(place, raw, "tip", tip.tip)
+    check_text(place, raw, "rationale", tip.rationale)
+    overlong = _flag(place, raw, "overlong")
+    scores = _scores(place, raw, rubric)
+    note = _note(place, raw)
+    return TipScore(scores, overlong, note) if scores is not None else None
+
+
+def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
+    """Returns every scale's score, or None if any is missing."""
+    given = raw.get("scores")
+    if not isinstance(given, Mapping):
+        place.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
+        return None
+    for name in islice((name for name in given if name not in rubric.scale_names), 20):
+        place.refuse(f"scores.{_bare(name)}", given[name], f"only the rubric's scales: {', '.join(rubric.scale_names)}")
+    scores = {scale.name: _score(place, given, scale) for scale in rubric.scales}
+    whole = {name: score for name, score in scores.items() if score is not None}
+    return whole if len(whole) == len(scores) else None
+
+
+def _score(place: Location, given: Mapping[str, Any], scale: Scale) -> int | None:
+    value = given.get(scale.name, _MISSING)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not scale.min <= value <= scale.max or value != int(value):
+        seen = describe_value(given, scale.name)
+        place.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
+        return None
+    return int(value)
+
+
+def _flag(place: Location, raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if not isinstance(value, bool):
+        place.refuse(key, describe_value(raw, key), "true or false")
+    return value is True
+
+
+def _note(place: Location, raw: Mapping[str, Any]) -> str:
+    value = raw.get("note")
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        place.refuse("note", value, "a text")
+        return ""
+    if len(value) > MAX_NOTE:
+        place.refuse("note", _Said(f"{len(value)} characters"), f"at most {MAX_NOTE} characters")
+    return _newlines(value)
+
+
+def expect(place: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
+    """Checks that the value is the exported one."""
+    if raw.get(key) != value:
+        place.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
+
+
+def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
+    """Checks that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
+    value, whole = raw.get(key), _newlines(text)
+    if not isinstance(value, str):
+        place.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
+        return
+    given = _newlines(value)
+    if given == whole or (CSV_ROW in raw and f"'{given}" == whole):
+        return
+    equal = next((at for at, (one, other) in enumerate(zip(given, whole, strict=False)) if one != other), None)
+    start = max(0, (min(len(given), len(whole)) if equal is None else equal) - 12)
+    there = f" from character {start + 1} on" if start else ""
+    expected = f"the text as exported, {shown(whole[start : start + 200])}{there}"
+    place.refuse(field or key, _Said(shown(given[start : start + 200]) + there), expected)
+
+
+def check_card(place: Location, given: object, card: Mapping[str, Any]) -> None:
+    """Checks that the scenario's card is the exported one."""
+    if not isinstance(given, Mapping):
+        place.refuse("scenario", given, "the card as exported")
+        return
+    names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
+    for name in islice(names, 5):
+        seen = describe_value(given, name) if name in card else given[name]
+        place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
+
+
+def describe_value(raw: Mapping[str, Any], key: str) -> _Said:
+    """Describes the value of a key; if the key is missing, suggests a similar one."""
+    if key in raw:
+        return _Said(shown(raw[key]))
+    others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
+    close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
+    return _Said(f"no such key, but {shown(others[close[0]])}" if close else "no such key")
+
+
+def _bare(name: object) -> str:
+    """Formats an unknown key for a message, without quotes."""
+    return shown(name).strip("'\"")
+
+
+def _path(number: int, raw_item: object) -> str:
+    return f"items[{number}].item" if _row(raw_item) is None else "item"
+
+
+def _row(raw: object) -> int | None:
+    row = raw.get(CSV_ROW) if isinstance(raw, Mapping) else None
+    return row if isinstance(row, int) and 0 < row < 2**31 else None
+
+
+def _newlines(text: str) -> str:
+    return _NEWLINE.sub("\n", text)

@@ -1,0 +1,393 @@
+"""Runs an automatic judge: the AutomaticJudge port, recovery of partial answers, and the run itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tipbench.errors import MlflowUnavailable, NotEnoughData
+from tipbench.judge.apply import ApplyResult, SheetApplier
+from tipbench.judge.check import check_item
+from tipbench.judge.export import ExportRequest, export_sheet
+from tipbench.judge.material import JudgedCell, read_cells
+from tipbench.judge.sheet import FilledSheet, Item, ItemScore, Sheet, sheet_text
+from tipbench.judge.sheet_store import (
+    ANSWERS,
+    SheetStatus,
+    StoredSheet,
+    answers_text,
+    find_sheet,
+    milliseconds,
+    now_iso,
+    stored_sheets,
+)
+from tipbench.plan.rubric import Rubric
+from tipbench.record.collect import retry_while_unavailable
+from tipbench.record.events import Event, Message, Observer, Resumed, Waiting
+from tipbench.record.run import RunChange
+from tipbench.record.store import Experiment, RunStore
+from tipbench.text import printable, shorten
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """The reason why an item has no score; a separate type, never represented as a low score."""
+
+    item: str
+    reason: str
+
+
+class AutomaticJudge(Protocol):
+    """Scores the items of a sheet without a person."""
+
+    name: str  # recorded with its scores
+    provisional: bool  # if true, its scores never count as a person's
+
+    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """Yields one result per item, each as soon as it is available. `report` receives messages for users."""
+        ...
+
+
+def waiting_reporter(report: Callable[[str], None]) -> Observer:
+    """Returns an observer that reports waiting events as messages."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Waiting):
+            report(f"{event.what} is away: waiting for at most {event.limit_s:g} s")
+        elif isinstance(event, Resumed):
+            report(f"{event.what} is back")
+        elif isinstance(event, Message):
+            report(event.text)
+
+    return tell
+
+
+_TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
+_KEYS = ('"item"', '"items"')
+_MOST_DEPTH = 200
+_READS = 8  # nested objects are parsed repeatedly; this many times the text's length at most
+_ROOM = 1_000_000
+_MOST_VERSIONS = 8  # per item
+_SHOWN = 60
+_MOST_REASON = 300
+
+
+@dataclass(frozen=True)
+class RecoveredItems:
+    """The versions found of each requested item, in order of occurrence."""
+
+    versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    foreign: str = ""  # why a sheet in the output was ignored
+
+
+def recover_items(output: bytes, sheet: Sheet) -> RecoveredItems:
+    """Extracts the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
+    asked = {item.id for item in sheet.items}
+    versions: dict[str, list[dict[str, Any]]] = {}
+    foreign = ""
+    for found in _objects(output.decode("utf-8", "replace")):
+        reason = _belongs_elsewhere(found, sheet)
+        if reason:
+            foreign = foreign or reason
+            continue
+        for item in _items_of(found):
+            name = item.get("item")
+            if isinstance(name, str) and name in asked:
+                known = versions.setdefault(name, [])
+                if len(known) < _MOST_VERSIONS and item not in known:
+                    known.append(item)
+    return RecoveredItems(versions, foreign)
+
+
+def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], trouble: str) -> ItemScore | Unscored:
+    """Returns the item's score from the first source with a single valid answer, or the most specific reason."""
+    wrong, unfinished = "", False
+    for place in found:
+        scores: list[ItemScore] = []
+        for version in place.versions.get(item.id, ()):
+            checked = check_item(version, item, rubric)
+            if isinstance(checked, ItemScore):
+                scores += [checked] if checked not in scores else []
+            elif checked is None:
+                unfinished = True
+            else:
+                wrong = wrong or "; ".join(problem.message for problem in checked[:2])
+        if len(scores) == 1:
+            return scores[0]
+        if scores:
+            wrong = wrong or "it came back more than once, with different scores"
+    return Unscored(item.id, _reason(wrong, unfinished, found, trouble))
+
+
+def _reason(wrong: str, unfinished: bool, found: Sequence[RecoveredItems], trouble: str) -> str:
+    if wrong:
+        return safe_line(f"came back wrong: {wrong}", _MOST_REASON)
+    foreign = next((place.foreign for place in found if place.foreign), "")
+    said = "came back unfinished" if unfinished else "did not come back"
+    return safe_line("; ".join(part for part in (said, foreign, trouble) if part), _MOST_REASON)
+
+
+def _items_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns a sheet's items, or the object itself if it is a single item, as in truncated output."""
+    items = found.get("items")
+    if isinstance(items, list):
+        return [item for item in items if isinstance(item, dict)]
+    return [found] if "item" in found else []
+
+
+def _belongs_elsewhere(found: dict[str, Any], sheet: Sheet) -> str:
+    """Returns why a sheet does not match, or an empty string; missing keys are accepted, as items have a hash."""
+    if "items" not in found:
+        return ""
+    if found.get("sheet", sheet.id) != sheet.id:
+        return f"another sheet came back: {_shown(found['sheet'])} instead of {sheet.id}"
+    rubric = found.get("rubric")
+    sha256 = rubric.get("sha256", sheet.rubric.sha256) if isinstance(rubric, dict) else sheet.rubric.sha256
+    if sha256 != sheet.rubric.sha256:
+        return f"it came back with another rubric: {_shown(sha256)}"
+    return ""
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Returns complete outermost JSON objects with a key `items` or `item`, in order, in one pass over the text.
+
+    An unclosed object (a truncated sheet, a brace in prose) does not hide complete objects inside it.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    open_at: deque[list[int]] = deque(maxlen=_MOST_DEPTH)  # position of each open bracket, and 1 if it has such a key
+    left = _READS * len(text) + _ROOM
+    for token in _TOKEN.finditer(text):
+        mark = token[0][0]
+        if mark in "[{":
+            open_at.append([token.start(), 0])
+        elif mark == '"' and open_at and token[0] in _KEYS:
+            open_at[-1][1] = 1
+        elif mark in "]}" and open_at:
+            start, wanted = open_at.pop()
+            if wanted and left > 0:
+                left -= token.end() - start
+                if (value := _load(text[start : token.end()])) is not None:
+                    while found and found[-1][0] > start:
+                        found.pop()
+                    found.append((start, value))
+    return [value for _, value in found]
+
+
+def _load(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # ValueError also for very long integers
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _shown(value: object) -> str:
+    return safe_line(repr(value), _SHOWN)
+
+
+def safe_line(text: str, most: int) -> str:
+    """Returns untrusted text on one line without control characters, shortened to `most` characters."""
+    return shorten(" ".join(printable(text[: 4 * most]).split()), most)
+
+
+SAVE_S = 20.0  # seconds between saves of new answers
+
+Progress = Callable[[int, int, int], None]  # scored, unscored, total
+
+
+@dataclass(frozen=True)
+class JudgeResult:
+    """The result of an automatic judge's run."""
+
+    applied: ApplyResult
+    unscored: tuple[Unscored, ...]
+    continued: bool = False  # whether it continued a sheet of an earlier run
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the result for scripts: that of `judge apply`, and why items have no score."""
+        reasons = [{"item": each.item, "reason": each.reason} for each in self.unscored]
+        return {**self.applied.to_json(), "unscored": reasons, "continued": self.continued}
+
+
+@dataclass(frozen=True)
+class JudgeEnvironment:
+    """Callbacks and settings of a judge run."""
+
+    report: Callable[[str], None]
+    progress: Progress = lambda _scored, _unscored, _of: None
+    lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
+    wait_s: float = 0.0  # maximum wait for an unavailable MLflow once all items are scored
+    rescue: Callable[[str, str], Path] | None = None  # saves a filled sheet (id, text) to be applied later
+    how_to_accept: str = "the same command with --accept-drift REASON"
+
+
+def run_judge(
+    store: RunStore,
+    experiment: Experiment,
+    filler: AutomaticJudge,
+    request: ExportRequest,
+    *,
+    report: Callable[[str], None] | None = None,
+    accept: str | None = None,
+    environment: JudgeEnvironment | None = None,
+) -> JudgeResult:
+    """Scores pending cells with an automatic judge. Raises NotEnoughData if there are none."""
+    request = replace(request, judge=filler.name, provisional=filler.provisional)
+    environment = environment or JudgeEnvironment(report or (lambda _text: None))
+    return _Run(store, experiment, filler, request, accept, environment).run()
+
+
+@dataclass(frozen=True)
+class _Run:
+    store: RunStore
+    experiment: Experiment
+    filler: AutomaticJudge
+    request: ExportRequest
+    accept: str | None
+    environment: JudgeEnvironment
+
+    def run(self) -> JudgeResult:
+        last = self._last_sheet()
+        if last is not None and last.status is SheetStatus.EXPORTED:
+            self.environment.report(
+                f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
+            )
+            return self._judge(last, continued=True)
+        cells = read_cells(self.store, self.experiment.experiment_id)
+        mended = None if last is None else self._mended(last, cells)
+        if mended is not None and self._accepts(last):
+            return mended
+        if mended is not None:
+            cells = read_cells(self.store, self.experiment.experiment_id)
+        try:
+            judging = export_sheet(self.store, self.experiment, self.request, cells).judging
+        except NotEnoughData as exc:
+            if mended is not None:
+                return mended
+            if last is not None and last.status is SheetStatus.HELD:
+                raise NotEnoughData(
+                    f"{exc} If the scores of the sheet {last.sheet.id} shall stand: {self.environment.how_to_accept}"
+                ) from exc
+            raise
+        return self._judge(judging, continued=False)
+
+    def _last_sheet(self) -> StoredSheet | None:
+        """Returns the judge's newest sheet with any answers, including one of a crashed run."""
+        where = self.experiment
+        found = stored_sheets(self.store, where.experiment_id, where.name, self.request.judge)
+        return next((each for each in found if each.answers and each.provisional == self.request.provisional), None)
+
+    def _accepts(self, last: StoredSheet | None) -> bool:
+        return last is not None and last.status is SheetStatus.HELD and self.accept is not None
+
+    def _mended(self, last: StoredSheet, cells: Sequence[JudgedCell]) -> JudgeResult | None:
+        """Applies the scores of an earlier run that was interrupted or whose drift is now accepted."""
+        stored = FilledSheet(self.filler.name)
+        if not self._accepts(last):
+            if SheetApplier(self.store, self.experiment, last, stored).is_brought_in(cells):
+                return None
+            self.environment.report(f"the sheet {last.sheet.id} was not applied to its end: doing so now")
+        with self.environment.lock():
+            work = SheetApplier(self.store, self.experiment, self._again(last), stored)
+            return JudgeResult(work.run(accept=self.accept if self._accepts(last) else None), (), continued=True)
+
+    def _again(self, judging: StoredSheet) -> StoredSheet:
+        """Reloads the sheet from MLflow, since a file of it may have been applied in the meantime."""
+        where = self.experiment
+        return find_sheet(self.store, where.experiment_id, where.name, judging.sheet.id) or judging
+
+    def _judge(self, judging: StoredSheet, *, continued: bool) -> JudgeResult:
+        keeper = _Answers(self.store, judging, self.environment.report)
+        try:
+            unscored = self._fill(judging, keeper)
+            keeper.save()  # before applying, so that no score is lost if the process is killed
+            applied = retry_while_unavailable(
+                lambda: self._apply(judging, keeper, unscored),
+                "MLflow",
+                self.environment.wait_s,
+                waiting_reporter(self.environment.report),
+            )
+        except MlflowUnavailable as exc:
+            kept = self._rescued(judging, keeper)
+            raise MlflowUnavailable(f"{exc} {kept}" if kept else str(exc)) from exc
+        except BaseException:
+            keeper.save()
+            if kept := self._rescued(judging, keeper):
+                self.environment.report(kept)
+            raise
+        return JudgeResult(applied, unscored, continued)
+
+    def _fill(self, judging: StoredSheet, keeper: _Answers) -> tuple[Unscored, ...]:
+        sheet = judging.sheet
+        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in keeper.given))
+        unscored: list[Unscored] = []
+        for outcome in self.filler.fill(left, self.environment.report) if left.items else ():
+            if isinstance(outcome, Unscored):
+                unscored.append(outcome)
+            else:
+                keeper.add(outcome)
+            self.environment.progress(len(keeper.given), len(unscored), len(sheet.items))
+        return tuple(unscored)
+
+    def _apply(self, judging: StoredSheet, keeper: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
+        filled = FilledSheet(self.filler.name, tuple(keeper.new.values()), tuple(each.item for each in unscored))
+        with self.environment.lock():
+            return SheetApplier(self.store, self.experiment, self._again(judging), filled).run(accept=self.accept)
+
+    def _rescued(self, judging: StoredSheet, keeper: _Answers) -> str:
+        """Saves unsaved scores to a file; returns a message with its path, or an empty string."""
+        if not keeper.unsaved or self.environment.rescue is None:
+            return ""
+        path = self.environment.rescue(judging.sheet.id, sheet_text(judging.sheet, keeper.given))
+        return (
+            f"{len(keeper.given)} items are scored, and the filled sheet is in {path}: when MLflow is back, apply it "
+            f"with `tipbench judge apply {path}`."
+        )
+
+
+@dataclass
+class _Answers:
+    """The answers so far, saved with the sheet every SAVE_S seconds, so that a crash loses little work."""
+
+    store: RunStore
+    judging: StoredSheet
+    report: Callable[[str], None]
+    new: dict[str, ItemScore] = field(default_factory=dict)
+    _saved: int = 0
+    _saved_at: float = field(default_factory=time.monotonic)
+    _told: bool = False
+
+    @property
+    def given(self) -> dict[str, ItemScore]:
+        return {**self.judging.answers, **self.new}
+
+    @property
+    def unsaved(self) -> bool:
+        return len(self.new) > self._saved
+
+    def add(self, score: ItemScore) -> None:
+        self.new[score.item] = score
+        if time.monotonic() - self._saved_at > SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        """Saves new answers; if MLflow is unavailable, they are saved by the next call."""
+        if self.unsaved:
+            change = RunChange(
+                texts={ANSWERS: answers_text(self.given, self.judging.replaced)}, at_ms=milliseconds(now_iso())
+            )
+            try:
+                self.store.update(self.judging.run_id, change)
+                self._saved = len(self.new)
+            except MlflowUnavailable as exc:
+                if not self._told:
+                    self.report(f"{exc} Judging goes on; the scores are kept here until it is back.")
+                self._told = True
+        self._saved_at = time.monotonic()

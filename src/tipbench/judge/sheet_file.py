@@ -1,0 +1,405 @@
+"""Sheet files in JSON and CSV: writes CSV for spreadsheets and parses edited files with size limits."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tipbench.errors import SheetRefused, UsageError
+from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown
+from tipbench.judge.sheet import FORMAT, Item, ItemScore, Sheet, instructions
+from tipbench.record.texts import escape, unescape
+
+BOM = "\ufeff"  # some spreadsheets need it to detect UTF-8
+KINDS = ("about", "instructions", "rubric", "tip")
+SCORE = "score:"  # prefix of scale columns, so that they do not clash with other columns or columns added by the judge
+MAX_TIPS = 1000  # per item
+MAX_ROWS = 200_000
+
+_BEFORE = ("row", "item", "number", "scenario", "tip", "rationale")
+_AFTER = ("format_ok", "overlong", "note", "scenario_id", "sha256")
+_NEEDED = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
+_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
+_SEPARATORS = ",;\t"
+_NUMBER_SIGNS = r"\s.,:/%eE+\-"
+_UNSAFE = re.compile(
+    rf"['\t\r]|\s*[=+\-@＝＋－＠]|[{_NUMBER_SIGNS}]*[0-9][0-9{_NUMBER_SIGNS}]*\Z|\s*(?:true|false)\s*\Z", re.IGNORECASE
+)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def sheet_csv(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> str:
+    """Returns the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
+    out = io.StringIO()
+    columns = (*_BEFORE, *(SCORE + name for name in sheet.rubric.scale_names), *_AFTER)
+    # Quote all cells, so that they stay intact with any separator the spreadsheet expects.
+    writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    for row in (*_explaining_rows(sheet), *_tip_rows(sheet, scores or {})):
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return BOM + out.getvalue()
+
+
+def escape_cell(text: str) -> str:
+    """Escapes a text so that spreadsheets do not run or convert it; reversed by `unguarded`."""
+    escaped = escape(text)
+    return f"'{escaped}" if _UNSAFE.match(escaped) else escaped
+
+
+def unescape_cell(cell: str) -> str:
+    """Returns the original text of a cell escaped by `guarded`."""
+    return unescape(cell.removeprefix("'"))
+
+
+def is_csv(text: str) -> bool:
+    """Returns whether the first line has the columns of a sheet."""
+    return _separator(text) is not None
+
+
+def parse_csv(text: str) -> dict[str, Any]:
+    """Parses CSV into the JSON structure, without cards and rubric text. Raises SheetRefused if invalid."""
+    problems: list[Problem] = []
+    about: dict[str, str] = {}
+    items: dict[tuple[str, str], _RawItem] = {}
+    for row in _rows(text.removeprefix(BOM), problems):
+        if len(problems) > MAX_PROBLEMS:
+            break
+        kind = row.text("row").strip().casefold()
+        if kind == "tip":
+            item = items.setdefault((row.name("item"), row.name("sha256")), _RawItem(row))
+            _add_tip(item, row, problems)
+        elif kind == "about":
+            _add_about(about, row, problems)
+        elif kind not in KINDS:
+            problems.append(row.problem("row", f"one of {', '.join(KINDS)}; delete rows of your own"))
+    if problems:
+        raise refusal(problems)
+    raw: dict[str, Any] = {name: about[name] for name in ("format", "sheet", "experiment") if name in about}
+    raw["judge"] = about.get("judge") or None
+    raw["rubric"] = {name: about[f"rubric {name}"] for name in ("id", "sha256") if f"rubric {name}" in about}
+    return raw | {"items": [item.to_raw() for item in items.values()]}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the table, with cells by column."""
+
+    number: int  # 1-based, including the header
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        return unescape_cell(self.cells.get(column, ""))
+
+    def name(self, column: str) -> str:
+        return self.text(column).strip()
+
+    def problem(self, column: str, expected: str) -> Problem:
+        item, seen = self.name("item"), self.cells.get(column, "")
+        return Problem(shown(item)[1:-1] if item else None, None, column, shown(seen), expected, self.number)
+
+
+@dataclass
+class _RawItem:
+    """An item under construction; its rows may come in any order."""
+
+    first: _Row
+    tips: dict[int, dict[str, Any]] = field(default_factory=dict)
+    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values by cell text and row
+
+    def to_raw(self) -> dict[str, Any]:
+        values = list(self.format_ok.values())
+        same = all(value is values[0] for value in values)
+        return {
+            "item": self.first.name("item"),
+            "sha256": self.first.name("sha256"),
+            "format_ok": (values[0] if values else "") if same else " and ".join(self.format_ok),
+            "tips": [self.tips.get(number) for number in range(1, max(self.tips, default=0) + 1)],
+            CSV_ROW: self.first.number,
+        }
+
+
+def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
+    values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
+    for name, value in zip(_ABOUT, values, strict=True):
+        yield {"row": "about", "item": name, "tip": value}
+    yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
+    names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
+    yield {
+        "row": "instructions",
+        "tip": f"In this table an empty cell stands for null. Rows that begin with 'tip' are to be scored, in {names}; "
+        "format_ok is for the whole item and stands in its first row only; your name goes beside 'judge' above. "
+        "An apostrophe in front of a text keeps the spreadsheet from running it: leave it. Save as CSV (UTF-8).",
+    }
+    for line in sheet.rubric.text.splitlines():
+        if line.strip():
+            yield {"row": "rubric", "tip": line}
+
+
+def _tip_rows(sheet: Sheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[str, object]]:
+    for item in sheet.items:
+        given = scores.get(item.id)
+        format_ok = given.format_ok if given else item.format_ok
+        for index, tip in enumerate(item.tips):
+            score = given.tips[index] if given else None
+            yield {
+                "row": "tip",
+                "item": item.id,
+                "sha256": item.sha256,
+                "scenario_id": str(item.scenario.get("id", "")),
+                "scenario": _card_text(item),
+                "number": index + 1,
+                "tip": tip.tip,
+                "rationale": tip.rationale,
+                "format_ok": format_ok if index == 0 else None,
+                "overlong": score.overlong if score else tip.overlong,
+                **{SCORE + name: score.scores[name] if score else None for name in sheet.rubric.scale_names},
+                "note": score.note if score else "",
+            }
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    return escape_cell(value) if isinstance(value, str) else value
+
+
+def _card_text(item: Item) -> str:
+    card = item.scenario
+    try:
+        slot, persona = card["slot"], card["persona"]
+        lines = [
+            f"{card['weekday']} {card['day']}, {slot['time']}, {slot['label']}",
+            f"{persona['name']}, {persona['role']}. {persona['about']}",
+            *(f"{name}: {'; '.join(persona[name])}" for name in ("preferences", "habits") if persona[name]),
+            *(_task_text(task) for task in persona["tasks"]),
+        ]
+    except (KeyError, TypeError):  # a card with another structure
+        return str(dict(card))
+    return "\n".join(lines)
+
+
+def _task_text(task: Mapping[str, Any]) -> str:
+    due = f", due {task['due']}" if task["due"] else ""
+    overdue = ", overdue" if task["overdue"] else ""
+    return f"Task: {task['title']} (priority {task['priority']} of 4{due}{overdue}, {task['age_days']} days old)"
+
+
+def _separator(text: str) -> str | None:
+    first = text.removeprefix(BOM)[:10_000].split("\n", 1)[0].split("\r", 1)[0]
+    for separator in _SEPARATORS:
+        if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
+            return separator
+    return None
+
+
+def _column(cell: str) -> str:
+    return cell.strip().strip('"').strip().casefold()
+
+
+def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
+    """Validates the columns, then yields every non-empty row."""
+    separator = _separator(text)
+    if separator is None:
+        raise SheetRefused("Line 1: expected the columns of a sheet, with 'row' and 'item'. Keep the first line.")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    columns: list[str] = []
+    try:
+        for number, cells in enumerate(reader, start=1):
+            if number == 1:
+                columns = [_column(cell) for cell in cells]
+                _check_columns(columns)
+            elif number > MAX_ROWS:
+                raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply what was exported.")
+            elif any(cell.strip() for cell in cells):
+                row = _Row(number, dict(zip(columns, cells, strict=False)))
+                if any(cell.strip() for cell in cells[len(columns) :]):
+                    problems.append(row.problem("row", f"at most {len(columns)} cells; empty those beyond"))
+                yield row
+    except csv.Error as exc:
+        raise SheetRefused(
+            f"Line {reader.line_num}: the CSV cannot be read ({exc}). Save the table from the spreadsheet again as CSV."
+        ) from exc
+
+
+def _check_columns(columns: list[str]) -> None:
+    named = Counter(name for name in columns if name)
+    problems = [
+        Problem(None, None, name, "no such column", "the column as exported", 1)
+        for name in _NEEDED
+        if name not in named
+    ]
+    double = [name for name, count in named.items() if count > 1]
+    problems += [
+        Problem(None, None, shown(name)[1:-1], "it twice", "each column once; remove one", 1) for name in double
+    ]
+    if problems:
+        raise refusal(problems)
+
+
+def _add_about(about: dict[str, str], row: _Row, problems: list[Problem]) -> None:
+    name, value = row.name("item").casefold(), row.name("tip")
+    if about.setdefault(name, value) != value:
+        problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
+
+
+def _add_tip(item: _RawItem, row: _Row, problems: list[Problem]) -> None:
+    number = _whole(row.name("number"))
+    if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
+        problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
+        return
+    if number in item.tips:
+        first = item.tips[number][CSV_ROW]
+        problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
+        return
+    format_ok = row.name("format_ok")
+    if format_ok:
+        item.format_ok[f"{format_ok} in row {row.number}"] = _flag(format_ok)
+    item.tips[number] = {
+        "tip": row.text("tip"),
+        "rationale": row.text("rationale"),
+        "overlong": _flag(row.name("overlong")),
+        "scores": {name.removeprefix(SCORE): _whole(row.name(name)) for name in row.cells if name.startswith(SCORE)},
+        "note": row.text("note"),
+        CSV_ROW: row.number,
+    }
+
+
+def _flag(cell: str) -> object:
+    """Returns a boolean, or the unchanged cell, which validation rejects."""
+    number = _whole(cell)
+    return _FLAGS.get(str(number).casefold(), cell)
+
+
+def _whole(cell: str) -> int | str | None:
+    """Parses an integer (also '3.0' or '3,0'); None if empty, else the unchanged cell, which validation rejects."""
+    if not cell:
+        return None
+    return int(re.split("[.,]", cell)[0]) if _WHOLE.fullmatch(cell) else cell
+
+
+MAX_BYTES = 64_000_000
+_LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integer conversion
+
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
+
+
+class _Flaw(ValueError):
+    """Invalid JSON that Python's parser accepts: duplicate keys, NaN, Infinity."""
+
+
+def read_sheet_file(path: Path) -> dict[str, Any]:
+    """Reads and parses a sheet file. Raises UsageError if it cannot be read, SheetRefused if it is not a sheet."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as exc:
+        raise UsageError(f"There is no file {path}. Give the filled sheet that judge export wrote.") from exc
+    except IsADirectoryError as exc:
+        raise UsageError(f"{path} is a folder. Give the filled sheet itself.") from exc
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read: {exc}. Give the filled sheet that judge export wrote.") from exc
+    return parse_sheet(content)
+
+
+def parse_sheet(content: bytes) -> dict[str, Any]:
+    """Parses a JSON or CSV sheet into the JSON structure. Raises SheetRefused with the location of the error."""
+    if len(content) > MAX_BYTES:
+        raise SheetRefused(
+            f"A sheet has at most {MAX_BYTES // 1_000_000} MB; this one is larger. Apply the file that was exported."
+        )
+    text = _decoded(content)
+    if text.lstrip()[:1] in ("{", "["):
+        return _from_json(text)
+    if is_csv(text):
+        return parse_csv(text)
+    raise SheetRefused(
+        "Line 1, column 1: expected a sheet, which is JSON and begins with {, or CSV with the columns 'row' and 'item' "
+        f"in its first line; found {shown(text[:200])}. Fill in the file that judge export wrote and apply that."
+    )
+
+
+def _decoded(content: bytes) -> str:
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    try:
+        return content.decode(encoding, "surrogatepass").removeprefix("\ufeff")
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise SheetRefused(
+            f"Line {line}, byte {exc.start + 1} of the file: expected {encoding.upper()} text; found "
+            f"{content[exc.start : exc.start + 4]!r}. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
+        ) from exc
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=_bounded_int
+        )
+    except json.JSONDecodeError as exc:
+        raise SheetRefused(
+            f"Line {exc.lineno}, column {exc.colno}: the file is no whole JSON ({exc.msg}). "
+            "Mend the file there, or export the sheet again with --sheet and copy the scores over."
+        ) from exc
+    except _Flaw as exc:
+        raise SheetRefused(_first_flaw(text)) from exc
+    except RecursionError as exc:
+        raise SheetRefused(
+            "The file has objects or lists inside each other deeper than any sheet. Apply the file that was exported."
+        ) from exc
+    if not isinstance(value, dict):
+        raise SheetRefused(
+            f"Line 1, column 1: expected an object {{…}} with format, sheet, rubric and items; found {shown(value)}. "
+            "Keep the exported file's outer shape."
+        )
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    kept = dict(pairs)
+    if len(kept) < len(pairs):
+        raise _Flaw
+    return kept
+
+
+def _no_constant(name: str) -> object:
+    raise _Flaw(name)
+
+
+def _bounded_int(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
+
+
+def _first_flaw(text: str) -> str:
+    """Returns a message with the location of the first duplicate key or constant, which json does not provide."""
+    keys: list[set[str] | None] = []  # one entry per open object; None for a list
+    key_next = False
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word in "{[":
+            keys.append(set() if word == "{" else None)
+        elif word in "}]":
+            keys.pop()
+        elif word[0] in "NI-":
+            place = _line_and_column(text, token.start())
+            return f"{place}: expected a whole number or null; found {word}. Write the score there, or null."
+        elif word[0] == '"' and key_next and (known := keys[-1]) is not None:
+            key = json.loads(word)
+            if key in known:
+                place = _line_and_column(text, token.start())
+                return f"{place}: expected each key once in an object; found {shown(key)} again. Remove one of the two."
+            known.add(key)
+        key_next = word in "{,"
+    raise AssertionError("a flaw was met and cannot be found again")
+
+
+def _line_and_column(text: str, position: int) -> str:
+    return f"Line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}"

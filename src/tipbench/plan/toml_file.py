@@ -1,0 +1,241 @@
+"""TOML files of a suite: size-limited, UTF-8, validated against a schema; errors have file and line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from tipbench.errors import SuiteError
+
+MAX_BYTES = 1_000_000
+
+
+class Schema(BaseModel):
+    """Base of the file schemas; rejects unknown keys and implicit conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text is a valid id, safe in file names, URLs, MLflow filters and comma-separated options."""
+    return re.fullmatch(r"[a-z0-9-]{1,64}", text) is not None
+
+
+def _checked_id(text: str) -> str:
+    if not is_id(text):
+        raise ValueError("must be 1 to 64 characters out of a-z, 0-9 and '-'")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if any(ord(char) < 32 for char in text):
+        raise ValueError("must be one line, without control characters")
+    return text
+
+
+Id = Annotated[str, AfterValidator(_checked_id)]
+Line = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000), AfterValidator(_one_line)
+]
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the file's bytes; raises SuiteError above 1 MB or if they are not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SuiteError(path, None, "the file is missing. A suite needs it; see docs/suites.md.") from None
+    except OSError as exc:
+        raise SuiteError(path, None, f"the file cannot be read: {exc.strerror}.") from exc
+    if len(content) > MAX_BYTES:
+        raise SuiteError(path, None, f"the file is over {MAX_BYTES // 1_000_000} MB; suite files are short texts.")
+    try:
+        content.decode()
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise SuiteError(path, line, "the file is not UTF-8 here. Save it as UTF-8.") from exc
+    return content
+
+
+@dataclass(frozen=True)
+class TomlText:
+    """TOML text and its origin; `first_line` is above 1 if it is the head of a larger file."""
+
+    path: Path
+    text: str
+    first_line: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> TomlText:
+        return cls(path, read_bounded(path).decode())
+
+    def validated(self, schema: type[AnySchema]) -> AnySchema:
+        """Parse the text into the schema; raises SuiteError at the first mistake."""
+        try:
+            return schema.model_validate(self._parsed())
+        except ValidationError as exc:
+            first, *others = exc.errors(include_url=False)
+            more = f" ({len(others)} more in this file)" if others else ""
+            raise self.error(first["loc"], _explain(first, schema) + more) from None
+
+    def error(self, place: Place, reason: str) -> SuiteError:
+        """Return a SuiteError at the line of the key or table."""
+        return SuiteError(self.path, self.first_line - 1 + find_line(self.text, place), reason)
+
+    def _parsed(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as exc:
+            place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
+            reason = str(exc)[: place.start()] if place else str(exc)
+            line = int(place[1]) if place and place[1] else len(self.text.split("\n")) or 1
+            raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
+        except RecursionError:
+            raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
+
+
+def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
+    *parents, last = error["loc"] or ("",)
+    name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1] if parents else ''}', entry {last + 1},"
+    context = error.get("ctx", {})
+    seen = _shortened(error["input"])
+    match error["type"]:
+        case "missing":
+            return f"{name} is missing."
+        case "extra_forbidden":
+            known = ", ".join(_known_keys(schema, tuple(parents)))
+            return f"unknown key {name}. Known here: {known}."
+        case "too_short":
+            return f"{name} must have at least {context['min_length']} entries; it has {context['actual_length']}."
+        case "too_long":
+            return f"{name} must have at most {context['max_length']} entries; it has {context['actual_length']}."
+        case "greater_than_equal":
+            return f"{name} must be at least {context['ge']}; found {seen}."
+        case "less_than_equal":
+            return f"{name} must be at most {context['le']}; found {seen}."
+        case "value_error":
+            return f"{name} {context['error']}; found {seen}."
+        case _:
+            rule = re.sub(r"^(Input|String|Value) ", "", error["msg"]).replace("should", "must", 1)
+            return f"{name} {rule}; found {seen}."
+
+
+def _shortened(value: object) -> str:
+    text = f"{value}" if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _known_keys(schema: type[BaseModel], place: Place) -> list[str]:
+    for name in place:
+        if isinstance(name, str) and name in schema.model_fields:
+            schema = next(_schemas_in(schema.model_fields[name].annotation), schema)
+    return list(schema.model_fields)
+
+
+def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _schemas_in(argument)
+
+
+Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
+
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
+_DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
+_ARRAY_HEADER = re.compile(rf"\s*\[\[\s*({_DOTTED})\s*\]\]")
+_TABLE_HEADER = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]")
+_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
+_TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
+
+
+def find_line(text: str, place: Place) -> int:
+    """Return the 1-based line of a key or table, or of the nearest enclosing table if it is missing."""
+    lines = _lines_of_keys(text)
+    while place:
+        if place in lines:
+            return lines[place]
+        inside = [line for known, line in lines.items() if known[: len(place)] == place]
+        if inside:
+            return min(inside)
+        place = place[:-1]
+    return 1
+
+
+def _lines_of_keys(text: str) -> dict[Place, int]:
+    lines: dict[Place, int] = {}
+    entries: Counter[Place] = Counter()
+    table: Place = ()
+    value = _OpenValue()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if value.is_open:
+            value.read(line)
+        elif header := _ARRAY_HEADER.match(line):
+            *parents, name = _parts(header[1])
+            array = (*_resolve(parents, entries), name)
+            table = (*array, entries[array])
+            entries[array] += 1
+            lines[table] = number
+        elif header := _TABLE_HEADER.match(line):
+            table = _resolve(_parts(header[1]), entries)
+            lines[table] = number
+        elif key := _KEY.match(line):
+            lines[(*table, *_parts(key[1]))] = number
+            value.read(line[key.end() :])
+    return lines
+
+
+class _OpenValue:
+    """Tracks whether the text read so far ends inside a multi-line string or an unclosed bracket."""
+
+    def __init__(self) -> None:
+        self._quote = ""
+        self._depth = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._quote) or self._depth > 0
+
+    def read(self, line: str) -> None:
+        position = 0
+        while position < len(line):
+            if self._quote:
+                end = line.find(self._quote, position)
+                if end < 0:
+                    return
+                self._quote, position = "", end + 3
+            elif token := _TOKEN.search(line, position):
+                self._take(token[0])
+                position = token.end()
+            else:
+                return
+
+    def _take(self, mark: str) -> None:
+        if mark in ('"""', "'''"):
+            self._quote = mark
+        else:
+            self._depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark, 0)
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip("\"'") for part in re.findall(_PART, dotted)]
+
+
+def _resolve(names: list[str], entries: Counter[Place]) -> Place:
+    """Return the full place of a table; a name below an array of tables refers to its latest entry."""
+    place: Place = ()
+    for name in names:
+        place = (*place, name)
+        if entries[place]:
+            place = (*place, entries[place] - 1)
+    return place

@@ -1,0 +1,207 @@
+"""Compares the plan of a collect with what is recorded: cells to generate, refused models, memory and time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tipbench.generate.engine import Memory, ModelFacts, engine_of, memory_needed, memory_warning
+from tipbench.plan.config import CollectConfig
+from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, choose_prompts, choose_scenarios, plan_grid
+from tipbench.plan.suite import Suite, load_suite
+from tipbench.record.cell_run import RunContext
+from tipbench.record.reader import CellCounts, cells, stale_runs
+from tipbench.record.run import RunKind, RunState, StoredRun
+from tipbench.record.store import RunStore
+
+_ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest machine: each token reads all weights once
+_ROUGH_TOKENS_PER_TIP = 70
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Recorded runs of a grid: finished runs by key, and failed runs to be replaced.
+
+    `journalled` has the keys of finished cells in a journal: the next collect records them before it plans.
+    """
+
+    finished: Mapping[str, StoredRun] = field(default_factory=dict)
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
+    journalled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model's part of the plan; None if unknown."""
+
+    model: str
+    cells: int
+    recorded: int
+    params_b: float | None
+    memory_bytes: int | None
+    seconds: float | None  # for the cells still to generate
+    measured: bool  # estimated from earlier cells, not by a rule of thumb
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan that `plan` shows and `collect` executes."""
+
+    suite: Suite
+    config: CollectConfig
+    facts: Mapping[str, ModelFacts]
+    refused: Mapping[str, str]
+    cells: tuple[PlannedCell, ...]
+    recorded: Recorded
+    models: tuple[ModelPlan, ...]
+
+    @property
+    def missing(self) -> list[PlannedCell]:
+        done = self.recorded.finished.keys() | self.recorded.journalled
+        return [cell for cell in self.cells if cell.key not in done]
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of a model that is already in the plan, mapped to the name in use."""
+        first: dict[str, str] = {}
+        return {
+            fact.model: name
+            for fact in self.facts.values()
+            if (name := first.setdefault(fact.digest, fact.model)) != fact.model
+        }
+
+    @property
+    def stale(self) -> int:
+        """Number of recorded answers to cells of this grid by an earlier model build or under an older prompt text."""
+        keys = {cell.key for cell in self.cells}
+        places = {(c.model, c.prompt, c.scenario, str(c.repeat)) for c in (planned.cell for planned in self.cells)}
+        named = ("model", "prompt_version", "scenario", "repeat")
+        return sum(
+            key not in keys and tuple(run.params.get(name, "") for name in named) in places
+            for key, run in self.recorded.finished.items()
+        )
+
+    @property
+    def seconds(self) -> float | None:
+        known = [model.seconds for model in self.models if model.cells > model.recorded]
+        return sum(s for s in known if s is not None) if known and None not in known else (0.0 if not known else None)
+
+
+def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:
+    """Return the finished runs of these conditions, and the failed runs to be superseded."""
+    finished: dict[str, StoredRun] = {}
+    failed: dict[str, list[str]] = {}
+    where = {"kind": str(RunKind.CELL), "conditions": conditions}
+    for run in store.search(experiment_id, where=where):
+        key = run.tags.get("cell_key", "")
+        if run.tags.get("superseded") == "true":
+            continue
+        if run.status == "FINISHED":
+            finished.setdefault(key, run)
+        elif run.status == "FAILED":
+            failed.setdefault(key, []).append(run.run_id)
+    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()})
+
+
+def make_plan(
+    suite: Suite,
+    config: CollectConfig,
+    facts: Mapping[str, ModelFacts],
+    refused: Mapping[str, str],
+    recorded: Recorded,
+    free: Callable[[str], Memory],
+) -> Plan:
+    """Build the plan; `free` returns the free memory of the machine that runs a model."""
+    identities = [ModelIdentity(fact.model, fact.digest, fact.thinking) for fact in facts.values()]
+    cells = plan_grid(suite, config, identities)
+    models = [_model_plan(config, facts[model], group, recorded, free(model)) for model, group in blocks(cells)]
+    return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
+
+
+def _model_plan(
+    config: CollectConfig,
+    facts: ModelFacts,
+    cells: Iterable[PlannedCell],
+    recorded: Recorded,
+    free: Memory,
+) -> ModelPlan:
+    keys = [cell.key for cell in cells]
+    done = [recorded.finished[key] for key in keys if key in recorded.finished]
+    finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
+    needed = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
+    latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
+    each = statistics.fmean(latencies) if latencies else _rough_seconds(config, facts)
+    return ModelPlan(
+        model=facts.model,
+        cells=len(keys),
+        recorded=finished,
+        params_b=facts.params_b,
+        memory_bytes=needed,
+        seconds=each * (len(keys) - finished) / config.workers if each is not None else None,
+        measured=bool(latencies),
+        warning=memory_warning(facts, needed, free),
+    )
+
+
+def _rough_seconds(config: CollectConfig, facts: ModelFacts) -> float | None:
+    """Estimate the seconds per cell of a model without measurements: each token reads all weights once."""
+    if engine_of(facts.model) == "baseline":
+        return 0.0
+    if not facts.file_bytes:
+        return None
+    tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
+    return tokens * max(facts.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as plain values, for `plan --json` and the API."""
+    return {
+        "experiment": plan.config.experiment,
+        "suite": plan.suite.name,
+        "suite_fingerprint": plan.suite.fingerprint,
+        "rubric": plan.suite.rubric.tag,
+        "prompts": list(plan.config.prompt_versions),
+        "scenarios": list(dict.fromkeys(cell.cell.scenario for cell in plan.cells)),
+        "cells": len(plan.cells),
+        "recorded": len(plan.cells) - len(plan.missing),
+        "to_generate": len(plan.missing),
+        "journalled": sum(cell.key in plan.recorded.journalled for cell in plan.cells),
+        "stale": plan.stale,
+        "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
+        "seconds": plan.seconds,
+        "models": [vars(model) for model in plan.models],
+        "refused": [{"model": model, "reason": reason} for model, reason in plan.refused.items()],
+    }
+
+
+def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig) -> list[StoredRun]:
+    """Return the recorded cells of this configuration, newest first, without superseded and stale ones."""
+    suite = load_suite(config.suite)
+    prompts = {(each.version, each.hash) for each in choose_prompts(suite, config.prompt_versions)}
+    scenarios = {(each.id, each.content_hash) for each in choose_scenarios(suite, config.n_scenarios)}
+    repeats = {str(number) for number in range(1, config.repeats + 1)}
+    models = set(config.model_names)
+    found = [
+        run
+        for run in cells(store, experiment_id, {"conditions": RunContext(config, suite, "").conditions})
+        if run.params.get("model") in models
+        and (run.params.get("prompt_version"), run.tags.get("prompt_hash")) in prompts
+        and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
+        and run.params.get("repeat") in repeats
+    ]
+    stale = stale_runs(found)
+    return [run for run in found if run.run_id not in stale]
+
+
+def config_conditions(config: CollectConfig) -> str:
+    """Return the conditions under which this configuration's cells are recorded."""
+    return RunContext(config, load_suite(config.suite), "").conditions
+
+
+def count_states(runs: Sequence[StoredRun]) -> CellCounts:
+    """Count these runs by state."""
+    states = [run.state for run in runs]
+    return CellCounts(len(states), *(states.count(str(state)) for state in RunState))

@@ -1,0 +1,104 @@
+"""Reads recorded runs: counts, filters, JSON, and which of several runs of a cell counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tipbench.errors import UsageError
+from tipbench.record.run import RunKind, RunState, StoredRun
+from tipbench.record.store import RunStore
+
+FILTERS = {
+    "model": "params.model",
+    "prompt": "params.prompt_version",
+    "scenario": "params.scenario",
+    "state": "state",
+}
+
+
+@dataclass(frozen=True)
+class CellCounts:
+    """Number of an experiment's cells by state; superseded runs are not counted."""
+
+    cells: int
+    pending: int
+    judged: int
+    failed: int
+
+
+def count_cells(store: RunStore, experiment_id: str) -> CellCounts:
+    """Count an experiment's cells by state."""
+    states = [run.state for run in cells(store, experiment_id, {})]
+    return CellCounts(len(states), *(states.count(str(state)) for state in RunState))
+
+
+def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
+    """Yield the cells of an experiment, newest first, without superseded ones."""
+    for run in store.search(experiment_id, where={"kind": str(RunKind.CELL), **where}):
+        if run.tags.get("superseded") != "true":
+            yield run
+
+
+def run_json(run: StoredRun) -> dict[str, Any]:
+    """Return a run as JSON for scripts, without texts."""
+    return {
+        "run_id": run.run_id,
+        "state": run.state,
+        "params": dict(run.params),
+        "metrics": dict(run.metrics),
+        "tags": dict(run.tags),
+    }
+
+
+def parse_filter(text: str) -> tuple[str, str]:
+    """Parse one `key=value` of --where: a name of `FILTERS`, a param as params.NAME, or a tag."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UsageError(f"--where takes key=value (got {text!r}); for example --where model=qwen2.5:0.5b")
+    return FILTERS.get(key.strip(), key.strip()), value
+
+
+Reader = Callable[[StoredRun], str | None]
+
+# Pairs of a name and the content it refers to: a model's digest, a prompt's text, a scenario's content.
+_BUILDS: tuple[tuple[Reader, Reader], ...] = (
+    (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
+    (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
+    (lambda run: run.params.get("scenario"), lambda run: run.tags.get("scenario_hash")),
+)
+
+
+def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
+    """Return the newest answer, or the newest run if there is no answer."""
+    return max(runs, key=_age)
+
+
+def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
+    """Return ids of runs whose model digest, prompt text or scenario content has been replaced under the same name.
+
+    Runs are compared within one set of conditions: another temperature is another leaderboard, not a newer build.
+    A failure after the newest answer replaces nothing, and is not stale either.
+    """
+    return {run_id for name, build in _BUILDS for run_id in _replaced(runs, name, build)}
+
+
+def _replaced(runs: Sequence[StoredRun], name: Reader, build: Reader) -> Iterable[str]:
+    newest: dict[tuple[str | None, str | None], StoredRun] = {}
+    for run in runs:
+        key = run.tags.get("conditions"), name(run)
+        newest[key] = newest_run((newest.get(key, run), run))
+    for run in runs:
+        present = newest[run.tags.get("conditions"), name(run)]
+        later = _failed(run) and run.start_ms > present.start_ms
+        if build(run) != build(present) and not later:
+            yield run.run_id
+
+
+def _age(run: StoredRun) -> tuple[bool, int, str]:
+    return not _failed(run), run.start_ms, run.run_id
+
+
+def _failed(run: StoredRun) -> bool:
+    return run.state == RunState.FAILED

@@ -1,0 +1,170 @@
+"""Text for people: plurals, lists of names, numbers, sizes and times, and sanitised untrusted text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import overload
+
+_BLANKS = re.compile(r"\s+")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # not tab, newline
+
+# Words
+
+
+def plural(n: int, noun: str, many: str | None = None) -> str:
+    """Format a count with its noun: 1 cell, 2,400 cells. `many` is an irregular plural."""
+    return f"{n:,} {noun if n == 1 else many or noun + 's'}"
+
+
+def join_names(names: Iterable[object], most: int) -> str:
+    """Join names as "a, b and c"; names beyond `most` are only counted, as in "a, b and 3 more"."""
+    known = [str(name) for name in names]
+    shown, more = known[:most], len(known) - most
+    if more > 0:
+        return f"{', '.join(shown)} and {more} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+
+
+# Numbers
+
+
+def number(value: float | None, form: str = ".2f") -> str | None:
+    """Format a rounded number with a minus sign as wide as a plus; None stays None."""
+    return None if value is None else format(value, form).replace("-", "−")
+
+
+def interval(low: float | None, high: float | None, form: str = ".2f") -> str | None:
+    """Format an interval as "low to high"; None if either end is missing."""
+    return None if low is None or high is None else f"{number(low, form)} to {number(high, form)}"
+
+
+def percent(share: float | None) -> str | None:
+    """Format a share as 42 %; shows 0 % and 100 % only if they are exact."""
+    if share is None:
+        return None
+    if 0 < share < 0.005:
+        return "<1 %"
+    return ">99 %" if 0.995 <= share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+def probability(p: float | None) -> str | None:
+    """Format a p value."""
+    return None if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def file_size(count: int | None) -> str | None:
+    """Format bytes as 1.2 GiB or 340 MiB."""
+    if not count:
+        return None if count is None else "none"
+    if count < 2**20:
+        return "under 1 MiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def parameter_count(billions: float | None) -> str | None:
+    """Format a model's parameter count as 4.46B or 135M."""
+    if not billions:
+        return None if billions is None else "none"
+    return f"{billions:.2f}B" if billions >= 1 else f"{billions * 1000:.0f}M"
+
+
+# Times
+
+
+def duration(seconds: float | None) -> str:
+    """Format seconds as 45 s, 12 min or 2.5 h."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 1:
+        return "under 1 s" if seconds else "0 s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+@overload
+def iso(seconds: float) -> str: ...
+
+
+@overload
+def iso(seconds: None) -> None: ...
+
+
+@overload
+def iso(seconds: float | None) -> str | None: ...
+
+
+def iso(seconds: float | None) -> str | None:
+    """Format a Unix timestamp in ISO 8601, UTC: 2026-05-04T10:15:00.000Z."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Untrusted text
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Replace each non-printable character, which a terminal may act on, with a space, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else " " for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Like `printable`, but keeps line breaks."""
+    return printable(text, keep="\n")
+
+
+def replace_controls(text: str) -> str:
+    """Replace control and text-direction characters with U+FFFD, except tab and newline."""
+    return _CONTROLS.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, with control and text-direction characters replaced."""
+    return _BLANKS.sub(" ", replace_controls(text.replace("\r", " "))).strip()
+
+
+def shorten(text: str, most: int) -> str:
+    """Truncate the text to at most `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def short_name(name: str, most: int) -> str:
+    """Return the name on one line, shortened in the middle to `most` characters: names often differ at both ends."""
+    line = one_line(name)
+    if len(line) <= most:
+        return line
+    tail = (most - 1) // 2
+    return f"{line[: most - 1 - tail]}…{line[-tail:]}"
+
+
+# CSV
+
+
+def escape_formula(value: object) -> object:
+    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns CSV with a header; unknown values are empty, numbers are not rounded.
+
+    Control characters are made visible, so that a model name cannot move the cursor of a terminal.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_csv_value(column) for column in columns])
+    writer.writerows([_csv_value(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _csv_value(value: object) -> object:
+    safe = escape_formula(value)
+    return replace_controls(safe) if isinstance(safe, str) else safe

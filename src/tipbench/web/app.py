@@ -1,0 +1,226 @@
+"""Application factory and server: `create_app` assembles the panel and its API, `serve` runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import APIRouter, FastAPI
+from starlette.concurrency import run_in_threadpool
+
+import tipbench
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.jobs.job import JobState, Runner
+from tipbench.record.store import RunStore
+from tipbench.settings import Settings
+from tipbench.sqlite import Database
+from tipbench.web import errors, login
+from tipbench.web import panel as pages
+from tipbench.web.api import batches, config, experiments, health, hook, jobs, judge, leaderboard, plan, runs, tokens
+from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key
+from tipbench.web.batch_store import BatchStore
+from tipbench.web.batches import BatchService
+from tipbench.web.database import panel_database
+from tipbench.web.deps import Panel
+from tipbench.web.event_stream import StreamLimits
+from tipbench.web.job_service import JobService, make_runners
+from tipbench.web.metrics import Metrics
+from tipbench.web.mlflow_connection import MlflowConnection
+from tipbench.web.options import PanelOptions, panel_options
+from tipbench.web.queries import Queries
+from tipbench.web.responses import Json
+from tipbench.web.run_policy import RunPolicy
+from tipbench.web.security import LoginLimiter, SecurityMiddleware
+from tipbench.web.webhook import hook_options, make_webhook
+
+PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
+ROUTERS: tuple[APIRouter, ...] = (
+    *PUBLIC_ROUTERS,
+    login.closing,
+    health.counted,
+    experiments.router,
+    runs.router,
+    leaderboard.router,
+    config.router,
+    plan.router,
+    jobs.running,
+    jobs.router,
+    judge.router,
+    judge.watching,
+    batches.router,
+    batches.deciding,
+    jobs.judging,
+    hook.router,
+    tokens.router,
+)
+_ABOUT = """Start, watch and decide. Programs send `Authorization: Bearer TOKEN`; people log in at /login.
+
+Lists are `{"items", "next"}`: hand `next` back as `?next=`. Every failure is `{"error": {"code", "message", "path"}}`.
+A token of the role *judge* may judge, on sheets and batches of its own, and nothing else."""
+
+
+def create_app(
+    settings: Settings,
+    options: PanelOptions | None = None,
+    *,
+    store: RunStore | None = None,
+    routers: Sequence[APIRouter] = (),
+    runners: Mapping[str, Runner] | None = None,
+) -> FastAPI:
+    """Create the application. `store` replaces the configured MLflow; `routers` are added after the API's.
+
+    `runners` execute jobs, by name; the default is those of the settings: this machine, and Airflow if configured.
+    The application supervises jobs while it is served; jobs keep running when it stops.
+    """
+    hook_wish = hook_options(settings)
+    panel, database = make_panel(settings, options or panel_options(settings), store, runners)
+    webhook = None if hook_wish is None else make_webhook(hook_wish, panel, database, given=store is not None)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        panel.jobs.supervisor.start()
+        if webhook is not None:
+            webhook.start()
+        yield
+        if webhook is not None:
+            await run_in_threadpool(webhook.close)
+        await run_in_threadpool(panel.jobs.close)
+        await run_in_threadpool(panel.tracker.close)
+        await run_in_threadpool(database.close)
+
+    app = FastAPI(
+        title="tipbench",
+        version=tipbench.__version__,
+        description=_ABOUT,
+        openapi_url=None,  # served by a route that requires authorisation
+        docs_url=None,  # the default pages load scripts from a CDN
+        redoc_url=None,
+        default_response_class=Json,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.panel = panel
+    app.state.hook = webhook
+    app.state.batches = BatchService(panel, BatchStore(database))
+    app.state.login_page = login.plain_login_page
+    app.state.error_page = None  # (request, status, error) → response; set by the pages
+    errors.install(app)
+    for router in (*ROUTERS, *routers):
+        app.include_router(router)
+    pages.install(app)
+    app.add_middleware(SecurityMiddleware, hosts=panel.options.hosts, metrics=panel.metrics)
+    return app
+
+
+def make_panel(
+    settings: Settings,
+    options: PanelOptions,
+    store: RunStore | None = None,
+    runners: Mapping[str, Runner] | None = None,
+) -> tuple[Panel, Database]:
+    """Create everything the handlers need. Raises UsageError for an invalid setting or file, before any request."""
+    settings.collect_config({})
+    database = panel_database(settings.home)
+    sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
+    guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
+    queries, metrics = Queries(), Metrics()
+    tracker, streams = MlflowConnection(settings, store), StreamLimits()
+    desk = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
+    metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+    metrics.show("tipbench_cache_requests_total", "counter", "Questions to the cache.", lambda: dict(_cache(queries)))
+    metrics.show("tipbench_jobs", "gauge", "Jobs by state.", lambda: dict(_jobs(desk)))
+    metrics.show("tipbench_queue_length", "gauge", "Jobs that wait for their turn.", lambda: {(): _waiting(desk)})
+    metrics.show("tipbench_event_streams", "gauge", "Open streams of events.", lambda: {(): float(streams.open)})
+    panel = Panel(
+        settings=settings,
+        options=options,
+        guard=guard,
+        tracker=tracker,
+        queries=queries,
+        allowed=RunPolicy.of(settings, options),
+        metrics=metrics,
+        jobs=desk,
+        streams=streams,
+    )
+    return panel, database
+
+
+def _jobs(desk: JobService) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
+    for state, number in desk.store.counts().items():
+        yield (("state", state.value),), float(number)
+
+
+def _waiting(desk: JobService) -> float:
+    return float(desk.store.counts()[JobState.QUEUED])
+
+
+def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
+    for name in ("snapshots", "counts", "small", "large"):
+        cache = getattr(queries, name)
+        for result in ("hits", "misses"):
+            yield (("cache", name), ("result", result)), float(getattr(cache, result))
+
+
+_BACKLOG = 128
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_CLOSE_S = 5  # timeout for open streams at shutdown
+
+
+def listen(options: PanelOptions) -> socket.socket:
+    """Return a listening socket. Raises UsageError if the address is in use or not of this machine."""
+    family, kind, protocol, _, address = _resolved(options)
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as exc:
+        sock.close()
+        hint = "Is another panel running? " if exc.errno == errno.EADDRINUSE else ""
+        raise UsageError(
+            f"The panel cannot listen on {options.host} port {options.port}: {exc.strerror or exc}. {hint}"
+            "Choose another --host or --port."
+        ) from exc
+    return sock
+
+
+def panel_url(sock: socket.socket, options: PanelOptions) -> str:
+    """Return the URL of the panel."""
+    name, port = options.host, sock.getsockname()[1]
+    if name in _EVERYWHERE:  # not a usable address in a URL
+        name = "localhost"
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def serve(app: FastAPI, options: PanelOptions, sock: socket.socket, *, started: Callable[[], None]) -> None:
+    """Serve requests until stopped; Ctrl-C is a normal exit."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(options.proxies),
+        forwarded_allow_ips=list(options.proxies),
+        timeout_graceful_shutdown=_CLOSE_S,
+        ws="none",
+        lifespan="on",
+    )
+    server = uvicorn.Server(config)
+    started()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[sock])
+    if not server.started:
+        raise TipbenchError("The panel could not start; the log above has the reason.")
+
+
+def _resolved(options: PanelOptions) -> tuple[int, int, int, str, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as exc:
+        raise UsageError(f"--host {options.host} is no address of this machine: {exc}. Use 127.0.0.1.") from exc
+    family, kind, protocol, name, address = found[0]
+    return family, kind, protocol, name, (str(address[0]), int(address[1]))

@@ -1,0 +1,403 @@
+"""Batch items: request and response models, and conversion between browser, sheet and store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from tipbench.judge.check import MAX_NOTE, Problem, check_item
+from tipbench.judge.duels import SIDES
+from tipbench.judge.sheet import Item, SheetTip
+from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
+from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
+from tipbench.web.errors import Invalid, NotFound
+
+MOST_ANSWERS = 400  # per new batch
+MOST_TIPS = 200
+MOST_SCALES = 20
+LONGEST_REASON = 500
+LONGEST_ACCEPTANCE = 1000
+LONGEST_RETURN = 2000
+_DAY_S = 86_400.0
+_NEXT = "Pass it as `next` for the page after this one; null at the end."
+
+
+class _Wish(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BatchWish(_Wish):
+    """What to judge; optional."""
+
+    kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: say which of two answers is better.")
+    limit: StrictInt | None = Field(
+        None, ge=1, le=MOST_ANSWERS, description="At most so many answers of a new batch; whole scenarios first."
+    )
+
+
+class TipWish(_Wish):
+    scores: dict[str, StrictInt | None] = Field(
+        default_factory=dict, max_length=MOST_SCALES, description="By scale; null or missing is not scored yet."
+    )
+    overlong: StrictBool | None = Field(None, description="As the judge sees it; null is as computed.")
+    note: str = Field("", max_length=MAX_NOTE)
+
+
+class ItemWish(_Wish):
+    """The judge's answer to an item, and the version of the item it is based on."""
+
+    version: StrictInt = Field(ge=0, lt=2**53, description="The version that was seen; 0 for an untouched item.")
+    state: State = Field(description="submitted counts when the batch closes; it needs every score.")
+    format_ok: StrictBool | None = Field(None, description="As the judge sees it; null is as computed.")
+    tips: list[TipWish] = Field(
+        default_factory=list, max_length=MOST_TIPS, description="All tips in order; empty for none scored yet."
+    )
+    winner: Literal["a", "b", "tie"] | None = Field(None, description="Of a duel.")
+    reason: str = Field("", max_length=LONGEST_REASON, description="Why it is skipped.")
+    seconds: float = Field(
+        0.0, ge=0, le=_DAY_S, allow_inf_nan=False, description="Spent on it since the last save; they are summed."
+    )
+
+
+class UndoWish(_Wish):
+    """The version of the item to undo."""
+
+    version: StrictInt = Field(ge=0, lt=2**53)
+
+
+class AcceptWish(_Wish):
+    """Reason for accepting the drift."""
+
+    reason: str = Field(min_length=1, max_length=LONGEST_ACCEPTANCE, description="In words on one line.")
+
+
+class ReturnWish(_Wish):
+    """Note to the judge about what to revise."""
+
+    note: str = Field(min_length=1, max_length=LONGEST_RETURN)
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class BatchLinks(_Shape):
+    self: str
+    items: str
+    close: str
+    reopen: str
+    page: str = Field(description="Its page in the panel.", examples=["/judge/batches/3f9a1c0b7e52"])
+
+
+class BatchShape(_Shape):
+    """A sheet judged in the browser."""
+
+    sheet: str = Field(examples=["3f9a1c0b7e52"])
+    experiment: str = Field(examples=["tip-bench-auto"])
+    judge: str = Field(examples=["reviewer-1"])
+    kind: Literal["sheet", "duel"]
+    status: Literal["open", "applied", "held"]
+    items: int = Field(examples=[40])
+    done: int = Field(description="Submitted items.", examples=[12])
+    draft: int
+    skipped: int
+    empty: int
+    opened: str = Field(examples=["2026-05-04T10:15:00.000Z"])
+    updated: str
+    closed: str | None
+    seconds: float = Field(description="Spent on all items.")
+    minutes_per_item: float | None = Field(description="Median over the submitted items.")
+    note: str | None = Field(description="Why an admin sent it back.")
+    accepted: str | None = Field(description="Why an admin accepted its drift.")
+    outcome: dict[str, Any] | None = Field(description="What the last close told.")
+    links: BatchLinks
+
+
+class BatchAnswer(_Shape):
+    batch: BatchShape
+
+
+class BatchOpened(BatchAnswer):
+    new: bool = Field(description="False when an open batch is continued.")
+
+
+class BatchList(_Shape):
+    items: list[BatchShape]
+    next: str | None = Field(description=_NEXT)
+
+
+class AnswerShape(_Shape):
+    """The current answer to an item, with its scores and flags, or the winner of a duel."""
+
+    version: int
+    state: Literal["empty", "draft", "submitted", "skipped"]
+    reason: str
+    seconds: float
+    updated: str | None
+    can_undo: bool
+
+
+class ItemShape(_Shape):
+    item: str = Field(examples=["9c1d5d6e8f0a"])
+    number: int = Field(description="Its place on the sheet, from 1.")
+    scenario: dict[str, Any]
+    answer: AnswerShape
+
+
+class BatchDetail(BatchAnswer):
+    """The full batch for its judge; admins get only the skipped items of other judges, with reasons."""
+
+    instructions: str | None = None
+    rubric: dict[str, Any] | None = None
+    items: list[ItemShape] | None = None
+    skips: list[dict[str, Any]] | None = None
+
+
+class ItemSaved(BatchAnswer):
+    item: str
+    answer: AnswerShape
+
+
+class HistoryShape(_Shape):
+    items: list[AnswerShape] = Field(description="Newest first.")
+    next: str | None = Field(description=_NEXT)
+
+
+class BatchClosedShape(BatchAnswer):
+    outcome: dict[str, Any] = Field(
+        description="As POST …/apply answers a judge: status, applied, unfinished, drift; `blank` items are not "
+        "submitted now and keep the scores they had. `by_file` is true when all scores came as a file."
+    )
+
+
+RawItem = Mapping[str, Any]
+_read_rubric = lru_cache(maxsize=8)(lambda text: parse_rubric(text, Path("rubric.md")))
+
+
+class BatchItems(Protocol):
+    """The items of one kind of batch."""
+
+    raw: Mapping[str, Any]  # as in the exported file
+
+    def blank(self, item: RawItem, /) -> dict[str, Any]:
+        """Return the answer of an untouched item."""
+
+    def checked(self, item: RawItem, wish: ItemWish, /) -> dict[str, Any]:
+        """Validate a request into an answer. Raises Invalid for a wrong field, or a missing one if `submitted`."""
+
+    def shown(self, item: RawItem, /) -> dict[str, Any]:
+        """Return what the judge sees of an item."""
+
+    def told(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the answer as shown to its judge."""
+
+    def filled(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
+        """Return the item as in a filled file."""
+
+
+class SheetItems:
+    """Tips to score on the rubric's scales."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+        self._scales = rubric_of(raw).scales
+
+    def blank(self, item: RawItem) -> dict[str, Any]:
+        """Return an answer without scores, with the computed flags."""
+        nothing = {scale.name: None for scale in self._scales}
+        tips = [{"scores": dict(nothing), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
+        return {"format_ok": item["format_ok"], "tips": tips}
+
+    def checked(self, item: RawItem, wish: ItemWish) -> dict[str, Any]:
+        """Validate with the checks of `judge apply`."""
+        _refuse_given(wish, "winner", "An item with tips has no winner")
+        if wish.tips and len(wish.tips) != len(item["tips"]):
+            raise Invalid(
+                f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(wish.tips)}).",
+                path="body.tips",
+            )
+        answer = self.blank(item)
+        if wish.format_ok is not None:
+            answer["format_ok"] = wish.format_ok
+        for tip, given in zip(answer["tips"], wish.tips, strict=False):
+            tip["scores"] |= given.scores
+            tip["overlong"] = tip["overlong"] if given.overlong is None else given.overlong
+            tip["note"] = given.note.replace("\r\n", "\n").replace("\r", "\n")
+        outcome = check_item(self.filled(item, answer), _item(item), rubric_of(self.raw))
+        if isinstance(outcome, list):
+            raise _refusal(outcome)
+        if outcome is None and wish.state is State.SUBMITTED:
+            raise self._unfinished(answer)
+        return answer
+
+    def shown(self, item: RawItem) -> dict[str, Any]:
+        """Return the scenario and tips with the computed flags."""
+        tips = [{name: tip[name] for name in ("tip", "rationale", "overlong")} for tip in item["tips"]]
+        return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
+
+    def told(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer, with the flags the judge disagrees with in `contested`."""
+        contested = ["format_ok"] if answer["format_ok"] != item["format_ok"] else []
+        for at, (tip, given) in enumerate(zip(item["tips"], answer["tips"], strict=True)):
+            contested += [f"tips.{at}.overlong"] if given["overlong"] != tip["overlong"] else []
+        return {**answer, "contested": contested}
+
+    def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the item with scores, flags and notes filled in."""
+        tips = [{**tip, **given} for tip, given in zip(item["tips"], answer["tips"], strict=True)]
+        return {**item, "format_ok": answer["format_ok"], "tips": tips}
+
+    def _unfinished(self, answer: Mapping[str, Any]) -> Invalid:
+        at, scale = next(
+            (at, scale)
+            for at, tip in enumerate(answer["tips"])
+            for scale in self._scales
+            if tip["scores"][scale.name] is None
+        )
+        return Invalid(
+            f"tip {at + 1}, scores.{scale.name}: a submitted item has a whole number from {scale.min} to {scale.max} "
+            "there (got null). Score it, or save the item as a draft.",
+            path=f"body.tips.{at}.scores.{scale.name}",
+        )
+
+
+class DuelItems:
+    """Two answers side by side, to choose the better one."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def blank(self, _item: RawItem) -> dict[str, Any]:
+        """Return an answer without a winner."""
+        return {"winner": None}
+
+    def checked(self, _item: RawItem, wish: ItemWish) -> dict[str, Any]:
+        """Validate the winner, which is required if `submitted`."""
+        _refuse_given(wish, "format_ok", "A duel has no flags")
+        _refuse_given(wish, "tips", "A duel has no scores")
+        if wish.winner is None and wish.state is State.SUBMITTED:
+            raise Invalid(
+                "winner: a submitted duel has 'a', 'b' or 'tie' there (got null). Choose one, or save it as a draft.",
+                path="body.winner",
+            )
+        return {"winner": wish.winner}
+
+    def shown(self, item: RawItem) -> dict[str, Any]:
+        """Return the scenario and both answers."""
+        sides = {side: [{"tip": tip["tip"], "rationale": tip["rationale"]} for tip in item[side]] for side in SIDES}
+        return {"scenario": item["scenario"], **sides}
+
+    def told(self, _item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer unchanged."""
+        return dict(answer)
+
+    def filled(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the item with its winner filled in."""
+        return {**item, "winner": answer["winner"]}
+
+
+ITEM_TYPES: Mapping[Kind, Callable[[Mapping[str, Any]], BatchItems]] = {Kind.SHEET: SheetItems, Kind.DUEL: DuelItems}
+
+
+def item_of(paper: BatchItems, item_id: str) -> RawItem:
+    """Return an item by id. Raises NotFound if the batch has no such item."""
+    for item in paper.raw["items"]:
+        if item["item"] == item_id:
+            return dict(item)
+    raise NotFound(f"This batch has no item {item_id[:64]!r}. Load the page again.", path="path.item")
+
+
+def answer_of(paper: BatchItems, item: RawItem, wish: ItemWish) -> ItemAnswer:
+    """Validate a request into an ItemAnswer. Raises Invalid with the wrong field."""
+    reason = " ".join(wish.reason.split())
+    if wish.state is State.SKIPPED and not (reason and reason.isprintable()):
+        raise Invalid("reason says in words why the item is skipped.", path="body.reason")
+    answer = paper.checked(item, wish)
+    if wish.state is State.EMPTY:
+        answer = paper.blank(item)
+    return ItemAnswer(wish.state, canonical(answer), reason if wish.state is State.SKIPPED else "")
+
+
+def answer_json(paper: BatchItems, item: RawItem, kept: ItemVersion | None, when: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the current answer to an item as JSON values; `when` has its formatted times."""
+    answer = json.loads(kept.said.content) if kept else paper.blank(item)
+    return {
+        "version": kept.version if kept else 0,
+        "state": str(kept.said.state if kept else State.EMPTY),
+        **paper.told(item, answer),
+        "reason": kept.said.reason if kept else "",
+        "seconds": round(kept.seconds, 1) if kept else 0.0,
+        **when,
+        "can_undo": kept is not None and kept.parent is not None,
+    }
+
+
+def filled_file(paper: BatchItems, judge: str, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
+    """Return the file with all submitted answers filled in; other items stay blank, which means unfinished."""
+    done = {item: kept for item, kept in given.items() if kept.said.state is State.SUBMITTED}
+    items = [
+        paper.filled(item, json.loads(done[item["item"]].said.content)) if item["item"] in done else item
+        for item in paper.raw["items"]
+    ]
+    return {**paper.raw, "judge": judge, "items": items}
+
+
+def rubric_of(raw: Mapping[str, Any]) -> Rubric:
+    """Return the rubric in the file; cached by its text."""
+    rubric: Rubric = _read_rubric(raw["rubric"]["text"])
+    return rubric
+
+
+def rubric_json(rubric: Rubric) -> dict[str, Any]:
+    """Return the rubric as JSON values, with the wording of each step and the anchors."""
+    return {
+        "id": rubric.id,
+        "sha256": rubric.sha256,
+        "word_limit": rubric.word_limit,
+        "text": rubric.text,
+        "scales": [
+            {
+                "name": scale.name,
+                "min": scale.min,
+                "max": scale.max,
+                "about": scale.about,
+                "steps": [{"score": score, "text": text} for score, text in enumerate(scale.steps, scale.min)],
+            }
+            for scale in rubric.scales
+        ],
+        "flags": list(FLAGS),
+        "weights": dict(rubric.weights),
+        "anchors": [
+            {name: getattr(anchor, name) for name in ("scenario", "tip", "rationale", "scores", "why")}
+            for anchor in rubric.anchors
+        ],
+    }
+
+
+def canonical(value: object) -> str:
+    """Return JSON that is equal for equal values; escapes lone surrogates, which SQLite cannot store."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _item(raw: RawItem) -> Item:
+    tips = tuple(SheetTip(tip["tip"], tip["rationale"], tip["overlong"]) for tip in raw["tips"])
+    return Item(raw["item"], raw["scenario"], raw["format_ok"], tips)
+
+
+def _refuse_given(wish: ItemWish, name: str, message: str) -> None:
+    value = getattr(wish, name)
+    if value is not None and value != []:
+        raise Invalid(f"{message} (got {name}). Leave it out.", path=f"body.{name}")
+
+
+def _refusal(problems: Iterable[Problem]) -> Invalid:
+    told = list(problems)
+    first = told[0]
+    tip = "" if first.tip is None else f"tips.{first.tip - 1}."
+    return Invalid(" ".join(problem.message for problem in told[:5]), path=f"body.{tip}{first.field}")

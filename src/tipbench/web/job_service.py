@@ -1,0 +1,422 @@
+"""Job service: runners, queueing of collect and judge jobs, jobs as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import quote
+
+from fastapi import Header
+
+from tipbench.errors import MlflowUnavailable, NotEnoughData, ServerUnavailable, UsageError
+from tipbench.http import strip_login
+from tipbench.jobs import supervisor as queue
+from tipbench.jobs.airflow import AirflowRunner
+from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
+from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_request
+from tipbench.jobs.events import strip_logins
+from tipbench.jobs.job import Job, JobRequest, JobState, LogTail, Runner
+from tipbench.jobs.local import LocalRunner
+from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
+from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore
+from tipbench.jobs.supervisor import Submitted, Supervisor, queue_positions
+from tipbench.judge.check import name_problem, normalize_name
+from tipbench.judge.command import default_name
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.grid import suite_for
+from tipbench.record.plan_check import configured_cells, count_states
+from tipbench.record.store import Experiment
+from tipbench.settings import Settings
+from tipbench.web.api.models import JudgeWish
+from tipbench.web.cache import Cache
+from tipbench.web.errors import Forbidden, Invalid, checked
+from tipbench.web.mlflow_connection import MlflowConnection, OpenStore
+from tipbench.web.queries import get_experiment, revision
+
+if TYPE_CHECKING:
+    from tipbench.web.deps import Panel
+
+DEFAULT_DAG = "bench_collect"
+_WAITING_JOBS = 64  # with cached counts
+
+
+@dataclass(frozen=True)
+class PanelRecords:
+    """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
+
+    tracker: MlflowConnection
+    counts: Cache = field(default_factory=lambda: Cache(_WAITING_JOBS))
+
+    def address(self, job: Job) -> str:
+        """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
+        named = job.arguments.get("mlflow_url")
+        return str(named) if named else strip_login(self.tracker.open().place)
+
+    def pending(self, job: Job) -> int:
+        """Return how many of the job's cells wait for a judge, whichever judge scored the others.
+
+        Raises NotEnoughData if no cells are found, instead of returning 0. Cached per revision of the experiment, for
+        a limited time.
+        """
+        config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
+        try:
+            with self.tracker.named(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
+                experiment = opened.store.experiment(config.experiment)
+                key, version = (opened.identity, job.id), None if experiment is None else revision(experiment)
+                return self.counts.get(key, version, lambda: _count(opened, experiment, config))
+        except MlflowUnavailable:
+            self.tracker.doubt()
+            raise
+
+
+def _count(opened: OpenStore, experiment: Experiment | None, config: CollectConfig) -> int:
+    found = [] if experiment is None else configured_cells(opened.store, experiment.experiment_id, config)
+    if not found:
+        raise NotEnoughData(f"No cell of the run is in {config.experiment} on MLflow at {opened.place}.")
+    return count_states(found).pending
+
+
+def airflow_access(settings: Settings) -> AirflowAccess | None:
+    """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
+    url = settings.get("airflow_url")
+    if not url:
+        return None
+    get = settings.get
+    access = AirflowAccess(
+        url.rstrip("/"),
+        username=get("airflow_username"),
+        password=get("airflow_password"),
+        token=get("airflow_token"),
+        dag_id=get("airflow_dag") or DEFAULT_DAG,
+        public_url=get("airflow_public_url") or None,
+    )
+    access.check()
+    return access
+
+
+def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Runner]:
+    """Create the configured runners, by name."""
+    runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
+    access = airflow_access(settings)
+    if access is not None:
+        runners[AirflowRunner.name] = AirflowRunner(settings.home, AirflowApi(access), PanelRecords(tracker))
+    return runners
+
+
+def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
+    """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
+    wanted = settings.get("runner")
+    if not wanted:
+        return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
+    if wanted not in (LocalRunner.name, AirflowRunner.name):
+        raise UsageError(f"runner is local or airflow (got {wanted[:40]!r}).")
+    if wanted not in runners:
+        raise UsageError(
+            "runner is airflow, and nothing says where that is. Set TIPBENCH_AIRFLOW_URL, or runner=local."
+        )
+    return wanted
+
+
+KEEP_DAYS = 90.0
+_MOST_DAYS = 36_500.0
+_DAY_S = 86_400.0
+_LOOKS = 3
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job, its position in the queue (1 is next; None if not queued) and its progress."""
+
+    job: Job
+    place: int | None
+    told: ProgressSnapshot
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the response of GET /api/bench/jobs/{id}."""
+        return {
+            "job": job_json(self.job),
+            "place": self.place,
+            "progress": self.told.progress.to_json(),
+            "cursor": self.told.cursor,
+        }
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """A page of jobs, newest first, with positions in the queue; `next` is the cursor of the next page."""
+
+    jobs: tuple[Job, ...]
+    queue_positions: Mapping[str, int]
+    next: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the response of GET /api/bench/jobs."""
+        items = [{**job_json(job), "place": self.queue_positions.get(job.id)} for job in self.jobs]
+        return {"items": items, "next": self.next}
+
+
+@dataclass(frozen=True)
+class JobService:
+    """Job store, runners and supervisor. Thread-safe."""
+
+    store: JobStore
+    runners: Mapping[str, Runner]
+    supervisor: Supervisor
+    book: ProgressCache
+    usual: str = LocalRunner.name  # default runner
+
+    @classmethod
+    def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
+        """Create the service of a home folder with `runners` by name."""
+        jobs = settings.home / "jobs"
+        keep_s, usual = keep_seconds(settings), default_runner(settings, runners)
+        store = JobStore(jobs / "jobs.db")
+        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
+        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), usual)
+
+    def close(self) -> None:
+        """Stop supervising; jobs keep running."""
+        self.supervisor.close()
+        self.store.close()
+        for runner in self.runners.values():
+            if isinstance(runner, AirflowRunner):
+                runner.close()
+
+    def submit(self, order: JobRequest, *, key: str | None = None) -> Submitted:
+        """Queue a job request; with an idempotency key, at most once."""
+        submitted = queue.submit(self.store, order, key=key)
+        self.supervisor.wake()
+        return submitted
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job. Raises JobConflict if it has already ended otherwise, JobNotFound if it does not exist."""
+        job = queue.cancel(self.store, job_id)
+        self.supervisor.wake()
+        return job
+
+    def retry(
+        self, job_id: str, *, started_by: str, key: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Submitted:
+        """Queue a copy of a job with `changes`. Raises JobConflict unless it failed, was cancelled or is lost."""
+        submitted = queue.retry(self.store, job_id, started_by=started_by, key=key, changes=changes)
+        self.supervisor.wake()
+        return submitted
+
+    def view(self, job_id: str) -> JobView:
+        """Return a job with its position and progress. Raises JobNotFound."""
+        job, place = self.placed(job_id)
+        return JobView(job, place, self.book.told(job))
+
+    def placed(self, job_id: str) -> tuple[Job, int | None]:
+        """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""
+        for _ in range(_LOOKS):
+            job = self.store.get(job_id)
+            place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
+            if place is not None or job.state is not JobState.QUEUED:
+                break  # otherwise it started between the two reads
+        return job, place
+
+    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> JobPage:
+        """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
+        try:
+            page = self.store.page(which, limit=limit, after=after)
+        except UsageError as exc:
+            message = "next is what the page before gave; leave it out for the first page."
+            raise Invalid(message, path="query.next") from exc
+        return JobPage(page.items, self.queue_positions(), page.next)
+
+    def queue_positions(self) -> dict[str, int]:
+        """Return the position of every queued job, by id."""
+        return queue_positions(self.store.in_states({JobState.QUEUED}))
+
+    def log(self, job_id: str, most_bytes: int) -> LogTail:
+        """Return the end of a job's log. Raises JobNotFound."""
+        job = self.store.get(job_id)
+        try:
+            return self.supervisor.runner_of(job).log(job, most_bytes)
+        except ServerUnavailable as exc:
+            return LogTail(f"{exc}\n", 0, cut=False)
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """Return a job as JSON values, with credentials removed and links added."""
+    shown = job.to_json()
+    return {
+        **shown,
+        "reason": strip_logins(job.reason) or None,
+        "links": {**job_links(job), **shown["links"]},
+    }
+
+
+def job_links(job: Job) -> dict[str, str]:
+    """Return the links of a job on this server."""
+    own, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
+    return {
+        "self": own,
+        "events": f"{own}/events",
+        "log": f"{own}/log",
+        "page": f"/jobs/{job.id}",
+        "experiment": f"/experiments/{experiment}",
+        "leaderboard": f"/api/bench/leaderboard/{experiment}",
+    }
+
+
+def keep_seconds(settings: Settings) -> float | None:
+    """Return how long ended jobs are kept, in seconds; None is forever. Raises UsageError if invalid."""
+    text = settings.get("jobs_keep_days") or str(KEEP_DAYS)
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days <= _MOST_DAYS:
+        raise UsageError(f"jobs_keep_days is a number of days from 0 (keep all) to {_MOST_DAYS:g} (got {text[:40]!r}).")
+    return days * _DAY_S or None
+
+
+COMMAND = "command"
+LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless set by the request
+_LONGEST = 16_000  # characters per option, because of command line limits
+_RULES = ("ollama_url", "mlflow_url", "suite", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait")
+_NAMED = ("ollama_url", "mlflow_url", "suite")  # checked against the run policy
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=MOST_KEY,
+        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
+        description="Made up by the caller for one order: sent again, it gives the same job and starts nothing.",
+        examples=["9c1d5d6e-8f0a-4f3e-a4c5-6b1f0a7d2e10"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class RunTarget:
+    """The runner of a run, None for the default; Airflow can wait for the judge before comparing.
+
+    `named` are the configuration keys set by the request; Airflow's workers may have other values for the rest.
+    """
+
+    runner: str | None = None
+    wait_for_judge: bool = False
+    named: frozenset[str] = frozenset()
+
+
+def start_run(
+    panel: Panel, config: CollectConfig, *, started_by: str, key: str | None = None, where: RunTarget | None = None
+) -> Submitted:
+    """Queue a collect with a `config` from `panel.allowed.config`. Raises SuiteError or UsageError for its suite."""
+    where = where or RunTarget()
+    runner = _runner(panel, where)
+    for name, value in config.model_dump().items():
+        if isinstance(value, str) and len(value) > _LONGEST:
+            raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+    suite_for(config)
+    order = collect_request(config, started_by=started_by, runner=runner)
+    if runner == AirflowRunner.name:
+        order = replace(order, arguments=_for_airflow(order.arguments, where))
+    return panel.jobs.submit(order, key=key)
+
+
+def _for_airflow(arguments: Mapping[str, Any], where: RunTarget) -> dict[str, Any]:
+    """Drop values left to Airflow unless set by the request: a worker may reach another server at the same URL."""
+    left = LEFT_TO_AIRFLOW - where.named
+    kept = {key: value for key, value in arguments.items() if key not in left}
+    return kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {})
+
+
+def _runner(panel: Panel, where: RunTarget) -> str:
+    runner = where.runner or panel.jobs.usual
+    if runner not in panel.jobs.runners:
+        there = ", ".join(panel.jobs.runners)
+        raise Invalid(
+            f"runner is one of those configured here: {there} (got {runner[:40]!r}). TIPBENCH_AIRFLOW_URL adds "
+            "Airflow.",
+            path="query.runner",
+        )
+    if where.wait_for_judge and runner != AirflowRunner.name:
+        raise Invalid(
+            "wait_for_judge belongs to Airflow, whose run compares at its end; here a run ends when it is recorded. "
+            "Leave it out, or choose runner=airflow.",
+            path="query.wait_for_judge",
+        )
+    return runner
+
+
+def start_judge(
+    panel: Panel, experiment: str, raw: Mapping[str, Any], *, started_by: str, key: str | None = None
+) -> Submitted:
+    """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the wrong option."""
+    wish = checked(JudgeWish, raw, "body")
+    asked = wish.model_dump(by_alias=True, exclude_defaults=True)
+    rule = panel.allowed.config({name: asked[name] for name in _RULES if name in asked})
+    if wish.judge is not None and (fault := name_problem(wish.judge)):
+        raise Invalid(f"judge takes {fault} (got {wish.judge[:80]!r}).", path="body.judge")
+    _check_named(wish.with_)
+    program = _program(panel) if wish.with_ == COMMAND else None
+    options = {**asked, "with": wish.with_, "experiment": experiment, "mlflow_url": rule.mlflow_url}
+    if wish.judge is not None:
+        options["judge"] = normalize_name(wish.judge)
+    if wish.with_.startswith("ollama:"):
+        options["ollama_url"] = rule.ollama_url
+    with panel.tracker.named(rule.mlflow_url) as opened:
+        get_experiment(opened.store, experiment)
+    try:
+        order = judge_request(options, ollama_url=rule.ollama_url, program=program, started_by=started_by)
+    except UsageError as exc:
+        raise Invalid(str(exc), path="body") from exc
+    return panel.jobs.submit(order, key=key)
+
+
+def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = None) -> Submitted:
+    """Queue a copy of a job, if the run policy still allows its servers and suite.
+
+    Uses the currently configured judging program. Raises Forbidden if there is none.
+    """
+    old = panel.jobs.store.get(job_id)
+    panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
+    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=_with_todays_program(panel, old))
+
+
+def _with_todays_program(panel: Panel, old: Job) -> Mapping[str, Any]:
+    """Return the changes that use the current judging program, also for old jobs with the command line in `with`."""
+    if str(old.arguments.get("with", "")).partition(":")[0] != COMMAND:
+        return {}
+    return {
+        "arguments": {**old.arguments, "with": COMMAND},
+        "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
+    }
+
+
+def _check_named(wanted: str) -> None:
+    """Raise Forbidden for a command line in the request: it would run with the panel's permissions."""
+    if wanted.startswith(f"{COMMAND}:"):
+        raise Forbidden(
+            'A program cannot be named over HTTP. Send "command" for the one that TIPBENCH_JUDGE_COMMAND names.',
+            code="not_allowed",
+            path="body.with",
+        )
+
+
+def _program(panel: Panel) -> str:
+    """Return the configured command line, which may contain secrets. Raises Forbidden if missing or invalid."""
+    program = panel.settings.get("judge_command")
+    if not program:
+        raise Forbidden(
+            "No judging program is configured. The operator names one in TIPBENCH_JUDGE_COMMAND; rules and "
+            "ollama:MODEL need none.",
+            code="not_allowed",
+            path="body.with",
+        )
+    try:
+        default_name(program)
+    except UsageError:  # its message contains the command line
+        raise Forbidden(
+            "TIPBENCH_JUDGE_COMMAND is no command line that can be read. The operator looks at its quotes.",
+            code="not_allowed",
+            path="body.with",
+        ) from None
+    return program

@@ -1,0 +1,307 @@
+"""Export and apply of sheets over HTTP: admins as on the command line, judges blind and for themselves only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tipbench.charts import THEMES, to_svg
+from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.focus import focus
+from tipbench.compare.leaderboard import BoardOptions, make_board
+from tipbench.errors import LockHeld, NotEnoughData
+from tipbench.files import ResourceLock
+from tipbench.http import canonical_url
+from tipbench.judge.apply import ApplyResult, SheetApplier
+from tipbench.judge.charts import drift_chart, drift_points
+from tipbench.judge.check import Problem, name_problem, normalize_name, refusal, shown
+from tipbench.judge.drift import MIN_CONTROLS
+from tipbench.judge.duels import FORMAT as DUELS
+from tipbench.judge.duels import apply_duels, receive_duels
+from tipbench.judge.export import ExportRequest, export_sheet
+from tipbench.judge.sheet import sheet_json, sheet_text
+from tipbench.judge.sheet_file import sheet_csv
+from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, receive, stored_sheets
+from tipbench.record.store import Experiment, RunStore
+from tipbench.web.api.models import SheetWish
+from tipbench.web.auth import Identity
+from tipbench.web.errors import Forbidden, Invalid, NotFound, checked
+from tipbench.web.queries import Queries, get_experiment, revision
+from tipbench.web.run_policy import RunPolicy
+
+WAIT_S = 20.0  # timeout for another apply to finish
+FEWEST = MIN_CONTROLS  # answers per judge's sheet; as many control tips are hidden among them
+MOST_REVISIONS = 5  # per sheet, by its judge
+_POLL_S = 0.2
+_JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
+
+
+@dataclass(frozen=True)
+class SheetRequest:
+    """A validated request: what to export, or which sheet to export again."""
+
+    request: ExportRequest
+    sheet: str | None = None
+    filled: bool = False
+    focus: bool = False
+    format: Literal["json", "csv"] = "json"
+    own: bool = False  # requested by a judge
+
+
+def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
+    """Validate an export request. Raises Invalid with the wrong field, Forbidden for a field judges may not set.
+
+    With a seed, a focus or another suite a judge could work out which items are controls.
+    """
+    if who.is_judge and (beyond := sorted(raw.keys() - _JUDGES_MAY_ASK)):
+        raise Forbidden(
+            f"A judge's token may ask for {', '.join(sorted(_JUDGES_MAY_ASK))} (got {beyond[0][:40]!r}).",
+            path=f"body.{beyond[0][:40]}",
+        )
+    wish = checked(SheetWish, raw, "body")
+    if wish.suite is not None:
+        allowed.check_suite(wish.suite)
+    if who.is_judge and wish.limit is not None and wish.limit < FEWEST:
+        raise Invalid(
+            f"limit is {FEWEST} or more for a judge: on fewer answers too little is hidden to measure by "
+            f"(got {wish.limit}).",
+            path="body.limit",
+        )
+    if wish.filled and wish.sheet is None:
+        raise Invalid("filled is for a sheet that was exported before: name it in sheet.", path="body.filled")
+    request = ExportRequest(
+        judge=_judge(wish.judge, who, "body.judge"),
+        limit=wish.limit,
+        overlap=wish.overlap,
+        everything=wish.all,
+        rejudge=wish.rejudge,
+        seed=wish.seed,
+        suite=wish.suite,
+    )
+    return SheetRequest(request, wish.sheet, wish.filled, wish.focus, wish.format, who.is_judge)
+
+
+def sheet_for(store: RunStore, name: str, ask: SheetRequest) -> StoredSheet:
+    """Return the requested sheet, an existing one or a new export."""
+    experiment = get_experiment(store, name)
+    if ask.sheet is not None:
+        return _again(store, experiment, ask.sheet, ask.request.judge if ask.own else None)
+    request = _focused(store, experiment, ask.request) if ask.focus else ask.request
+    if ask.own:
+        mine = [
+            each for each in stored_sheets(store, experiment.experiment_id, name, request.judge) if not each.provisional
+        ]
+        if there := next(filter(_is_open, mine), None):
+            return there
+        request = replace(request, without=_left(mine))
+    return export_sheet(store, experiment, request).judging
+
+
+def sheet_file(judging: StoredSheet, ask: SheetRequest) -> str:
+    """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
+    form = sheet_csv if ask.format == "csv" else sheet_text
+    if not ask.filled:
+        return form(judging.sheet)
+    return form(replace(judging.sheet, judge=judging.owner), judging.answers)
+
+
+def _again(store: RunStore, experiment: Experiment, sheet: str, owner: str | None) -> StoredSheet:
+    found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
+    if found is None or (owner is not None and found.owner != owner):
+        raise NotFound(f"{experiment.name} has no sheet {sheet[:64]!r} of yours.", path="body.sheet")
+    return found
+
+
+def _is_open(judging: StoredSheet) -> bool:
+    """Whether more than half is unanswered, so that its judge gets it again instead of a new one."""
+    return 2 * len(judging.unanswered) > len(judging.entries)
+
+
+def _left(mine: Iterable[StoredSheet]) -> frozenset[str]:
+    """Return cells this judge left unanswered; on a second sheet they would reveal the controls of the first."""
+    return frozenset(
+        entry.run_id for each in mine for entry in each.unanswered if entry.behind is ItemKind.CELL and entry.run_id
+    )
+
+
+def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> ExportRequest:
+    """Restrict the request to cells that can separate the leader from the rows tied with it."""
+    cells = read_board(store, experiment.experiment_id, CellFilter())
+    found = None if cells.provisional else focus(cells, make_board("", cells, BoardOptions()).ranking)
+    if found is None:
+        raise NotEnoughData(
+            "focus needs judged cells, a leader that others tie with, and unjudged cells of these. "
+            "The leaderboard shows how it stands; leave focus out to judge what waits."
+        )
+    return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0)
+
+
+@dataclass(frozen=True)
+class ApplyWish:
+    """Options for applying a filled sheet."""
+
+    who: Identity
+    judge: str | None = None
+    accept: str | None = None
+    dry_run: bool = False
+    settled: bool = False  # every item is scored or skipped
+
+    @classmethod
+    def of(cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool) -> ApplyWish:
+        """Validate the options; judges apply under their own name and cannot accept their own drift."""
+        if accept is not None and who.is_judge:
+            raise Forbidden("A drift is accepted by an admin. Revise the sheet and apply it again.")
+        reason = accept.strip() if accept is not None else None
+        if reason is not None and not (reason and reason.isprintable()):
+            raise Invalid("accept_drift is the reason, in words on one line.", path="query.accept_drift")
+        return cls(who, _judge(judge, who, "query.judge"), reason, dry_run)
+
+
+def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], wish: ApplyWish) -> dict[str, Any]:
+    """Apply a sheet; return the output of `judge apply --json`, reduced for judges. Raises SheetRefused."""
+    get_experiment(store, name)
+    if raw.get("experiment") != name:
+        raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
+    if raw.get("format") == DUELS:
+        if wish.accept is not None:
+            raise Invalid("Duels have no drift to accept.", path="query.accept_drift")
+        duels = apply_duels(store, receive_duels(store, raw, judge=wish.judge), dry_run=wish.dry_run)
+        return {**duels.to_json(), **_preview(wish, [vars(change) for change in duels.changes])}
+    got = receive(store, raw, judge=wish.judge)
+    application = SheetApplier(store, got.experiment, got.judging, got.filled)
+    if wish.who.is_judge and not wish.dry_run:
+        _check_revisions(got.judging, application)
+    applied = application.run(accept=wish.accept, dry_run=wish.dry_run)
+    if wish.who.is_judge and wish.dry_run:
+        return _preview_for_judge(applied)
+    told = _for_judge(applied, settled=wish.settled) if wish.who.is_judge else applied.to_json()
+    return {**told, **_preview(wish, [change.to_json() for change in applied.changes])}
+
+
+def _check_revisions(judging: StoredSheet, application: SheetApplier) -> None:
+    """Limit revisions: changing items one by one and comparing the drift would reveal the controls."""
+    made = len({each.at for each in judging.replaced})
+    if made >= MOST_REVISIONS and application.run(dry_run=True).changes:
+        raise Forbidden(
+            f"Sheet {judging.sheet.id} was revised {made} times; a judge may do so {MOST_REVISIONS} times. "
+            "Ask an admin to accept it, or to apply what you would still change.",
+            code="too_many_revisions",
+            path="body.sheet",
+        )
+
+
+def _preview_for_judge(applied: ApplyResult) -> dict[str, Any]:
+    """Return the changes without any drift: previews are not recorded, so they could be repeated without limit."""
+    changes = [{**change.to_json(), "after": change.given} for change in applied.changes]
+    told = {**applied.to_json(), "status": str(SheetStatus.APPLIED), "applied": applied.finished, "held": 0}
+    del told["alpha"]
+    return {**told, "drift": None, "self_agreement": None, "dry_run": True, "changes": changes}
+
+
+def _preview(wish: ApplyWish, changes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"dry_run": True, "changes": changes} if wish.dry_run else {}
+
+
+def _for_judge(applied: ApplyResult, *, settled: bool) -> dict[str, Any]:
+    """Return the result without `alpha`, which would reveal other judges' scores.
+
+    While items are unfinished, drift is only its verdict and, for a held sheet, what exceeds the limit.
+    """
+    told = {key: value for key, value in applied.to_json().items() if key != "alpha"}
+    if applied.unfinished and not settled:
+        verdict = {"verdict": applied.drift.verdict.value}
+        told |= {"drift": verdict | (_beyond(told["drift"]) if applied.held else {}), "self_agreement": None}
+    return told
+
+
+def _beyond(drift: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of the drift that exceed their limits: scales, and pooled error or contrast."""
+    found: dict[str, Any] = {"scales": [scale for scale in drift.get("scales", ()) if scale["beyond"]]}
+    for name in ("error", "contrast"):
+        if drift.get(f"{name}_beyond"):
+            found |= {key: drift[key] for key in (name, f"{name}_limit", f"{name}_beyond")}
+    return found
+
+
+@contextmanager
+def judging_lock(home: Path, place: str) -> Iterator[None]:
+    """Lock writing of scores at `place` for this machine, panel and command line. Raises LockHeld after WAIT_S."""
+    lock = ResourceLock(home, f"judging at {canonical_url(place)}", "another judge command")
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            lock.acquire(wait=False, report=lambda _text: None)
+            break
+        except LockHeld as exc:
+            if time.monotonic() > deadline:
+                raise LockHeld("Another sheet is being applied. Nothing was changed: send it again shortly.") from exc
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _judge(name: str | None, who: Identity, place: str) -> str | None:
+    if who.is_judge:
+        if name is not None and normalize_name(name) != who.name:
+            raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=place)
+        return who.name
+    if name is None:
+        return None
+    if fault := name_problem(name):
+        raise Invalid(f"{place} takes {fault} (got {name[:80]!r}).", path=place)
+    return normalize_name(name)
+
+
+ThemeName = Literal["light", "dark"]
+_one_drawing = threading.Lock()  # a page requests many charts at once; leaves a core for other requests
+
+
+@dataclass(frozen=True)
+class DriftAsk:
+    """A drift chart of one judge on one scale."""
+
+    judge: str
+    scale: str
+    provisional: bool = False
+    theme: ThemeName = "light"
+
+
+def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
+    """Return a sheet of an experiment. Raises NotFound."""
+    experiment = get_experiment(store, name)
+    found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
+    if found is None:
+        raise NotFound(f"{name[:200]} has no sheet {sheet[:64]!r}. Its judges' page lists them.", path="path.sheet")
+    return found
+
+
+def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
+    """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
+    wish = ApplyWish.of(who, judge=None, accept=reason, dry_run=False)
+    judging = sheet_of(store, name, sheet)
+    if judging.status is not SheetStatus.HELD:
+        raise Invalid(f"Sheet {sheet[:64]} is {judging.status}, so there is no drift to accept.", path="body.sheet")
+    filled = sheet_json(replace(judging.sheet, judge=judging.owner), judging.answers)
+    return apply_sheet(store, name, filled, wish)
+
+
+def drift_svg(queries: Queries, store: RunStore, name: str, ask: DriftAsk) -> str:
+    """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
+    experiment = get_experiment(store, name)
+    judging = queries.judging_of(store, experiment)
+    points = drift_points(judging.history, ask.judge, ask.scale, provisional=ask.provisional)
+    if not points:
+        raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")
+
+    def make() -> str:
+        with _one_drawing:
+            return to_svg(drift_chart(points, THEMES[ask.theme]), THEMES[ask.theme])
+
+    return queries.charts.get(("drift", experiment.experiment_id, ask), revision(experiment), make)

@@ -1,0 +1,390 @@
+"""What a scheduler's tasks call: conf in, plain values out; on a scripted Ollama and a real MLflow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from invoke_command import invoke
+
+from support.judging import Desk
+from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
+from tipbench.cli.airflow_tasks import (
+    ChildProcess,
+    assign_models,
+    choose_hosts,
+    collect_model,
+    compare,
+    export_for_judge,
+    plan_models,
+    read_conf,
+    unload_left_behind,
+)
+from tipbench.compare.leaderboard import BOARD
+from tipbench.errors import ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
+from tipbench.jobs.events import Collected, Failure, event_line, parse_line
+from tipbench.plan.config import make_config
+from tipbench.record.mlflow import MlflowStore
+from tipbench.settings import load_settings
+
+ALPHA, BETA = "alpha:135m", "beta:135m"
+ONE_HOST = {"collect": None}
+DEAD = "http://127.0.0.1:1"
+HOSTS = {"collect_on_a": "http://gpu-a:11434", "collect_on_b": "http://gpu-b:11434"}
+
+
+@pytest.fixture
+def ollama_two() -> Iterator[ScriptedOllama]:
+    models: list[ModelSpec | str] = [ALPHA, BETA, ModelSpec("huge:70b", params=70_000_000_000)]
+    with ScriptedOllama(models=models) as server:
+        yield server
+
+
+@pytest.fixture
+def conf(mlflow_url: str, ollama_two: ScriptedOllama) -> dict[str, Any]:
+    return {
+        "models": [ALPHA, BETA],
+        "prompts": "v1",
+        "n_tips": 2,
+        "n_scenarios": 2,
+        "num_predict": 64,
+        "server_wait_s": 0,
+        "experiment": f"tip-bench-scheduled-{uuid4().hex[:8]}",
+        "ollama_url": ollama_two.url,
+        "mlflow_url": mlflow_url,
+        "skip_refused": True,
+        "wait_for_judge": False,
+    }
+
+
+def runs(conf: dict[str, Any], kind: str) -> list[Any]:
+    with MlflowStore(conf["mlflow_url"]) as store:
+        found = store.experiment(conf["experiment"])
+        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
+
+
+def judge(conf: dict[str, Any]) -> None:
+    with MlflowStore(conf["mlflow_url"]) as store:
+        experiment = store.experiment(conf["experiment"])
+        assert experiment is not None
+        Desk(store, experiment).judged_by("anna")
+
+
+def rows(conf: dict[str, Any]) -> dict[str, int]:
+    """The models of the newest board, and of how many scored cells each row is made."""
+    newest = max(runs(conf, "leaderboard"), key=lambda run: run.start_ms)
+    with MlflowStore(conf["mlflow_url"]) as store:
+        board = json.loads(store.get(newest.run_id)[1][BOARD])
+    return {row["model"]: row["n_scenarios"] for row in board["standings"]}
+
+
+def collected(conf: dict[str, Any]) -> dict[str, Any]:
+    """The same collect as the tasks', inside this process."""
+    names = ("prompts", "n_tips", "n_scenarios", "num_predict", "experiment", "ollama_url", "mlflow_url", "suite")
+    options = [f"--{name.replace('_', '-')}={conf[name]}" for name in names if name in conf]
+    ended = invoke("collect", f"--models={','.join(conf['models'])}", *options)
+    assert ended.code == 0, ended.stderr
+    return conf
+
+
+def test_models_may_be_a_list_or_a_text(conf: dict[str, Any]) -> None:
+    as_list = read_conf(conf, load_settings())
+    as_text = read_conf({**conf, "models": f"{ALPHA}, {BETA}"}, load_settings())
+    assert as_list == as_text
+
+
+def test_an_unknown_key_or_an_invalid_value_is_refused_by_its_key(conf: dict[str, Any]) -> None:
+    for wrong, said in (
+        ({"temprature": 0.1}, "temprature"),
+        ({"n_tips": 0}, "conf n_tips"),
+        ({"wait_for_judge": "yes"}, "wait_for_judge"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            read_conf({**conf, **wrong}, load_settings())
+
+
+def test_a_login_in_an_address_is_refused_and_not_repeated(conf: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="login") as caught:
+        read_conf({**conf, "mlflow_url": "http://me:secret@mlflow:5000"}, load_settings())
+    assert "secret" not in str(caught.value)
+
+
+def test_without_an_address_the_workers_own_counts_and_nothing_else_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
+    monkeypatch.setenv("TIPBENCH_N_TIPS", "9")
+    config = read_conf({"ollama_url": None, "mlflow_url": None}, load_settings())
+    assert config.ollama_url == "http://gpu-box:11500"
+    assert config.n_tips == 5
+
+
+def test_an_address_left_empty_in_a_form_is_none(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
+    assert read_conf({**conf, "ollama_url": ""}, load_settings()).ollama_url == "http://gpu-box:11500"
+    with ScriptedOllama(models=[ALPHA]) as first, ScriptedOllama(models=[BETA]) as second:
+        hosts = {"collect_on_a": first.url, "collect_on_b": second.url}
+        assert plan_models({**conf, "ollama_url": ""}, hosts)["collect_on_b"] == [BETA]
+
+
+def test_the_plan_hands_each_task_its_models(conf: dict[str, Any]) -> None:
+    planned = plan_models(conf, ONE_HOST)
+    assert planned["collect"] == [ALPHA, BETA]
+    assert (planned["cells"], planned["to_generate"], planned["refused"]) == (4, 4, [])
+    assert runs(conf, "cell") == []
+
+
+def test_refused_and_missing_models_become_runs_with_their_reasons(conf: dict[str, Any]) -> None:
+    for _ in range(2):
+        planned = plan_models({**conf, "models": f"huge:70b,gone:1b,{ALPHA}"}, ONE_HOST)
+    assert planned["collect"] == [ALPHA]
+    assert len(runs(conf, "refused")) == 2, "a plan made again keeps a refusal once"
+    reasons = {run.params["model"]: run.tags["reason"] for run in runs(conf, "refused")}
+    assert "70.00B" in reasons["huge:70b"]
+    assert "ollama pull gone:1b" in reasons["gone:1b"]
+
+
+def test_with_no_model_left_the_plan_fails_and_still_keeps_the_reasons(conf: dict[str, Any]) -> None:
+    with pytest.raises(ModelRefused, match="gone:1b"):
+        plan_models({**conf, "models": "gone:1b"}, ONE_HOST)
+    assert len(runs(conf, "refused")) == 1
+
+
+def test_refusals_are_in_the_account_that_the_panel_reads(
+    conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = plan_models({**conf, "models": f"gone:1b,{ALPHA}"}, ONE_HOST)
+    events = [known[1] for line in capsys.readouterr().out.encode().splitlines() if (known := parse_line(line))]
+    reasons = tuple(each["reason"] for each in planned["refused"])
+    assert len(reasons) == 1
+    assert events == [Collected(conf["experiment"], 0, 0, 0, 0, reasons)]
+
+
+def test_without_skip_refused_one_refused_model_stops_the_run(conf: dict[str, Any]) -> None:
+    with pytest.raises(ModelRefused, match="skip_refused"):
+        plan_models({**conf, "models": f"gone:1b,{ALPHA}", "skip_refused": False}, ONE_HOST)
+
+
+def test_two_names_of_one_model_are_collected_once(conf: dict[str, Any]) -> None:
+    alpha = ModelSpec(ALPHA)
+    with ScriptedOllama(models=[alpha, ModelSpec("alias:135m", digest=alpha.manifest, blob=alpha.full)]) as server:
+        planned = plan_models({**conf, "models": f"{ALPHA},alias:135m", "ollama_url": server.url}, ONE_HOST)
+    assert planned["collect"] == [ALPHA]
+
+
+def test_a_server_that_is_away_is_worth_another_try(conf: dict[str, Any]) -> None:
+    with pytest.raises(OllamaUnavailable):
+        plan_models({**conf, "ollama_url": DEAD}, ONE_HOST)
+    with pytest.raises(OllamaUnavailable):
+        plan_models({**conf, "ollama_url": None}, {"collect_on_a": DEAD, "collect_on_b": DEAD})
+
+
+def test_each_host_gets_the_models_it_has(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA]) as first, ScriptedOllama(models=[BETA]) as second:
+        hosts = {"collect_on_a": first.url, "collect_on_b": second.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"], planned["refused"]) == ([ALPHA], [BETA], [])
+
+
+def test_models_that_all_hosts_have_are_shared_out(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA, BETA]) as first, ScriptedOllama(models=[ALPHA, BETA]) as second:
+        planned = plan_models({**conf, "ollama_url": None}, {"collect_on_a": first.url, "collect_on_b": second.url})
+    assert {len(planned["collect_on_a"]), len(planned["collect_on_b"])} == {1}
+
+
+def test_a_host_that_is_away_is_done_without_when_the_others_have_everything(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA, BETA]) as only:
+        hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA, BETA])
+
+
+def test_what_only_a_host_that_is_away_may_have_is_refused_and_the_others_run(conf: dict[str, Any]) -> None:
+    with ScriptedOllama(models=[ALPHA]) as only:
+        hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
+        planned = plan_models({**conf, "ollama_url": None}, hosts)
+        with pytest.raises(OllamaUnavailable):
+            plan_models({**conf, "ollama_url": None, "skip_refused": False}, hosts)
+    assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA])
+    (refused,) = runs(conf, "refused")
+    assert refused.params["model"] == BETA
+    assert DEAD in refused.tags["reason"]
+
+
+def test_a_listed_host_may_be_named_alone() -> None:
+    config = make_config({"ollama_url": "http://gpu-b:11434/"})
+    assert choose_hosts(config, HOSTS, named=True) == {"collect_on_b": "http://gpu-b:11434"}
+
+
+def test_a_host_that_is_not_listed_is_refused() -> None:
+    with pytest.raises(UsageError, match="ollama_hosts"):
+        choose_hosts(make_config({"ollama_url": "http://elsewhere:11434"}), HOSTS, named=True)
+
+
+def test_the_loopback_of_whoever_triggers_counts_as_no_host() -> None:
+    config = make_config({"ollama_url": "http://localhost:11434"})
+    assert choose_hosts(config, HOSTS, named=True) == HOSTS
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.floats(0.1, 9.0), min_size=1, max_size=12))
+def test_spreading_gives_each_model_one_place_and_no_host_much_more_than_another(sizes: dict[str, float]) -> None:
+    shares = assign_models(sizes, dict.fromkeys(sizes, ("x", "y")))
+    assert sorted(model for models in shares.values() for model in models) == sorted(sizes)
+    loads = [sum(sizes[model] for model in shares.get(task, [])) for task in ("x", "y")]
+    assert abs(loads[0] - loads[1]) <= max(sizes.values()) + 1e-9
+    assert assign_models(dict(reversed(sizes.items())), dict.fromkeys(sizes, ("x", "y"))).keys() == shares.keys()
+
+
+@pytest.mark.process
+def test_a_collect_prints_words_and_events_line_by_line_and_returns_its_counts(
+    conf: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+        told = collect_model(conf, ALPHA, None)
+    assert (told["model"], told["cells"], told["generated"], told["failed"]) == (ALPHA, 2, 2, 0)
+    assert all(text.endswith("\n") for text in written)
+    lines = "".join(written).splitlines()
+    events = [json.loads(line)["event"] for line in lines if line.startswith('{"at"')]
+    assert events[0] == "started"
+    assert events[-1] == "exit"
+    assert events.count("cell_finished") == 2
+    assert any(line.startswith("MLflow: ") for line in lines)
+    again = collect_model(conf, ALPHA, None)
+    assert (again["generated"], again["recorded_before"]) == (0, 2)
+    results = [plan_models(conf, ONE_HOST), told, export_for_judge(conf), compare(conf)]
+    assert str(home.parent) not in json.dumps(results), "no local path is passed on"
+
+
+def test_what_a_command_says_is_not_taken_for_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = event_line(Failure("forged"), 1.0).decode().rstrip()
+    child = ChildProcess([], {})
+    child._word(forged.encode() + b"\n")
+    child._word(b"a plain word\n")
+    assert capsys.readouterr().out == f"| {forged}\na plain word\n"
+
+
+@pytest.mark.process
+def test_a_model_that_is_gone_by_then_is_not_worth_another_try(
+    conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="gone:1b is not on the Ollama server"):
+        collect_model(conf, "gone:1b", None)
+    assert capsys.readouterr().out.count('"event": "failure"') == 1
+
+
+@pytest.mark.process
+def test_cells_that_fail_fail_the_task_while_the_good_ones_are_judged_and_ranked(
+    conf: dict[str, Any], ollama_two: ScriptedOllama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ollama_two.add_faults(Fault("status", model=ALPHA, value=400, times=1))
+    with pytest.raises(TipbenchError, match="1 of 2 cells failed") as caught:
+        collect_model(conf, ALPHA, None)
+    assert not isinstance(caught.value, UsageError)
+    assert capsys.readouterr().out.count('"event": "failure"') == 1
+    collected({**conf, "models": [BETA]})
+    told = export_for_judge(conf)
+    assert (told["pending"], told["failed"]) == (3, 1)
+    judge(conf)
+    compared = compare(conf)
+    assert (compared["judged"], compared["pending"], compared["failed"]) == (3, 0, 1)
+    assert rows(conf) == {ALPHA: 1, BETA: 2}
+    assert collect_model(conf, ALPHA, None)["generated"] == 1, "another try makes up for the failed cell"
+    told = export_for_judge(conf)
+    assert (told["pending"], told["failed"]) == (1, 0)
+
+
+@pytest.mark.process
+def test_what_a_dead_collect_left_in_memory_is_unloaded(
+    conf: dict[str, Any], home: Path, ollama_two: ScriptedOllama
+) -> None:
+    ollama_two.load_foreign(ALPHA)
+    _leave_behind(home, ollama_two.url, ModelSpec(ALPHA).manifest)
+    assert unload_left_behind(conf, None)["unloaded"] == ALPHA
+    assert ollama_two.resident == ()
+    assert unload_left_behind(conf, None)["unloaded"] is None
+
+
+def test_what_somebody_else_has_in_memory_stays(conf: dict[str, Any], ollama_two: ScriptedOllama) -> None:
+    ollama_two.load_foreign(BETA)
+    assert unload_left_behind(conf, None) == {"unloaded": None, "in_use": False}
+    assert len(ollama_two.resident) == 1
+
+
+def _leave_behind(home: Path, url: str, digest: str) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from tipbench.http import canonical_url; "
+        "from tipbench.files import ResourceLock\n"
+        "lock = ResourceLock(Path(sys.argv[1]), f'Ollama at {canonical_url(sys.argv[2])}', 'a collect')\n"
+        f"lock.acquire(wait=False, report=print); lock.note_loaded({ALPHA!r}, sys.argv[3]); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(home), url, digest], check=False)
+
+
+def test_the_export_has_this_runs_pending_cells_only_and_is_found_again(conf: dict[str, Any]) -> None:
+    collected(conf)
+    collected({**conf, "models": [ALPHA], "prompts": "v2-mentor"})
+    told = export_for_judge(conf)
+    assert (told["pending"], told["judged"], told["experiment"]) == (4, 0, conf["experiment"])
+    assert export_for_judge(conf) == told
+    (sheet,) = runs(conf, "judging")
+    assert sheet.tags["sheet"] == told["sheet"]
+    assert sheet.metrics["n_cells"] == 4
+    assert len(told["sha256"]) == 64
+    compared = compare(conf)
+    assert (compared["pending"], compared["judged"], compared["leader"]) == (4, 0, None)
+    (board,) = runs(conf, "leaderboard")
+    assert board.run_id == compared["board_run"]
+
+
+def test_answers_of_an_older_build_of_a_model_are_not_this_runs(
+    conf: dict[str, Any], ollama_two: ScriptedOllama
+) -> None:
+    own = collected({**conf, "models": [ALPHA]})
+    ollama_two.add_model(ModelSpec(ALPHA, digest="f" * 64))
+    collected(own)
+    assert len(runs(conf, "cell")) == 4
+    assert export_for_judge(own)["pending"] == 2
+
+
+def test_an_export_of_nothing_says_where_to_look(conf: dict[str, Any]) -> None:
+    plan_models(conf, ONE_HOST)
+    with pytest.raises(NotEnoughData, match="logs of the collect tasks"):
+        export_for_judge(conf)
+
+
+def test_compare_ranks_under_this_runs_conditions_and_counts_its_own_cells(conf: dict[str, Any]) -> None:
+    collected(conf)
+    judge(conf)
+    collected({**conf, "models": [ALPHA], "n_tips": 3})
+    for models, judged in (([ALPHA, BETA], 4), ([BETA], 2)):
+        told = compare({**conf, "models": models})
+        assert (told["judged"], told["pending"]) == (judged, 0)
+        assert rows(conf) == {ALPHA: 2, BETA: 2}
+
+
+def test_a_suite_may_be_a_folder_and_cells_of_an_older_prompt_text_are_not_this_runs(
+    conf: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "suite"
+    (folder / "prompts").mkdir(parents=True)
+    (folder / "suite.toml").write_text('name = "own"\ntitle = "Own"\nextends = "tips"\n', "utf-8")
+    own = {**conf, "suite": str(folder), "prompts": "v9", "models": [ALPHA]}
+    for text in ("Be kind.", "Be brief."):
+        (folder / "prompts" / "v9.md").write_text(f"# system\n{text}\n# user\n{{{{ n_tips }}}} tips\n", "utf-8")
+        with pytest.raises(NotEnoughData):
+            export_for_judge(own)
+        assert plan_models(own, ONE_HOST)["to_generate"] == 2
+        collected(own)
+        assert export_for_judge(own)["pending"] == 2
+    assert len(runs(conf, "cell")) == 4

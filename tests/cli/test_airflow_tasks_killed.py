@@ -1,0 +1,136 @@
+"""A task or its command is killed: the other one hears of it, nothing stays in memory, the next try continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from support.scripted_ollama import MemorySettings, ScriptedOllama
+from tipbench.cli.airflow_tasks import collect_model
+from tipbench.files import ResourceLock
+from tipbench.http import canonical_url
+
+pytestmark = pytest.mark.process
+
+ALPHA = "alpha:135m"
+PROGRAM = """
+import json, sys
+from tipbench.cli.airflow_tasks import collect_model
+from tipbench.errors import TipbenchError
+try:
+    collect_model(json.loads(sys.argv[1]), sys.argv[2], None)
+except TipbenchError as exc:
+    sys.exit(str(exc))
+"""
+
+
+@pytest.fixture
+def slow() -> Iterator[ScriptedOllama]:
+    """A server that needs a while for an answer, and to let go of weights."""
+    with ScriptedOllama(models=[ALPHA], call_s=0.3, memory=MemorySettings(unload_s=1.0)) as server:
+        yield server
+
+
+@pytest.fixture
+def conf(mlflow_url: str, slow: ScriptedOllama) -> dict[str, Any]:
+    return {
+        "models": ALPHA,
+        "prompts": "v1",
+        "n_tips": 2,
+        "n_scenarios": 8,
+        "num_predict": 64,
+        "server_wait_s": 5,
+        "experiment": f"tip-bench-killed-{uuid4().hex[:8]}",
+        "ollama_url": slow.url,
+        "mlflow_url": mlflow_url,
+    }
+
+
+@contextmanager
+def collecting(conf: Mapping[str, Any], slow: ScriptedOllama) -> Iterator[subprocess.Popen[str]]:
+    """A process like a scheduler's, once its model has answered twice."""
+    task = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(conf), ALPHA],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with task:
+        try:
+            until(lambda: len(slow.log.calls(outcome="finished")) >= 2)
+            yield task
+        finally:
+            task.kill()
+
+
+def until(true: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def command_of(task: subprocess.Popen[str]) -> int:
+    """The process of the command that a task has started."""
+    (child,) = Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text().split()
+    return int(child)
+
+
+def left_behind(home: Path, url: str) -> str | None:
+    """The model that the last holder of the server's lock has not seen leave; waits until it is free."""
+    lock = ResourceLock(home, f"Ollama at {canonical_url(url)}", "a test")
+    lock.acquire(wait=True, report=lambda _text: None)
+    lock.release()
+    return lock.left_behind.model if lock.left_behind else None
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGKILL,), (signal.SIGTERM, signal.SIGKILL)],
+    ids=["killed", "terminated and killed"],
+)
+def test_a_task_that_is_killed_takes_its_command_along_which_sees_the_memory_free(
+    conf: dict[str, Any], slow: ScriptedOllama, home: Path, signals: tuple[signal.Signals, ...]
+) -> None:
+    with collecting(conf, slow) as task:
+        for number in signals:
+            task.send_signal(number)
+            time.sleep(0.3)
+    assert left_behind(home, slow.url) is None
+    assert slow.resident == ()
+
+
+def test_a_task_that_is_told_to_end_waits_for_its_command_and_says_that_the_next_try_continues(
+    conf: dict[str, Any], slow: ScriptedOllama
+) -> None:
+    with collecting(conf, slow) as task:
+        task.terminate()
+        _printed, told = task.communicate(timeout=180)
+    assert "the next try continues" in told
+    assert slow.resident == ()
+
+
+def test_a_command_that_is_killed_fails_its_task_and_the_next_try_continues_in_freed_memory(
+    conf: dict[str, Any], slow: ScriptedOllama
+) -> None:
+    with collecting(conf, slow) as task:
+        os.kill(command_of(task), signal.SIGKILL)
+        _printed, told = task.communicate(timeout=180)
+    assert "ended by signal 9" in told
+    slow.set(call_s=0.0, unload_s=0.01)
+    again = collect_model(conf, ALPHA, None)
+    assert (again["cells"], again["failed"]) == (8, 0)
+    assert again["recorded_before"] >= 1  # the second answer may have come and not yet been written down
+    assert len(slow.log.calls(outcome="finished")) <= 10  # it is asked for again then, and so is what was under way
+    assert slow.resident == ()

@@ -1,0 +1,97 @@
+"""Nobody reads what is printed any more: the run goes on, and ends as it would have."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import Fault, ScriptedOllama
+from tipbench.cli.console import print_message
+from tipbench.cli.progress import LineProgress
+from tipbench.record.events import BlockStarted, Message
+
+pytestmark = pytest.mark.process
+
+CELLS = 6
+
+
+def collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams: Any) -> subprocess.Popen[bytes]:
+    command = [
+        *(sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", "--prompts", "v1"),
+        *("--n-scenarios", str(CELLS), "--n-tips", "2", "--num-predict", "64"),
+        *("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", f"tip-bench-{experiment}"),
+    ]
+    return subprocess.Popen(command, **streams)
+
+
+def until_asked(server: ScriptedOllama) -> None:
+    deadline = time.monotonic() + 30
+    while not server.log.calls():
+        assert time.monotonic() < deadline, "nothing was ever asked"
+        time.sleep(0.02)
+
+
+def test_a_terminal_that_is_closed_stops_nothing(mlflow_url: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, (tmp_path / "out").open("wb") as out:
+        process = collect(server, mlflow_url, "left-terminal", stdout=out, stderr=theirs)
+        os.close(theirs)
+        until_asked(server)
+        os.close(ours)
+        assert process.wait(60) == 0
+        assert len(server.log.calls(outcome="finished")) == CELLS
+        assert not server.resident
+    assert f"{CELLS} generated now" in (tmp_path / "out").read_text()
+
+
+def test_a_run_with_failures_that_nobody_reads_still_ends_with_1(mlflow_url: str) -> None:
+    ours, theirs = os.pipe()
+    with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
+        server.add_faults(Fault("error_line"))
+        process = collect(server, mlflow_url, "left-failed", stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        until_asked(server)
+        os.close(ours)
+        assert process.wait(60) == 1
+
+
+def test_a_closed_stderr_is_no_reason_to_fail_and_its_text_does_not_go_to_stdout() -> None:
+    command = ["bash", "-c", f"exec {sys.executable} -m tipbench plan --models baseline:template --json 2>&-"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("{")
+    assert done.stdout.endswith("}\n")
+
+
+def test_results_that_cannot_be_written_are_not_taken_for_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tipbench", "plan", "--models", "baseline:template", "--json"]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode != 0
+
+
+class Broken:
+    """A stream that takes nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def write(self, _text: str) -> int:
+        raise self.error
+
+    def flush(self) -> None:
+        raise self.error
+
+
+def test_messages_and_lines_go_on_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (BrokenPipeError(), OSError(5, "Input/output error"), ValueError("closed file")):
+        monkeypatch.setattr("sys.stderr", Broken(error))
+        print_message("hello")
+        with LineProgress() as view:
+            view(BlockStarted("alpha:135m", 24, 10))
+            view(Message("careful", warning=True))

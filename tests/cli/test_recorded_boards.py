@@ -1,0 +1,32 @@
+"""A board is shown first and kept then: whoever may only read MLflow still gets it."""
+
+from __future__ import annotations
+
+import pytest
+from invoke_command import invoke
+
+from support.judging import record_cells
+from tipbench.errors import MlflowError
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import NewRun
+
+EXPERIMENT = "tip-bench-read-only"
+
+
+def refuse(_store: MlflowStore, _experiment_id: str, _run: NewRun, **_options: object) -> str:
+    raise MlflowError("PERMISSION_DENIED: you may only read.")
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_board_that_cannot_be_kept_is_shown_with_a_note(
+    form: str, mlflow_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
+    with MlflowStore(mlflow_url) as store:
+        record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=1)
+    monkeypatch.setattr(MlflowStore, "record", refuse)
+    ended = invoke("compare", EXPERIMENT, "--format", form)
+    assert ended.code == 0, ended.stderr
+    assert "None of the 2 pairs is judged yet" in ended.stdout
+    assert "alpha:135m" in ended.stdout
+    assert "note: the board could not be kept in MLflow (PERMISSION_DENIED: you may only read.)" in ended.stderr

@@ -1,0 +1,166 @@
+"""The wire to Ollama: what counts as an absent server, what as a refused model, and connections that do not pile up."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from support.mlflow_server import free_port
+from support.scripted_ollama import Fault, ScriptedOllama
+from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
+from tipbench.generate.ollama_api import Chat, Ending, OllamaApi
+
+BODY: dict[str, Any] = {"model": "alpha:135m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedOllama]:
+    with ScriptedOllama(["alpha:135m"]) as running:
+        yield running
+
+
+@pytest.fixture
+def rest(server: ScriptedOllama) -> Iterator[OllamaApi]:
+    with closing(OllamaApi(server.url)) as client:
+        yield client
+
+
+def chat(rest: OllamaApi) -> Chat:
+    return rest.chat(BODY, timeout_s=10, cancel=threading.Event())
+
+
+# A model the server will not describe
+
+
+def test_a_name_ollama_cannot_read_is_refused_in_its_own_words(server: ScriptedOllama, rest: OllamaApi) -> None:
+    for status in [400, 500]:
+        server.clear_faults()
+        server.add_faults(Fault("status", status, path="/api/show"))
+        with pytest.raises(ModelRefused, match=rf"^a:b:c cannot be used: .*{status}, '\w") as caught:
+            rest.show("a:b:c")
+        assert "--ollama-url" not in str(caught.value)
+
+
+def test_a_trouble_in_ollamas_words_does_not_blame_the_address(server: ScriptedOllama, rest: OllamaApi) -> None:
+    server.add_faults(Fault("status", 500, path="/api/tags"))
+    with pytest.raises(OllamaError, match="/api/tags with 500: ") as caught:
+        rest.tags()
+    assert "--ollama-url" not in str(caught.value)
+
+
+def test_an_answer_that_is_not_ollamas_blames_the_address() -> None:
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 500 Oh\r\ncontent-length: 5\r\nconnection: close\r\n\r\n<htm>")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        with (
+            closing(OllamaApi(f"http://127.0.0.1:{listening.getsockname()[1]}")) as rest,
+            pytest.raises(OllamaError, match="Check --ollama-url"),
+        ):
+            rest.show("alpha:135m")
+        thread.join()
+
+
+# Connections
+
+
+def test_lines_of_threads_that_have_ended_are_closed(rest: OllamaApi) -> None:
+    threads = [threading.Thread(target=chat, args=(rest,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = set(rest._lines)
+    rest.drop_idle_lines()
+    assert (len(lines), len(rest._lines)) == (4, 0)
+    assert all(line.client.is_closed for line in lines)
+
+
+def test_a_thread_whose_line_was_dropped_gets_another(rest: OllamaApi) -> None:
+    assert chat(rest).ending is Ending.DONE
+    rest.drop_idle_lines()
+    assert chat(rest).ending is Ending.DONE
+    assert chat(rest).ending is Ending.DONE
+    assert len(rest._lines) == 1
+
+
+def test_a_line_in_use_is_not_dropped() -> None:
+    with ScriptedOllama(["alpha:135m"], call_s=0.5) as server, closing(OllamaApi(server.url)) as rest:
+        ended: list[Chat] = []
+        thread = threading.Thread(target=lambda: ended.append(chat(rest)))
+        thread.start()
+        while not server.log.calls():
+            time.sleep(0.01)
+        rest.drop_idle_lines()
+        thread.join()
+    assert ended[0].ending is Ending.DONE
+
+
+# Who is absent
+
+
+def test_nobody_on_the_port_is_an_absent_server() -> None:
+    with closing(OllamaApi(f"http://127.0.0.1:{free_port()}")) as rest:
+        assert chat(rest).ending is Ending.REFUSED
+        assert not rest.alive()
+        with pytest.raises(OllamaUnavailable):
+            rest.version()
+
+
+def test_a_name_nobody_knows_is_an_absent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with closing(OllamaApi("http://nobody.invalid:11434")) as rest:
+        assert chat(rest).ending is Ending.REFUSED
+
+
+WITHOUT_FILES = """
+import encodings.idna, os, sys, threading
+from tipbench.errors import ServerUnavailable, TipbenchError
+from tipbench.generate.ollama_api import OllamaApi
+rest = OllamaApi(sys.argv[1])
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    pass
+ask = {"model": "alpha:135m", "messages": []}
+for call in (rest.alive, rest.version, lambda: rest.chat(ask, timeout_s=5, cancel=threading.Event())):
+    try:
+        call()
+        print("no error")
+    except TipbenchError as exc:
+        print("away" if isinstance(exc, ServerUnavailable) else exc)
+"""
+
+
+@pytest.mark.process
+def test_too_many_open_files_are_not_an_absent_server(server: ScriptedOllama) -> None:
+    for host in ["127.0.0.1", "localhost"]:
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_FILES, server.url.replace("127.0.0.1", host)],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        said = done.stdout.splitlines()
+        assert len(said) == 3
+        assert all("could not be asked" in line and "ulimit -n" in line and "--concurrency" in line for line in said), (
+            said
+        )

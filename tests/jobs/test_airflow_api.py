@@ -1,0 +1,194 @@
+"""Airflow's REST API: who we are there, what is asked again, and what is said when it does not answer."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.little_airflow import DAG, PASSWORD, USER, LittleAirflow
+from tipbench.errors import AirflowError, AirflowUnavailable, TipbenchError, UsageError
+from tipbench.jobs.airflow_api import LOGIN_REST_S, REST_S, AirflowAccess, AirflowApi, AirflowDag, path_of
+
+NOBODY = "http://127.0.0.1:9"
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def airflow(home: Path) -> Iterator[LittleAirflow]:
+    with LittleAirflow(home) as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rest(airflow: LittleAirflow, clock: Clock) -> Iterator[AirflowApi]:
+    with closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), clock=clock)) as client:
+        yield client
+
+
+def test_one_login_serves_all_requests(airflow: LittleAirflow, rest: AirflowApi) -> None:
+    for _ in range(3):
+        assert rest.get(f"dags/{DAG}")["is_paused"] is False
+    assert airflow.logins == 1
+
+
+def test_a_token_that_is_no_longer_taken_is_made_anew(airflow: LittleAirflow, rest: AirflowApi) -> None:
+    rest.get(f"dags/{DAG}")
+    airflow.tokens.clear()
+    assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+    assert airflow.logins == 2
+
+
+def test_a_token_that_was_signed_with_another_key_is_made_anew(airflow: LittleAirflow) -> None:
+    access = AirflowAccess(airflow.url, USER, PASSWORD, token="of-another-key")
+    with closing(AirflowApi(access)) as rest:
+        assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+    assert airflow.logins == 1
+
+
+def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: LittleAirflow) -> None:
+    airflow.tokens.add("given")
+    with closing(AirflowApi(AirflowAccess(airflow.url, token="given"))) as rest:
+        assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+        airflow.tokens.clear()
+        with pytest.raises(AirflowUnavailable, match="Set TIPBENCH_AIRFLOW_TOKEN to a fresh one"):
+            rest.get(f"dags/{DAG}")
+    assert airflow.logins == 0
+
+
+def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: LittleAirflow, clock: Clock) -> None:
+    with closing(AirflowApi(AirflowAccess(airflow.url, USER, "wrong-a1b2"), clock=clock)) as rest:
+        for _ in range(3):
+            with pytest.raises(
+                AirflowUnavailable, match=r"does not let bench in .*TIPBENCH_AIRFLOW_PASSWORD"
+            ) as caught:
+                rest.get(f"dags/{DAG}")
+            assert "wrong-a1b2" not in str(caught.value)
+        assert airflow.logins == 1
+        clock.now += LOGIN_REST_S + 1
+        with pytest.raises(AirflowUnavailable):
+            rest.get(f"dags/{DAG}")
+    assert airflow.logins == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("away", "cannot be reached: .* Is its API server running"),
+        ("busy", "is not available: HTTP 503, try later"),
+        ("html", "Something else than Airflow answers .*Check airflow_url"),
+    ],
+)
+def test_what_does_not_answer_is_away_and_comes_back(
+    airflow: LittleAirflow, rest: AirflowApi, clock: Clock, fault: str, words: str
+) -> None:
+    rest.get(f"dags/{DAG}")
+    airflow.fault = fault
+    with pytest.raises(AirflowUnavailable, match=words):
+        rest.get(f"dags/{DAG}")
+    airflow.fault = ""
+    clock.now += REST_S + 1
+    assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+
+
+def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: LittleAirflow, rest: AirflowApi) -> None:
+    airflow.fault = "busy"
+    for _ in range(5):
+        with pytest.raises(AirflowUnavailable):
+            rest.get(f"dags/{DAG}")
+    assert len(airflow.requests) == 1
+
+
+def test_a_server_that_is_silent_is_asked_more_seldom(clock: Clock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        access = AirflowAccess(f"http://127.0.0.1:{silent.getsockname()[1]}", USER, PASSWORD)
+        with closing(AirflowApi(access, timeout_s=0.3, clock=clock)) as rest:
+            took = []
+            for _ in range(3):
+                began = time.monotonic()
+                with pytest.raises(AirflowUnavailable, match=r"did not answer within 0\.3 s"):
+                    rest.get("dags")
+                took.append(time.monotonic() - began >= 0.3)
+                clock.now += 3 * REST_S
+    assert took == [True, False, True]
+
+
+def test_nobody_there_is_away() -> None:
+    with (
+        closing(AirflowApi(AirflowAccess(NOBODY, USER, PASSWORD))) as rest,
+        pytest.raises(AirflowUnavailable, match=f"Airflow at {NOBODY} cannot be reached"),
+    ):
+        rest.get("dags")
+
+
+def test_a_refusal_has_its_status_and_its_words(rest: AirflowApi) -> None:
+    with pytest.raises(AirflowError, match=r"HTTP 404\): The Dag with ID: `other` was not found") as caught:
+        rest.get("dags/other")
+    assert caught.value.status == 404
+
+
+def test_ids_with_odd_characters_stay_one_part_of_a_path() -> None:
+    assert path_of("dags", "a/b c?", "x") == "dags/a%2Fb%20c%3F/x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"url": "airflow:8080"}, "airflow_url takes a web address"),
+        ({"url": "http://anna:secret-7@airflow:8080"}, "Leave them out, and set TIPBENCH_AIRFLOW_USERNAME"),
+        ({"url": "http://anna:secret-7@airflow:none"}, "airflow_url holds a user name or password"),
+        ({"public_url": "airflow.example"}, "airflow_public_url takes a web address"),
+        ({"public_url": "http://anna:secret-7@airflow"}, "airflow_public_url holds a user name or password"),
+        ({"username": None}, "nothing says who we are there"),
+        ({"password": ""}, "nothing says who we are there"),
+        ({"dag_id": "a/b"}, "airflow_dag takes the id of a DAG"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_sent(changes: dict[str, Any], words: str) -> None:
+    given = {"url": NOBODY, "username": USER, "password": PASSWORD, **changes}
+    with pytest.raises(UsageError, match=words) as caught:
+        AirflowAccess(**given).check()
+    assert "secret-7" not in str(caught.value)
+
+
+def test_secrets_are_not_in_its_representation() -> None:
+    assert PASSWORD not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
+    assert "t0ken" not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
+
+
+@pytest.mark.parametrize("path", ["/auth/token", "/api/v2/dags"])
+def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: LittleAirflow, path: str) -> None:
+    airflow.repeats = path
+    with (
+        closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), rest_s=0)) as rest,
+        pytest.raises(TipbenchError) as caught,
+    ):
+        rest.get(f"dags/{DAG}")
+    assert "***" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert "token-1" not in str(caught.value)
+
+
+def test_links_go_where_browsers_reach_airflow() -> None:
+    inside = AirflowAccess(NOBODY, USER, PASSWORD, public_url="https://airflow.example/")
+    for access, page in ((inside, "https://airflow.example"), (AirflowAccess(NOBODY, USER, PASSWORD), NOBODY)):
+        with closing(AirflowApi(access)) as rest:
+            assert AirflowDag(rest).page_of("a/b") == f"{page}/dags/{DAG}/runs/a%2Fb"

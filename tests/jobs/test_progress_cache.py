@@ -1,0 +1,105 @@
+"""The book of progress: folded once, never behind, never ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tipbench.errors import ServerUnavailable
+from tipbench.jobs.event_file import RecordedEvent
+from tipbench.jobs.events import Message
+from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail
+from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
+
+JOB = Job(JobKind.COLLECT, "tip-bench-a", {}, id="one", state=JobState.RUNNING, created=0)
+
+
+@dataclass
+class Telling:
+    """A runner whose jobs say one line after the other; it counts what it was asked for."""
+
+    name: str = "local"
+    lines: int = 0
+    given: int = 0
+    away: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def events(self, _job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
+        if self.away:
+            raise ServerUnavailable("not here")
+        found = [RecordedEvent(10 * n, "", Message(f"line {n}")) for n in range(after // 10 + 1, self.lines + 1)][
+            :limit
+        ]
+        with self.lock:
+            self.given += len(found)
+        return found
+
+    def start(self, _job: Job) -> None:
+        """Nothing."""
+
+    def observe(self, _job: Job) -> JobStatus:
+        return JobStatus(JobState.RUNNING)
+
+    def cancel(self, _job: Job) -> None:
+        """Nothing."""
+
+    def log(self, _job: Job, most_bytes: int = 65_536) -> LogTail:
+        return LogTail("", most_bytes, cut=False)
+
+    def forget(self, _job: Job) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def telling() -> Telling:
+    return Telling(lines=1200)
+
+
+def last(told: ProgressSnapshot) -> str:
+    return told.progress.messages[-1].text if told.progress.messages else ""
+
+
+def test_all_events_are_folded_and_each_once(telling: Telling) -> None:
+    book = ProgressCache(lambda _job: telling)
+    assert (book.told(JOB).cursor, last(book.told(JOB))) == (12_000, "line 1200")
+    telling.lines = 1203
+    assert last(book.told(JOB)) == "line 1203"
+    assert telling.given == 1203
+
+
+def test_the_state_at_an_earlier_place_is_told_too(telling: Telling) -> None:
+    book = ProgressCache(lambda _job: telling)
+    assert [last(book.told_until(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
+        *("", "", "line 1", "line 600", "line 1200", "line 1200")
+    ]
+
+
+def test_what_is_known_is_told_while_the_runner_is_away(telling: Telling) -> None:
+    book = ProgressCache(lambda _job: telling)
+    book.told(JOB)
+    telling.away = True
+    assert last(book.told(JOB)) == "line 1200"
+    assert ProgressCache(lambda _job: telling).told(JOB) == ProgressSnapshot()
+
+
+def test_many_who_ask_at_once_get_the_same(telling: Telling) -> None:
+    book, seen = ProgressCache(lambda _job: telling), []
+    threads = [threading.Thread(target=lambda: seen.append(book.told(JOB))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(seen) == 8
+    assert len(set(map(last, seen))) == 1
+
+
+def test_memory_is_bounded(telling: Telling) -> None:
+    from dataclasses import replace
+
+    book = ProgressCache(lambda _job: telling, size=3)
+    for number in range(10):
+        book.told(replace(JOB, id=str(number)))
+    assert list(book._known) == ["7", "8", "9"]

@@ -1,0 +1,357 @@
+"""The queue: one job at a time on each resource, first come first served, and one supervisor that leads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
+from tipbench.jobs.event_file import RecordedEvent
+from tipbench.jobs.job import Job, JobKind, JobRequest, JobState, JobStatus, LogTail
+from tipbench.jobs.store import JobStore
+from tipbench.jobs.supervisor import Supervisor, cancel, queue_positions, retry, startable, submit
+
+ONE, TWO = "Ollama at http://one:11434", "Ollama at http://two:11434"
+
+
+@dataclass
+class ScriptedRunner:
+    """Sees what it is told to see, and remembers what it was asked."""
+
+    name: str = "local"
+    started: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    seen: dict[str, JobStatus] = field(default_factory=dict)
+    trouble: Exception | None = None
+
+    def start(self, job: Job) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        if job.id not in self.started:
+            self.started.append(job.id)
+            self.seen.setdefault(job.id, JobStatus(JobState.RUNNING))
+
+    def observe(self, job: Job) -> JobStatus:
+        if self.trouble is not None:
+            raise self.trouble
+        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="never heard of it"))
+
+    def cancel(self, job: Job) -> None:
+        self.cancelled.append(job.id)
+        self.seen[job.id] = JobStatus(JobState.CANCELLED, 130)
+
+    def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:  # noqa: ARG002
+        return []
+
+    def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002
+        return LogTail("", 0, cut=False)
+
+    def forget(self, job: Job) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.forgotten.append(job.id)
+
+
+@dataclass
+class Desk:
+    """A queue with its runner."""
+
+    store: JobStore
+    runner: ScriptedRunner
+    supervisor: Supervisor
+
+    def order(self, *resources: str, runner: str = "local") -> Job:
+        order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, resources=resources, runner=runner)
+        return submit(self.store, order).job
+
+    def sees(self, job: Job, state: JobState, code: int | None = None, reason: str = "") -> Job:
+        """The runner sees this, and the queue is carried on."""
+        self.runner.seen[job.id] = JobStatus(state, code, reason)
+        return self.tick(job)
+
+    def tick(self, job: Job) -> Job:
+        assert self.supervisor.tick()
+        return self.store.get(job.id)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    runner = ScriptedRunner()
+    with JobStore(tmp_path / "jobs.db") as store:
+        supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock")
+        yield Desk(store, runner, supervisor)
+        supervisor.close()
+
+
+def test_a_job_goes_from_the_queue_to_its_end(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    assert job.state is JobState.RUNNING
+    assert job.started is not None
+    done = desk.sees(job, JobState.SUCCEEDED, 0)
+    assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
+    assert desk.runner.started == [job.id]
+
+
+def test_on_one_resource_they_take_turns_in_the_order_they_came(desk: Desk) -> None:
+    jobs = [desk.order(ONE) for _ in range(3)]
+    for turn, job in enumerate(jobs):
+        assert desk.tick(job).state is JobState.RUNNING
+        assert desk.runner.started == [each.id for each in jobs[: turn + 1]]
+        desk.sees(job, JobState.SUCCEEDED, 0)
+
+
+def test_on_two_resources_they_run_side_by_side(desk: Desk) -> None:
+    first, second = desk.order(ONE), desk.order(TWO)
+    desk.tick(first)
+    assert desk.store.get(second.id).state is JobState.RUNNING
+
+
+def test_a_place_in_the_queue_counts_those_who_need_the_same(desk: Desk) -> None:
+    running, next_, other, both, last = (desk.order(*needs) for needs in ((ONE,), (ONE,), (TWO,), (ONE, TWO), (ONE,)))
+    desk.supervisor.tick()
+    assert desk.store.get(other.id).state is JobState.RUNNING
+    queued = desk.store.in_states({JobState.QUEUED})
+    assert queue_positions(queued) == {next_.id: 1, both.id: 2, last.id: 3}
+    assert running.id not in queue_positions(queued)
+
+
+def test_a_job_that_needs_nothing_waits_for_nobody_but_for_room(desk: Desk) -> None:
+    jobs = [desk.order() for _ in range(6)]
+    desk.supervisor.tick()
+    assert desk.runner.started == [job.id for job in jobs[:4]]
+
+
+def test_a_lost_job_holds_nobody_up_and_is_found_again(desk: Desk) -> None:
+    job, behind = desk.order(ONE), desk.order(ONE)
+    desk.tick(job)
+    lost = desk.sees(job, JobState.LOST, reason="out of sight")
+    assert (lost.state, lost.reason, lost.ended) == (JobState.LOST, "out of sight", None)
+    assert desk.store.get(behind.id).state is JobState.RUNNING
+    found = desk.sees(job, JobState.RUNNING)
+    assert (found.state, found.reason) == (JobState.RUNNING, "")
+    assert desk.sees(found, JobState.SUCCEEDED, 0).started == lost.started
+
+
+def test_a_lost_job_that_ended_out_of_sight_is_known_to_have_ended(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.LOST)
+    assert desk.sees(job, JobState.FAILED, 1, "no MLflow").reason == "no MLflow"
+
+
+def test_who_waits_for_a_judge_gives_up_its_place(desk: Desk) -> None:
+    job, behind = desk.order(ONE), desk.order(ONE)
+    desk.tick(job)
+    assert desk.sees(job, JobState.WAITING).state is JobState.WAITING
+    assert desk.store.get(behind.id).state is JobState.RUNNING
+    assert desk.sees(job, JobState.LOST).state is JobState.LOST
+    assert desk.sees(job, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
+
+
+def test_a_runner_that_is_away_makes_its_jobs_lost_until_it_is_back(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.runner.trouble = ServerUnavailable("Airflow does not answer")
+    away = desk.tick(job)
+    assert (away.state, away.reason) == (JobState.LOST, "Airflow does not answer")
+    desk.runner.trouble = None
+    assert desk.tick(job).state is JobState.RUNNING
+
+
+def test_a_job_whose_runner_is_away_stays_queued_and_says_why(desk: Desk) -> None:
+    desk.runner.trouble = ServerUnavailable("Airflow does not answer")
+    job = desk.tick(desk.order(ONE))
+    assert (job.state, job.reason) == (JobState.QUEUED, "Airflow does not answer")
+    desk.runner.trouble = None
+    assert desk.tick(job).state is JobState.RUNNING
+
+
+def test_a_job_of_a_runner_that_is_not_configured_waits_and_says_so(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE, runner="airflow"))
+    assert job.state is JobState.QUEUED
+    assert "airflow, which is not configured" in job.reason
+
+
+def test_a_job_that_cannot_be_started_has_failed(desk: Desk) -> None:
+    desk.runner.trouble = JobStartError("no such program")
+    job = desk.tick(desk.order(ONE))
+    assert (job.state, job.reason) == (JobState.FAILED, "no such program")
+
+
+def test_a_bug_met_at_one_job_does_not_hold_up_the_others(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    broken = desk.tick(desk.order(ONE))
+    desk.runner.trouble = ZeroDivisionError()
+    with caplog.at_level(logging.ERROR):
+        assert desk.tick(broken).state is JobState.RUNNING
+    assert broken.id in caplog.text
+    desk.runner.trouble = None
+    assert desk.sees(broken, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
+
+
+def test_a_cancel_goes_through_the_runner(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    assert cancel(desk.store, job.id).state is JobState.RUNNING
+    done = desk.tick(job)
+    assert (done.state, done.exit_code, desk.runner.cancelled) == (JobState.CANCELLED, 130, [job.id])
+
+
+def test_a_cancel_in_the_queue_never_reaches_the_runner(desk: Desk) -> None:
+    job = desk.order(ONE)
+    assert cancel(desk.store, job.id).state is JobState.CANCELLED
+    desk.supervisor.tick()
+    assert (desk.runner.started, desk.runner.cancelled) == ([], [])
+
+
+def test_a_job_cancelled_while_its_leader_died_starting_it_is_not_started(desk: Desk) -> None:
+    job = desk.order(ONE)
+    desk.store.claim(job.id)  # and dies
+    assert cancel(desk.store, job.id).state is JobState.QUEUED
+    assert desk.tick(job).state is JobState.CANCELLED
+    assert (desk.runner.started, desk.runner.cancelled) == ([], [job.id])
+
+
+def test_a_job_started_by_a_leader_that_died_before_it_could_say_so_is_running(desk: Desk) -> None:
+    job = desk.order(ONE)
+    claimed = desk.store.claim(job.id)
+    assert claimed is not None
+    desk.runner.start(claimed)  # and dies
+    assert desk.tick(job).state is JobState.RUNNING
+    assert desk.runner.started == [job.id]
+
+
+def test_a_retry_runs_like_any_other(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.FAILED, 1)
+    again = retry(desk.store, job.id).job
+    assert desk.tick(again).state is JobState.RUNNING
+    with pytest.raises(JobConflict):
+        retry(desk.store, again.id)
+
+
+def test_of_two_supervisors_one_leads_and_the_other_takes_over(desk: Desk, tmp_path: Path) -> None:
+    job = desk.tick(desk.order(ONE))
+    other_runner = ScriptedRunner()
+    with JobStore(desk.store.path) as store:
+        other = Supervisor(store, {"local": other_runner}, tmp_path / "lock")
+        assert other.tick() is False
+        assert not other.leads
+        desk.supervisor.close()
+        other_runner.seen[job.id] = JobStatus(JobState.SUCCEEDED, 0)
+        assert other.tick() is True
+        assert store.get(job.id).state is JobState.SUCCEEDED
+        other.close()
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[tuple[Desk, list[float]]]:
+    """A desk that forgets what ended a day ago, and its clock."""
+    runner, now = ScriptedRunner(), [1_000_000.0]
+    with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
+        supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)
+        yield Desk(store, runner, supervisor), now
+        supervisor.close()
+
+
+def ended_long_ago(keeping: tuple[Desk, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
+    desk, now = keeping
+    jobs = [desk.order(runner=runner) for _ in range(number)]
+    for job in jobs:
+        desk.store.move(job.id, JobState.QUEUED, JobState.RUNNING)
+        desk.store.move(job.id, JobState.RUNNING, JobState.SUCCEEDED)
+    now[0] += 90_000
+    return jobs
+
+
+def test_what_ended_long_ago_is_forgotten_by_runner_and_list(keeping: tuple[Desk, list[float]]) -> None:
+    desk, _ = keeping
+    jobs = ended_long_ago(keeping, 120)
+    for _ in range(3):  # some at a time
+        desk.supervisor.tick()
+    assert sorted(desk.runner.forgotten) == sorted(job.id for job in jobs)
+    assert desk.store.page().items == ()
+
+
+def test_what_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
+    desk, now = keeping
+    ended_long_ago(keeping)
+    now[0] -= 80_000
+    desk.supervisor.tick()
+    assert desk.runner.forgotten == []
+    assert len(desk.store.page().items) == 1
+
+
+def test_what_its_runner_cannot_forget_yet_stays_on_the_list(
+    keeping: tuple[Desk, list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    desk, _ = keeping
+    (job,) = ended_long_ago(keeping)
+    desk.runner.trouble = TipbenchError("its process has not gone yet")
+    desk.supervisor.tick()
+    assert desk.store.get(job.id).state is JobState.SUCCEEDED
+    assert "its process has not gone yet" in caplog.text
+
+
+def test_a_job_of_a_runner_that_is_gone_is_taken_off_the_list(keeping: tuple[Desk, list[float]]) -> None:
+    desk, _ = keeping
+    ended_long_ago(keeping, runner="airflow")
+    desk.supervisor.tick()
+    assert desk.store.page().items == ()
+
+
+def test_without_a_limit_nothing_is_forgotten(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.SUCCEEDED, 0)
+    desk.supervisor.tick()
+    assert desk.runner.forgotten == []
+
+
+def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(desk: Desk) -> None:
+    job = desk.tick(desk.order(ONE))
+    desk.sees(job, JobState.LOST)
+    again = retry(desk.store, job.id, key="key-1").job
+    desk.sees(job, JobState.RUNNING)
+    assert retry(desk.store, job.id, key="key-1").job.id == again.id
+    with pytest.raises(JobConflict):
+        retry(desk.store, job.id, key="key-2")
+
+
+def test_a_supervisor_on_its_thread_can_be_woken_and_closed(desk: Desk) -> None:
+    with Supervisor(desk.store, {"local": desk.runner}, desk.store.path.with_name("other"), tick_s=30) as supervisor:
+        job = desk.order(ONE)
+        for _ in range(500):
+            supervisor.wake()
+            if desk.store.get(job.id).state is JobState.RUNNING:
+                break
+            supervisor._stop.wait(0.01)
+    assert desk.store.get(job.id).state is JobState.RUNNING
+
+
+RESOURCES = st.lists(st.sampled_from("abcd"), max_size=2, unique=True).map(tuple)
+
+
+def a_job(number: int, resources: tuple[str, ...]) -> Job:
+    return Job(
+        JobKind.COLLECT, "tip-bench-a", {}, resources=resources, id=str(number), state=JobState.QUEUED, created=0
+    )
+
+
+@given(st.lists(RESOURCES, max_size=12), st.lists(st.sampled_from("abcd"), max_size=3, unique=True), st.integers(0, 6))
+def test_nobody_shares_a_resource_and_nobody_is_overtaken(
+    needs: list[tuple[str, ...]], held: list[str], most: int
+) -> None:
+    queued = [a_job(number, resources) for number, resources in enumerate(needs)]
+    running = [replace(a_job(100 + number, (name,)), state=JobState.RUNNING) for number, name in enumerate(held)]
+    chosen = startable(queued, running, most)
+    used = [resource for job in [*running, *chosen] for resource in job.resources]
+    assert len(used) == len(set(used))
+    assert len(chosen) <= max(0, most - len(running))
+    for job in chosen:
+        ahead = queued[: int(job.id)]
+        assert all(other in chosen or set(other.resources).isdisjoint(job.resources) for other in ahead)
+    if queued and most > len(running) and set(held).isdisjoint(queued[0].resources):
+        assert queued[0] in chosen

@@ -1,0 +1,229 @@
+"""Apply beside others: other sheets, other machines, deleted runs, blank files, an acceptance and what it covers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.judging import Desk, SeededStore, always, fill, items_of, record_cells
+from tipbench.errors import MlflowError
+from tipbench.judge.apply import SheetApplier
+from tipbench.judge.scores import NO_SCORES, SCORES, scores_text
+from tipbench.judge.sheet import sheet_json
+from tipbench.judge.sheet_store import ANSWERS, ItemKind, SheetStatus, StoredSheet, find_sheet, receive
+from tipbench.record.run import RunChange
+
+CELLS = 24
+
+
+class BusyStore(SeededStore):
+    """Lets something else happen right before one change of a run, as another machine might."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[str], None] | None = None
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """As `SeededStore.update`, with the other one first."""
+        other, self.meanwhile = self.meanwhile, None
+        if other is not None:
+            other(run_id)
+        super().update(run_id, change)
+
+
+@pytest.fixture
+def store() -> BusyStore:
+    return BusyStore()
+
+
+@pytest.fixture
+def desk(store: BusyStore) -> Desk:
+    return Desk(store, record_cells(store, models=("alpha:135m",)))
+
+
+def states(desk: Desk) -> Counter[str | None]:
+    return Counter(run.state for run in desk.cells().values())
+
+
+def blank(judging: StoredSheet) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(sheet_json(judging.sheet))))
+
+
+def read(desk: Desk, judging: StoredSheet) -> StoredSheet:
+    found = find_sheet(desk.store, desk.experiment.experiment_id, desk.experiment.name, judging.sheet.id)
+    assert found is not None
+    return found
+
+
+# Other sheets of the same judge
+
+
+def test_a_held_sheet_leaves_standing_what_counts_from_another(desk: Desk) -> None:
+    one, two = (desk.export("anna").judging for _ in range(2))
+    desk.apply(fill(one))
+    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
+    assert desk.apply(fill(two, always(3))).held
+    assert states(desk) == {"judged": CELLS}
+    assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
+    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
+    desk.apply(fill(two, always(3)), accept="agreed")
+    assert {run.metrics["composite"] for run in desk.cells().values()} == {11.0}
+    assert {run.tags["held"] for run in desk.cells().values()} == {"false"}
+
+
+def test_held_counted_and_held_again_ends_as_held_at_once(desk: Desk) -> None:
+    one, two = (desk.export("anna").judging for _ in range(2))
+    desk.apply(fill(one))
+    before = {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()}
+    for rule, accept in ((always(3), None), (always(3), "yes"), (always(1), None)):
+        desk.apply(fill(two, rule), accept=accept)
+    assert {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()} == before
+
+
+# Two machines
+
+
+def test_scores_that_another_machine_writes_meanwhile_are_not_lost(desk: Desk, store: BusyStore) -> None:
+    """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
+    anna, ben = (desk.export(name, everything=True).judging for name in ("anna", "ben"))
+
+    def meanwhile(_run_id: str) -> None:
+        desk.apply(fill(ben, seed=2))
+
+    store.meanwhile = meanwhile
+    desk.apply(fill(anna))
+    assert {frozenset(scores.judges) for scores in desk.scores().values()} == {frozenset(("anna", "ben"))}
+    assert {run.tags["judges"] for run in desk.cells().values()} == {'["anna", "ben"]'}
+
+
+def test_what_another_machine_has_overwritten_is_written_again(desk: Desk, store: BusyStore) -> None:
+    """The other one has read a cell before our change of it and writes it back after."""
+    judging = desk.export("anna").judging
+    first, second, *_ = items_of(fill(judging), judging)
+    undone: list[str] = []
+
+    def meanwhile(run_id: str) -> None:
+        store.meanwhile = meanwhile
+        if run_id == second and not undone:
+            undone.append(first)
+            texts = {SCORES: scores_text(NO_SCORES)}
+            SeededStore.update(store, first, RunChange(texts=texts, at_ms=1))
+
+    store.meanwhile = meanwhile
+    desk.apply(fill(judging))
+    assert undone == [first]
+    assert all("anna" in scores.judges for scores in desk.scores().values())
+
+
+# Deleted runs
+
+
+class ForgetfulStore(SeededStore):
+    """Shows deleted runs and lets nobody change them, as MLflow does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted: set[str] = set()
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """As `SeededStore.update`, unless deleted."""
+        if run_id in self.deleted:
+            raise MlflowError(f"The run {run_id} must be in the 'active' state. Current state is deleted.")
+        super().update(run_id, change)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten: bool) -> None:
+    store = ForgetfulStore()
+    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    judging = desk.export("anna").judging
+    gone = next(entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL and entry.run_id)
+    if forgotten:
+        del store._runs[gone]
+    else:
+        store.deleted.add(gone)
+    applied = desk.apply(fill(judging))
+    assert (applied.status, applied.deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
+    assert "1 answer was deleted in MLflow; its scores stay with the sheet" in applied.sentences()
+    assert {run.state for run_id, run in desk.cells().items() if run_id != gone} == {"judged"}
+    assert len(read(desk, judging).answers) == len(judging.entries)
+
+
+# Nothing finished, blank items
+
+
+def test_an_empty_sheet_writes_nothing_and_makes_nobody_its_owner(desk: Desk) -> None:
+    judging = desk.export(None).judging
+    before, revision = desk.everything(), desk.store.experiments()[0].tags
+    assert desk.apply(blank(judging), judge="anan").finished == 0
+    assert desk.everything() == before
+    assert desk.store.experiments()[0].tags == revision
+    assert desk.apply(fill(judging), judge="anna").judge == "anna"
+
+
+def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging)
+    desk.apply(raw)
+    for item in raw["items"][:3]:
+        for tip in item["tips"]:
+            tip["scores"] = dict.fromkeys(tip["scores"])
+    applied = desk.apply(raw)
+    assert (applied.blank, applied.unfinished, applied.changes) == (3, 0, ())
+    assert "3 items are blank in the file; their earlier scores stand" in applied.sentences()
+
+
+# What an acceptance is for
+
+
+def test_a_note_does_not_void_an_acceptance_and_other_scores_do_not_erase_it(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging, always(3))
+    desk.apply(raw, accept="team agreed")
+    raw["items"][0]["tips"][0]["note"] = "a typo mended"
+    applied = desk.apply(raw)
+    assert (applied.status, applied.accepted) == (SheetStatus.APPLIED, "team agreed")
+    other = copy.deepcopy(raw)
+    other["items"][0]["format_ok"] = not other["items"][0]["format_ok"]
+    assert desk.apply(other).held, "a flag is part of what was accepted"
+    assert (read(desk, judging).acceptance, read(desk, judging).accepted) == ("team agreed", None)
+    assert desk.apply(raw).accepted == "team agreed", "these very scores were accepted once"
+    assert states(desk) == {"judged": CELLS}
+
+
+def test_replaced_answers_stay_with_the_sheet(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging)
+    desk.apply(raw)
+    item = raw["items"][5]
+    former = copy.deepcopy(item)
+    item["tips"][0]["scores"]["tone"] = 1 + item["tips"][0]["scores"]["tone"] % 5
+    desk.apply(raw)
+    item["tips"][0]["note"] = "why"
+    desk.apply(raw)
+    _, texts = desk.store.get(judging.run_id)
+    kept = json.loads(texts[ANSWERS])
+    assert kept["items"].keys() == {each["item"] for each in raw["items"]}
+    assert [each["item"] for each in kept["history"]] == [item["item"]] * 2
+    assert [tip["scores"] for tip in kept["history"][0]["tips"]] == [tip["scores"] for tip in former["tips"]]
+    assert all(each["at"] for each in kept["history"])
+    assert read(desk, judging).replaced[0].given.item == item["item"]
+
+
+# Progress
+
+
+def test_progress_counts_hidden_items_like_all_others(desk: Desk) -> None:
+    judging = desk.export("anna").judging
+    got = receive(desk.store, fill(judging))
+    seen: list[tuple[int, int]] = []
+    work = SheetApplier(desk.store, got.experiment, got.judging, got.filled)
+    work.run(progress=lambda done, of: seen.append((done, of)))
+    total = len(judging.entries)
+    assert total > CELLS
+    assert seen == [(done, total) for done in range(1, total + 1)]

@@ -1,0 +1,409 @@
+"""Duels from export to compare, on a store in memory: blind, in both orders, all or nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.judged import judge_at
+from support.judging import Desk, SeededStore, record_cells
+from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.duels import DuelTable
+from tipbench.compare.leaderboard import BoardOptions, duels_of, make_board, with_duels
+from tipbench.compare.matrix import Pair
+from tipbench.errors import NotEnoughData, SheetRefused
+from tipbench.generate.parsing import Tip
+from tipbench.judge.duels import (
+    FORMAT,
+    Contender,
+    DuelApplyResult,
+    DuelExport,
+    DuelRequest,
+    apply_duels,
+    choose_match_ups,
+    duel_json,
+    duel_text,
+    export_duels,
+    find_duel,
+    in_both_orders,
+    match_ups,
+    read_duels,
+    receive_duels,
+)
+from tipbench.judge.sheet_store import find_sheet, stored_sheets
+from tipbench.judge.status import judging_status
+from tipbench.plan.grid import PlannedCell
+from tipbench.record.run import StoredRun
+
+MODELS = ("unmistakable-alpha:135m", "unmistakable-beta:1b", "unmistakable-gamma:2b")
+
+
+def level(run: StoredRun, number: int) -> int:
+    """Gamma is bad; alpha and beta tie, with a little noise."""
+    if run.params["model"].startswith("unmistakable-gamma"):
+        return 1
+    return 3 + random.Random(f"{run.params['model']} {run.params['scenario']}").randint(0, 1)
+
+
+@pytest.fixture(scope="module")
+def judged() -> Desk:
+    store = SeededStore()
+    desk = Desk(store, record_cells(store, models=MODELS, prompts="v1"))
+    judge_at(desk, level)
+    return desk
+
+
+@pytest.fixture
+def desk(judged: Desk) -> Desk:
+    """A copy of the judged cells, so that each test has its own."""
+    store = SeededStore()
+    assert isinstance(judged.store, SeededStore)
+    store.copy_from(judged.store)
+    return Desk(store, judged.experiment)
+
+
+def request(desk: Desk, **over: Any) -> DuelRequest:
+    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
+    ranking = make_board("x", cells, BoardOptions()).ranking
+    assert ranking.leader is not None
+    among = {ranking.leader, *ranking.tied}
+    assert {pair.model for pair in among} == set(MODELS[:2]), "the world of these tests: two that tie"
+    runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells if cell.pair in among}
+    values: dict[str, Any] = {"judge": "anna", "seed": 3, **over}
+    return DuelRequest((ranking.leader.model, ranking.leader.prompt), runs, cells.rubric, **values)
+
+
+def export(desk: Desk, **over: Any) -> DuelExport:
+    return export_duels(desk.store, desk.experiment, request(desk, **over))
+
+
+def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
+    """The rule sees the models behind a and b."""
+    raw: dict[str, Any] = json.loads(duel_text(done.judging.sheet))
+    for item in raw["items"]:
+        a, b = (done.judging.names[run_id][0] for run_id in done.judging.sides[item["item"]])
+        item["winner"] = winner(a, b)
+    return raw
+
+
+def beta_wins(a: str, b: str) -> str:
+    return "a" if "beta" in a else "b"
+
+
+def apply(desk: Desk, raw: dict[str, Any], **options: Any) -> DuelApplyResult:
+    judge = options.pop("judge", None)
+    return apply_duels(desk.store, receive_duels(desk.store, raw, judge=judge), **options)
+
+
+def kept(desk: Desk) -> dict[str, Any]:
+    runs = desk.store.search(desk.experiment.experiment_id, where={})
+    return {run.run_id: desk.store.get(run.run_id) for run in runs}
+
+
+# The file
+
+
+def test_the_file_has_the_shape_scripts_read(desk: Desk) -> None:
+    raw = duel_json(export(desk).judging.sheet)
+    assert set(raw) == {"format", "sheet", "experiment", "judge", "instructions", "rubric", "items"}
+    assert (raw["format"], raw["judge"], set(raw["rubric"])) == (FORMAT, "anna", {"id", "sha256", "text"})
+    assert set(raw["items"][0]) == {"item", "sha256", "scenario", "a", "b", "winner"}
+    assert set(raw["items"][0]["a"][0]) == {"tip", "rationale"}
+    assert {item["winner"] for item in raw["items"]} == {None}
+
+
+def test_only_tied_pairs_meet_and_every_match_up_in_both_orders(desk: Desk) -> None:
+    done = export(desk)
+    sides = list(done.judging.sides.values())
+    assert len(sides) == 2 * 8, "two pairs, eight scenarios, both orders"
+    assert {model for model, _ in done.judging.names.values()} == set(MODELS[:2])
+    assert Counter(frozenset(two) for two in sides) == dict.fromkeys(map(frozenset, sides), 2)
+    assert all((b, a) in sides for a, b in sides)
+    assert (done.pairs, done.scenarios) == (2, 8)
+
+
+def test_the_file_betrays_nothing(desk: Desk) -> None:
+    done = export(desk)
+    text = duel_text(done.judging.sheet)
+    for secret in ("unmistakable", '"v1"', *done.judging.names, done.judging.run_id):
+        assert secret not in text
+    assert len({len(item.id) for item in done.judging.sheet.items}) == 1
+
+
+def test_the_same_bytes_are_written_again(desk: Desk) -> None:
+    sheet = export(desk).judging.sheet
+    again = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, sheet.id)
+    assert again is not None
+    assert duel_text(again.sheet) == duel_text(sheet)
+
+
+def test_a_seed_gives_the_same_order(desk: Desk) -> None:
+    one, two, other = (export(desk, seed=seed).judging for seed in (5, 5, 6))
+    assert list(one.sides.values()) == list(two.sides.values()) != list(other.sides.values())
+    assert set(one.sides).isdisjoint(two.sides), "ids say nothing about the seed either"
+
+
+def test_duels_are_no_sheets_and_sheets_no_duels(desk: Desk) -> None:
+    before = judging_status(desk.store, desk.experiment)
+    sheet = export(desk).judging.sheet
+    place = desk.experiment.experiment_id, desk.experiment.name
+    assert find_sheet(desk.store, *place, sheet.id) is None
+    (ordinary,) = stored_sheets(desk.store, *place)
+    assert find_duel(desk.store, *place, ordinary.sheet.id) is None
+    assert judging_status(desk.store, desk.experiment) == before
+
+
+def test_answers_without_a_tip_are_left_out() -> None:
+    def write(cell: PlannedCell, rng: random.Random) -> str:
+        from support.judging import three_tips
+
+        silent = cell.cell.model == MODELS[0] and cell.cell.scenario.endswith("morning")
+        return "I cannot." if silent else three_tips(cell, rng)
+
+    store = SeededStore()
+    desk = Desk(store, record_cells(store, models=MODELS[:2], prompts="v1", write=write))
+    judge_at(desk, level)
+    cells = read_board(store, desk.experiment.experiment_id, CellFilter())
+    runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells}
+    done = export_duels(store, desk.experiment, DuelRequest((MODELS[1], "v1"), runs, cells.rubric, seed=3))
+    assert done.without_tips > 0
+    assert all(item.a and item.b for item in done.judging.sheet.items)
+    assert done.scenarios == 8 - done.without_tips
+
+
+# Applying
+
+
+def test_applied_duels_are_read_back(desk: Desk) -> None:
+    done = export(desk)
+    applied = apply(desk, filled(done, beta_wins))
+    assert (applied.finished, applied.unfinished, applied.twice, applied.same) == (16, 0, 8, 8)
+    duels = read_duels(desk.store, desk.experiment)
+    assert len(duels) == 16
+    assert {duel.names["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
+    assert {duel.judge for duel in duels} == {"anna"}
+
+
+def test_applying_again_changes_nothing(desk: Desk) -> None:
+    raw = filled(export(desk), beta_wins)
+    apply(desk, raw)
+    before = kept(desk)
+    assert apply(desk, raw).changes == ()
+    assert kept(desk) == before
+
+
+def test_a_dry_run_writes_nothing_and_shows_the_changes(desk: Desk) -> None:
+    raw = filled(export(desk), beta_wins)
+    before = kept(desk)
+    applied = apply(desk, raw, dry_run=True)
+    assert kept(desk) == before
+    assert {change.before for change in applied.changes} == {None}
+    assert len(applied.changes) == 16
+
+
+def test_unfinished_items_stay_open_and_may_be_filled_later(desk: Desk) -> None:
+    done = export(desk)
+    raw = filled(done, beta_wins)
+    part = copy.deepcopy(raw)
+    for item in part["items"][:10]:
+        item["winner"] = None
+    assert (apply(desk, part).unfinished, len(read_duels(desk.store, desk.experiment))) == (10, 6)
+    assert apply(desk, raw).unfinished == 0
+    assert apply(desk, part).unfinished == 0, "what is emptied keeps what it had"
+    assert len(read_duels(desk.store, desk.experiment)) == 16
+
+
+def test_a_revised_item_keeps_its_history(desk: Desk) -> None:
+    done = export(desk)
+    apply(desk, filled(done, beta_wins))
+    raw = filled(done, beta_wins)
+    raw["items"][4]["winner"] = "TIE "
+    (change,) = apply(desk, raw).changes
+    assert change.after == "tie"
+    found = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, done.judging.sheet.id)
+    assert found is not None
+    (former,) = found.history
+    assert (former.item, former.winner) == (change.item, change.before)
+
+
+def test_a_liking_for_the_first_place_is_seen(desk: Desk) -> None:
+    applied = apply(desk, filled(export(desk), lambda _a, _b: "a"))
+    assert (applied.twice, applied.same) == (8, 0)
+
+
+def test_no_cell_is_touched(desk: Desk) -> None:
+    before = desk.cells()
+    apply(desk, filled(export(desk), beta_wins))
+    assert desk.cells() == before
+
+
+def test_whoever_fills_an_unnamed_file_signs_it(desk: Desk) -> None:
+    raw = filled(export(desk, judge=None), beta_wins)
+    with pytest.raises(SheetRefused, match="judge's name"):
+        apply(desk, raw)
+    assert apply(desk, raw, judge="ben").judge == "ben"
+    with pytest.raises(SheetRefused, match="whose sheet this is"):
+        apply(desk, raw, judge="cleo")
+
+
+MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a winner that is none": (lambda raw: raw["items"][0].update(winner="c"), "winner: expected 'a', 'b' or 'tie'"),
+    "another text": (lambda raw: raw["items"][1]["a"][0].update(tip="Mine!"), "tip 1, a.tip: expected the text"),
+    "a tip less": (lambda raw: raw["items"][1]["b"].pop(), "b: expected the answer's 3 tips; found 2"),
+    "sides exchanged": (lambda raw: raw["items"][0].update(a=raw["items"][0]["b"]), "a.tip"),
+    "another hash": (lambda raw: raw["items"][2].update(sha256="0" * 64), "sha256"),
+    "an item twice": (lambda raw: raw["items"].append(raw["items"][0]), "each item once"),
+    "a foreign item": (lambda raw: raw["items"].append({"item": "zzz"}), "an item of sheet"),
+    "another sheet": (lambda raw: raw.update(sheet="0" * 12), "a sheet exported from"),
+    "another experiment": (lambda raw: raw.update(experiment="tip-bench-none"), "an experiment of this MLflow"),
+    "another judge": (lambda raw: raw.update(judge="ben"), "whose sheet this is"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_mistake_refuses_the_whole_file_and_is_named(desk: Desk, name: str) -> None:
+    spoil, said = MISTAKES[name]
+    raw = filled(export(desk), beta_wins)
+    spoil(raw)
+    before = kept(desk)
+    with pytest.raises(SheetRefused) as caught:
+        apply(desk, raw)
+    assert said in str(caught.value)
+    assert kept(desk) == before
+
+
+def test_every_mistake_is_listed(desk: Desk) -> None:
+    raw = filled(export(desk), lambda _a, _b: "left")
+    with pytest.raises(SheetRefused) as caught:
+        apply(desk, raw)
+    assert len(caught.value.problems) == 16
+
+
+# Who has had what
+
+
+def test_a_judge_does_not_get_the_same_duels_again(desk: Desk) -> None:
+    apply(desk, filled(export(desk), beta_wins))
+    with pytest.raises(NotEnoughData, match="judged by anna, in both orders"):
+        export(desk)
+    assert len(export(desk, judge="ben").judging.sheet.items) == 16
+    with pytest.raises(NotEnoughData, match="by somebody"):
+        export(desk, judge=None)
+
+
+def test_half_judged_match_ups_come_again(desk: Desk) -> None:
+    done = export(desk)
+    raw = filled(done, beta_wins)
+    for item in raw["items"][:3]:
+        item["winner"] = None
+    apply(desk, raw)
+    assert len(export(desk).judging.sheet.items) == 6
+
+
+def test_what_a_judge_says_twice_counts_once(desk: Desk) -> None:
+    first, second = export(desk), export(desk)
+    apply(desk, filled(first, beta_wins))
+    apply(desk, filled(second, lambda _a, _b: "tie"))
+    duels = read_duels(desk.store, desk.experiment)
+    assert (len(duels), {str(duel.winner) for duel in duels}) == (16, {"tie"})
+
+
+@pytest.mark.parametrize(
+    ("limit", "items"),
+    [
+        (3, 2),
+        (16, 16),
+        (100, 16),
+    ],
+)
+def test_a_limit_counts_both_orders(desk: Desk, limit: int, items: int) -> None:
+    assert len(export(desk, limit=limit).judging.sheet.items) == items
+
+
+# Beside the board
+
+
+def test_duels_stand_beside_the_board_and_change_nothing_on_it(desk: Desk) -> None:
+    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
+    before = make_board(desk.experiment.name, cells, BoardOptions())
+    assert with_duels(desk.store, desk.experiment, before, cells).duels is None
+    apply(desk, filled(export(desk), beta_wins))
+    board = with_duels(desk.store, desk.experiment, before, cells)
+    assert isinstance(board.duels, DuelTable)
+    assert board.duels.winner == Pair(MODELS[1], "v1")
+    assert board.ranking == before.ranking
+    assert "In the duels" in board.verdict
+
+
+def test_duels_of_answers_that_are_not_on_the_board_do_not_count(desk: Desk) -> None:
+    apply(desk, filled(export(desk), beta_wins))
+    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
+    assert len(duels_of(desk.store, desk.experiment, cells)) == 16
+    assert duels_of(desk.store, desk.experiment, replace(cells, cells=cells.cells[:0])) == []
+    assert duels_of(desk.store, desk.experiment, replace(cells, rubric="other@0")) == []
+    assert duels_of(desk.store, desk.experiment, cells, judge="ben") == []
+
+
+def test_duels_of_pairs_that_no_longer_tie_are_left_out(desk: Desk) -> None:
+    apply(desk, filled(export(desk), beta_wins))
+    cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
+    board = make_board(desk.experiment.name, cells, BoardOptions())
+    board = replace(board, ranking=replace(board.ranking, tied=(Pair(MODELS[2], "v1"),)))
+    assert with_duels(desk.store, desk.experiment, board, cells).duels is None
+
+
+# Who meets whom
+
+
+def contenders(pairs: int, scenarios: int) -> list[Contender]:
+    return [
+        Contender(f"{pair}-{scenario}", (f"m{pair}", "v1"), f"s{scenario:02}", "0", (Tip(f"{pair} {scenario}"),))
+        for pair in range(pairs)
+        for scenario in range(scenarios)
+    ]
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
+def test_both_orders_of_a_match_up_are_far_apart(pairs: int, scenarios: int, seed: int) -> None:
+    found = match_ups(contenders(pairs, scenarios))
+    shows = [(a.run_id, b.run_id) for a, b in in_both_orders(found, random.Random(seed))]
+    assert len(shows) == len(set(shows)) == 2 * len(found)
+    assert all(abs(shows.index((b, a)) - at) >= 0.75 * len(found) for at, (a, b) in enumerate(shows))
+
+
+@settings(max_examples=30)
+@given(st.permutations(range(12)))
+def test_the_order_of_answers_does_not_change_the_match_ups(order: list[int]) -> None:
+    all_ = contenders(3, 4)
+    assert match_ups([all_[at] for at in order]) == match_ups(all_)
+
+
+def test_repeats_meet_the_same_repeat() -> None:
+    two = [
+        replace(each, run_id=f"{each.run_id}-{repeat}", repeat=repeat) for each in contenders(2, 1) for repeat in "01"
+    ]
+    assert [each.one.repeat == each.other.repeat for each in match_ups(two)] == [True, True]
+
+
+def test_a_limit_takes_whole_scenarios_first() -> None:
+    found = match_ups(contenders(3, 6))
+    chosen = choose_match_ups(found, ("m2", "v1"), 7, random.Random(1))
+    counts = Counter(each.scenario for each in chosen)
+    assert sorted(counts.values()) == [1, 3, 3]
+    assert chosen[-1].has(("m2", "v1"))
+
+
+def test_a_small_limit_spreads_the_leaders_match_ups_over_scenarios() -> None:
+    chosen = choose_match_ups(match_ups(contenders(6, 8)), ("m0", "v1"), 20, random.Random(1))
+    assert all(each.has(("m0", "v1")) for each in chosen)
+    assert len({each.scenario for each in chosen}) == 4

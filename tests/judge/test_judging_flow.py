@@ -1,0 +1,918 @@
+"""Export and apply on a store in memory: who gets which cells, which scores count, what is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.judging import Desk, SeededStore, always, at_random, by_hand, fill, items_of, record_cells, three_tips
+from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, UsageError
+from tipbench.judge import run as running
+from tipbench.judge import sheet as sheet_module
+from tipbench.judge.export import ExportRequest
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.run import JudgeEnvironment, JudgeResult, Unscored, run_judge
+from tipbench.judge.sheet import ItemScore, Sheet, TipScore, sheet_text
+from tipbench.judge.sheet_store import ItemKind, SheetStatus, find_sheet, stored_sheets
+from tipbench.plan.grid import PlannedCell
+from tipbench.plan.suite import load_suite
+from tipbench.record.run import RunChange
+from tipbench.record.store import Experiment
+
+CELLS = 24  # enough for the 20 control tips that a verdict needs
+
+
+@cache
+def recorded() -> tuple[SeededStore, Experiment]:
+    store = SeededStore()
+    return store, record_cells(store, models=("alpha:135m",))
+
+
+def new_desk(store: SeededStore | None = None, **options: Any) -> Desk:
+    """A desk of its own with 24 answers; with options, with the cells that they describe."""
+    store = store or SeededStore()
+    if options:
+        return Desk(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
+    store.copy_from(recorded()[0])
+    return Desk(store, recorded()[1])
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return new_desk()
+
+
+def states(desk: Desk) -> Counter[str | None]:
+    return Counter(run.state for run in desk.cells().values())
+
+
+def clear(item: dict[str, Any]) -> None:
+    for tip in item["tips"]:
+        tip["scores"] = dict.fromkeys(tip["scores"])
+
+
+# What applying makes of the cells
+
+
+def test_an_applied_sheet_leaves_nothing_pending_and_its_numbers_are_those_by_hand(desk: Desk) -> None:
+    done = desk.export()
+    raw = fill(done.judging)
+    applied = desk.apply(raw)
+    assert (applied.status, applied.unfinished, applied.finished) == ("applied", 0, len(raw["items"]))
+    assert states(desk) == {"judged": CELLS}
+    expected = items_of(raw, done.judging)
+    for run_id, run in desk.cells().items():
+        numbers = by_hand(expected[run_id])
+        assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
+        assert run.tags["judge_pending"] == "false"
+        assert run.tags["judges"] == '["anna"]'
+        assert run.tags["scores_rubric"] == load_suite("tips").rubric.tag
+
+
+def test_applying_again_changes_nothing(desk: Desk) -> None:
+    raw = fill(desk.export().judging)
+    desk.apply(raw)
+    before, revision = desk.everything(), desk.store.experiments()[0].tags
+    again = desk.apply(raw)
+    assert again.changes == ()
+    assert desk.everything() == before
+    assert desk.store.experiments()[0].tags == revision
+
+
+def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(desk: Desk) -> None:
+    """Were they missing in the list, the judge would know which items measure them."""
+    done = desk.export()
+    before = desk.everything()
+    applied = desk.apply(fill(done.judging), dry_run=True)
+    assert desk.everything() == before
+    assert [change.item for change in applied.changes] == [item.id for item in done.judging.sheet.items]
+    assert {change.before for change in applied.changes} == {None}
+
+
+def test_a_dry_run_does_not_show_what_another_judge_gave(desk: Desk) -> None:
+    desk.judged_by("anna", at_random)
+    applied = desk.apply(fill(desk.export("ben", everything=True).judging), dry_run=True)
+    assert {change.before for change in applied.changes} == {None}
+
+
+def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(desk: Desk) -> None:
+    done = desk.export()
+    raw = fill(done.judging)
+    part = copy.deepcopy(raw)
+    left = list(items_of(part, done.judging))[:10]
+    for run_id in left:
+        clear(items_of(part, done.judging)[run_id])
+    applied = desk.apply(part)
+    assert applied.unfinished == 10
+    assert {run_id for run_id, run in desk.cells().items() if run.state == "pending"} == set(left)
+    assert desk.apply(raw).unfinished == 0
+    assert states(desk) == {"judged": CELLS}
+    assert all(scores.history == () for scores in desk.scores().values()), "nothing was revised"
+
+
+@settings(max_examples=4)
+@given(cuts=st.lists(st.integers(0, 35), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], seed: int) -> None:
+    """What counts is the same whatever the parts; while under way the judge may have been held or not."""
+    desk = new_desk()
+    judging = desk.export(seed=seed).judging
+    raw = fill(judging, seed=seed)
+    for cut in sorted(cuts):
+        part = copy.deepcopy(raw)
+        for item in part["items"][cut:]:
+            clear(item)
+        desk.apply(part)
+    desk.apply(raw)
+    for run_id, item in items_of(raw, judging).items():
+        numbers = by_hand(item)
+        metrics = desk.cells()[run_id].metrics
+        assert {name: metrics[name] for name in numbers} == pytest.approx(numbers)
+    assert all(scores.history == () for scores in desk.scores().values())
+
+
+def test_a_revised_score_counts_and_the_former_one_is_history(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging)
+    desk.apply(raw)
+    run_id, item = next(iter(items_of(raw, judging).items()))
+    tip = item["tips"][0]
+    former = tip["scores"]["tone"]
+    tip["scores"]["tone"] = 1 + former % 5
+    applied = desk.apply(raw)
+    assert [change.item for change in applied.changes] == [item["item"]]
+    assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    histories = {run: scores.history for run, scores in desk.scores().items() if scores.history}
+    assert list(histories) == [run_id]
+    assert [given.tips[0].scores["tone"] for given in histories[run_id]] == [former]
+
+
+def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging)
+    run_id, item = next(iter(items_of(raw, judging).items()))
+    assert item["format_ok"] is True
+    item["format_ok"] = False
+    desk.apply(raw)
+    assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    shown = desk.export("ben", everything=True).judging
+    assert {entry.run_id: entry.item.format_ok for entry in shown.entries}[run_id] is True
+
+
+# Held
+
+
+def test_a_judge_who_does_not_look_is_held_and_the_cells_stay_pending(desk: Desk) -> None:
+    applied = desk.judged_by("anna", always(5))
+    assert applied.held
+    assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
+    assert states(desk) == {"pending": CELLS}
+    assert all(scores.held["anna"].held for scores in desk.scores().values()), "stored all the same"
+    assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
+
+
+def test_release_alone_is_no_revision(desk: Desk) -> None:
+    judging = desk.export().judging
+    raw = fill(judging, always(5))
+    desk.apply(raw)
+    applied = desk.apply(raw, accept="agreed in the team")
+    assert (applied.status, applied.accepted) == ("applied", "agreed in the team")
+    assert states(desk) == {"judged": CELLS}
+    assert all(scores.history == () for scores in desk.scores().values())
+    before = desk.everything()
+    assert desk.apply(raw).status == "applied", "an accepted drift stays accepted"
+    assert desk.everything() == before
+
+
+def test_a_reason_given_where_nothing_drifts_is_not_kept_for_later(desk: Desk) -> None:
+    judging = desk.export().judging
+    desk.apply(fill(judging), accept="just in case")
+    assert desk.apply(fill(judging, always(5))).held
+    assert states(desk) == {"pending": CELLS}
+
+
+def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit(desk: Desk) -> None:
+    judging = desk.export().judging
+    desk.apply(fill(judging))
+    applied = desk.apply(fill(judging, always(1)))
+    assert applied.held
+    assert states(desk) == {"pending": CELLS}
+    assert {change.after for change in applied.changes} == {None}
+    assert desk.apply(fill(judging)).status == "applied"
+    assert states(desk) == {"judged": CELLS}
+
+
+def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(desk: Desk) -> None:
+    desk.judged_by("anna", always(5))
+    with pytest.raises(NotEnoughData, match=rf"{CELLS} answers whose scores are held: revise their sheet"):
+        desk.export("anna")
+    assert desk.export("ben").cells == CELLS
+
+
+# For whom
+
+
+def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(desk: Desk) -> None:
+    desk.judged_by("anna", seed=1)
+    done = desk.export("ben")
+    assert done.cells == 6, "a fifth of 24, rounded up to whole scenarios"
+    scenarios = Counter(entry.item.scenario["id"] for entry in done.judging.entries if entry.behind is ItemKind.CELL)
+    assert set(scenarios.values()) == {3}
+    applied = desk.apply(fill(done.judging, at_random, seed=2), accept="to see")
+    assert all(value is not None and -1 <= value < 0.5 for value in applied.alpha.values())
+
+
+def test_several_judges_count_with_their_mean(desk: Desk) -> None:
+    sheets = {name: desk.export(name, everything=True).judging for name in ("anna", "ben", "eva")}
+    raws = {name: fill(judging, seed=at) for at, (name, judging) in enumerate(sheets.items())}
+    for raw in raws.values():
+        desk.apply(raw)
+    by_judge = [items_of(raws[name], sheets[name]) for name in sheets]
+    for run_id, run in desk.cells().items():
+        numbers = [by_hand(items[run_id])["composite"] for items in by_judge]
+        assert run.metrics["composite"] == pytest.approx(sum(numbers) / 3)
+        assert json.loads(run.tags["judges"]) == ["anna", "ben", "eva"]
+
+
+def test_a_held_judge_does_not_weigh_on_the_mean_of_the_others(desk: Desk) -> None:
+    judging = desk.export("anna").judging
+    raw = fill(judging)
+    desk.apply(raw)
+    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
+    assert desk.judged_by("ben", always(5), everything=True).held
+    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
+    assert states(desk) == {"judged": CELLS}
+
+
+def test_everything_asks_for_all_that_this_judge_has_not_scored(desk: Desk) -> None:
+    desk.judged_by("anna")
+    assert desk.export("ben", everything=True).cells == CELLS
+    with pytest.raises(NotEnoughData, match="`--all` takes what others have scored"):
+        desk.export(None)
+    with pytest.raises(NotEnoughData, match="Nothing in tip-bench-judging waits for anna"):
+        desk.export("anna", everything=True)
+
+
+def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(desk: Desk) -> None:
+    first = desk.export(limit=12)
+    assert first.cells == 12
+    desk.apply(fill(first.judging))
+    assert states(desk) == {"judged": 12, "pending": 12}
+    assert desk.export().cells == 12
+
+
+def test_the_same_seed_gives_the_same_items_in_the_same_order(desk: Desk) -> None:
+    one, two, other = (desk.export(None, seed=seed).judging for seed in (7, 7, 8))
+    texts = [[item.tips for item in judging.sheet.items] for judging in (one, two, other)]
+    assert texts[0] == texts[1] != texts[2]
+    assert not {item.id for item in one.sheet.items} & {item.id for item in two.sheet.items}
+
+
+def test_a_recorded_sheet_is_written_again_byte_for_byte_also_after_it_came_back(desk: Desk) -> None:
+    for judge in ("anna", None):
+        judging = desk.export(judge, everything=judge is not None).judging
+        for _ in range(2):
+            found = find_sheet(desk.store, desk.experiment.experiment_id, desk.experiment.name, judging.sheet.id)
+            assert found is not None
+            assert sheet_text(found.sheet) == sheet_text(judging.sheet)
+            assert found.entries == judging.entries
+            desk.apply(fill(judging, judge=judge or "ben"), dry_run=judge == "anna")
+
+
+# A sheet for whoever fills it
+
+
+def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(desk: Desk) -> None:
+    raw = fill(desk.export(None).judging)
+    with pytest.raises(SheetRefused, match="judge"):
+        desk.apply(raw)
+    desk.apply(raw, judge="ben", dry_run=True)
+    assert desk.apply(raw, judge="anna").judge == "anna", "a dry run takes nothing into possession"
+    assert desk.apply(raw).judge == "anna", "and from now on it is known whose it is"
+    before = desk.everything()
+    with pytest.raises(SheetRefused, match="whose sheet this is"):
+        desk.apply(raw, judge="ben")
+    assert desk.everything() == before
+
+
+def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: Desk) -> None:
+    raw = fill(desk.export("anna").judging, judge="ben")
+    with pytest.raises(SheetRefused, match="expected 'anna', whose sheet this is; found 'ben'"):
+        desk.apply(raw)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("experiment", "tip-bench-other", "an experiment of this MLflow"),
+        ("experiment", "../../etc", "the name it was exported with"),
+        ("sheet", "0" * 12, "a sheet exported from tip-bench-judging"),
+        ("format", "tipbench-duel/9", "'tipbench-sheet/1'"),
+    ],
+)
+def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: object, said: str) -> None:
+    raw = {**fill(desk.export().judging), key: value}
+    with pytest.raises(SheetRefused, match=said) as refused:
+        desk.apply(raw)
+    assert len(str(refused.value)) < 600
+
+
+# Hidden items
+
+
+def test_answers_scored_before_come_back_hidden_and_measure_the_judge_only(desk: Desk) -> None:
+    desk.judged_by("anna")
+    record_cells(desk.store, models=("gamma:3b",))
+    judging = desk.export("anna").judging
+    repeats = [entry for entry in judging.entries if entry.behind is ItemKind.REPEAT]
+    assert len(repeats) == 2
+    before = {entry.run_id: desk.everything()[entry.run_id or ""] for entry in repeats}
+    applied = desk.apply(fill(judging, seed=9))
+    assert applied.self_agreement is not None
+    assert applied.self_agreement.n == 6
+    assert {entry.run_id: desk.everything()[entry.run_id or ""] for entry in repeats} == before
+
+
+def test_a_judge_sees_no_control_twice_while_fresh_ones_are_left() -> None:
+    desk = new_desk(models=("alpha:135m", "beta:1b"))
+    one = desk.export("anna", limit=24).judging
+    desk.apply(fill(one))
+    two = desk.export("anna").judging
+    controls = [control for judging in (one, two) for entry in judging.entries for control in entry.controls]
+    assert len(controls) >= 48
+    assert len(set(controls)) == len(controls)
+
+
+def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
+    elsewhere = Desk(desk.store, record_cells(desk.store, experiment="tip-bench-elsewhere"))
+    first = {control for entry in desk.export().judging.entries for control in entry.controls}
+    second = {control for entry in elsewhere.export().judging.entries for control in entry.controls}
+    other = {control for entry in elsewhere.export("ben", seed=1).judging.entries for control in entry.controls}
+    assert first
+    assert second
+    assert not first & second
+    assert other & first
+
+
+# Provisional judges
+
+
+def ran_rules(desk: Desk) -> JudgeResult:
+    return run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
+
+
+def test_the_rules_judge_scores_provisionally_and_takes_nothing_away_from_people(desk: Desk) -> None:
+    ran = ran_rules(desk)
+    assert (ran.applied.status, ran.unscored) == ("applied", ())
+    runs = desk.cells().values()
+    assert states(desk) == {"pending": CELLS}
+    assert {run.tags["judge_pending"] for run in runs} == {"true"}
+    assert {run.tags["provisional_judge"] for run in runs} == {"rules"}
+    assert all({"provisional_composite", "provisional_tone"} <= run.metrics.keys() for run in runs)
+    assert not any("composite" in run.metrics for run in runs)
+    assert desk.export("anna").cells == CELLS
+
+
+def test_provisional_scores_stand_beside_those_of_people_whoever_comes_first() -> None:
+    ends = []
+    for order in (("rules", "anna"), ("anna", "rules")):
+        desk = new_desk()
+        for name in order:
+            if name == "rules":
+                ran_rules(desk)
+            else:
+                desk.judged_by("anna", seed=3)
+        ends.append(desk)
+    for desk in ends:
+        assert states(desk) == {"judged": CELLS}
+        for run in desk.cells().values():
+            assert run.tags["judges"] == '["anna"]'
+            assert {"composite", "provisional_composite"} <= run.metrics.keys()
+
+
+def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(desk: Desk) -> None:
+    assert ran_rules(desk).applied.status == "applied"
+    with pytest.raises(NotEnoughData, match=f"waits for rules: all {CELLS} answers are scored") as nothing:
+        ran_rules(desk)
+    assert "--all" not in str(nothing.value), "it takes everything anyway"
+
+
+# What is left out
+
+
+def test_cells_of_scenarios_the_suite_does_not_have_are_left_out_and_counted() -> None:
+    desk = new_desk(suite=load_suite("tips-32"), models=("alpha:135m",), prompts="v1")
+    done = desk.export(suite="tips")
+    assert (done.cells, done.unknown_scenarios) == (8, 24)
+    assert desk.export().cells == 32, "without --suite it is the one they were collected with"
+
+
+def test_a_suite_that_has_none_of_the_scenarios_is_told_so(tmp_path: Path) -> None:
+    suite = warm_suite(tmp_path, date="2031-01-06")
+    with pytest.raises(NotEnoughData, match=rf"None of the {CELLS} cells .* Pass the suite they were collected with"):
+        new_desk().export(suite=str(suite))
+
+
+def test_cells_of_a_suite_that_is_not_built_in_need_its_folder(tmp_path: Path) -> None:
+    desk = new_desk(suite=load_suite(str(warm_suite(tmp_path))))
+    with pytest.raises(UsageError, match=r"collected with the suite 'warm', which is not built in\. Pass its folder"):
+        desk.export()
+
+
+def test_answers_of_a_replaced_model_are_left_out(desk: Desk) -> None:
+    record_cells(desk.store, models=("alpha:135m",), build="2", start_ms=9_000)
+    judging = desk.export().judging
+    runs = desk.cells()
+    digests = Counter(runs[entry.run_id].params["model_digest"] for entry in judging.entries if entry.run_id)
+    assert digests == {"sha256:alpha:135m/2": CELLS}
+
+
+def test_an_experiment_without_cells_says_what_to_do() -> None:
+    store = SeededStore()
+    with pytest.raises(NotEnoughData, match=r"no answered cells yet\. `tipbench collect` makes some"):
+        Desk(store, store.ensure_experiment("tip-bench-empty")).export()
+
+
+# Another rubric
+
+
+WARM = """+++
+id = "warm-v1"
+word_limit = {limit}
+
+[[scales]]
+name = "warmth"
+min = 0
+max = 10
+about = "Would a friend say it?"
+steps = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10"]
+
+[[scales]]
+name = "short"
+min = -1
+max = 1
+about = "Is it short?"
+steps = ["No.", "Middling.", "Yes."]
+
+[weights]
+warmth = 0.5
+short = 3
+format_ok = 0
+overlong = -4
+
+[floor]
+warmth = 2
+short = -1
+format_ok = 0
+overlong = 1
++++
+
+# Warmth
+
+Score what is there.
+"""
+
+
+def warm_suite(folder: Path, *, limit: int = 25, date: str = "", controls: int = 10) -> Path:
+    """The scenarios of `tips` under a rubric of other scales, ranges, weights and floor."""
+    rng = random.Random(4)
+    day = f"date = {date}\n" if date else ""
+    folder.joinpath("suite.toml").write_text(f'name = "warm"\ntitle = "Warm"\nextends = "tips"\n{day}')
+    folder.joinpath("rubric.md").write_text(WARM.format(limit=limit))
+    tables = [
+        f'[[controls]]\nscenario = "{scenario.id}"\ntip = "Warm tip {n} of {scenario.id}."\nrationale = "It is."\n'
+        f'scores = {{ warmth = {rng.randint(0, 10)}, short = {rng.randint(-1, 1)} }}\nwhy = "Because."\n'
+        for scenario in load_suite("tips").scenarios
+        for n in range(controls)
+    ]
+    if controls:
+        folder.joinpath("controls.toml").write_text("\n".join(tables))
+    return folder
+
+
+def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
+    """Near the references of the controls, at random elsewhere, always on the scale."""
+    rng = random.Random(seed)
+    raw: dict[str, Any] = json.loads(sheet_text(judging.sheet))
+    for entry, item in zip(judging.entries, raw["items"], strict=True):
+        for at, tip in enumerate(item["tips"]):
+            for scale in judging.sheet.rubric.scales:
+                agreed = entry.references[at][scale.name] if entry.references else rng.randint(scale.min, scale.max)
+                tip["scores"][scale.name] = min(scale.max, max(scale.min, agreed + shift))
+    return raw
+
+
+def test_composite_ranges_and_drift_come_from_the_rubric(tmp_path: Path) -> None:
+    folder = warm_suite(tmp_path)
+    desk = new_desk(suite=load_suite(str(folder)))
+    judging = desk.export(suite=str(folder)).judging
+    raw = fill_warm(judging)
+    off = copy.deepcopy(raw)
+    off["items"][0]["tips"][0]["scores"]["short"] = 2
+    with pytest.raises(SheetRefused, match=r"scores\.short: expected a whole number from -1 to 1, or null; found 2"):
+        desk.apply(off)
+    assert desk.apply(fill_warm(judging, shift=4)).held, "drift is measured on any scale"
+    assert desk.apply(raw).drift.verdict == "fine"
+    for run_id, item in items_of(raw, judging).items():
+        tips = [tip["scores"] for tip in item["tips"]]
+        metrics = desk.cells()[run_id].metrics
+        overlong = [4.0 * tip["overlong"] for tip in item["tips"]]
+        composites = [tip["warmth"] / 2 + 3 * tip["short"] - minus for tip, minus in zip(tips, overlong, strict=True)]
+        assert metrics["composite"] == pytest.approx(sum(composites) / 3)
+        assert metrics["warmth"] == pytest.approx(sum(tip["warmth"] for tip in tips) / 3)
+        assert "relevance" not in metrics
+
+
+def test_without_controls_the_verdict_is_unknown_and_the_scores_count(tmp_path: Path) -> None:
+    folder = warm_suite(tmp_path, controls=0)
+    desk = new_desk(suite=load_suite(str(folder)))
+    judging = desk.export(suite=str(folder)).judging
+    assert {entry.behind for entry in judging.entries} == {ItemKind.CELL}
+    applied = desk.apply(fill_warm(judging, shift=10))
+    assert (applied.status, applied.drift.verdict) == ("applied", "unknown")
+
+
+def no_tip_at_all(_cell: PlannedCell, _rng: random.Random) -> str:
+    return "Sorry, no."
+
+
+def some_floored() -> tuple[Desk, int]:
+    """Nobody had a tip for one scenario."""
+    first = load_suite("tips").scenarios[0].id
+    return new_desk(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
+
+
+def test_answers_without_a_tip_are_on_no_sheet() -> None:
+    desk, floored = some_floored()
+    assert states(desk) == {"judged": floored, "pending": CELLS - floored}
+    done = desk.export()
+    assert done.cells == CELLS - floored
+    assert all(entry.item.tips for entry in done.judging.entries)
+
+
+def test_under_another_rubric_everything_is_scored_and_floored_anew(tmp_path: Path) -> None:
+    desk, floored = some_floored()
+    desk.judged_by("anna")
+    folder = warm_suite(tmp_path, limit=3)
+    left_alone = desk.export("ben", suite=str(folder))
+    assert left_alone.older_rubric == CELLS
+    done = desk.export("anna", suite=str(folder), rejudge=True)
+    assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
+    assert len(done.judging.refloor) == floored
+    raw = fill_warm(done.judging)
+    assert all(tip["overlong"] for item in items_of(raw, done.judging).values() for tip in item["tips"])
+    desk.apply(raw)
+    warm = load_suite(str(folder)).rubric
+    for run_id, run in desk.cells().items():
+        _, texts = desk.store.get(run_id)
+        assert run.state == "judged"
+        assert run.tags["scores_rubric"] == warm.tag
+        assert texts["artifact:rubric.md"] == warm.text
+        if run.tags.get("floored") == "true":
+            assert run.metrics["composite"] == warm.floor_composite == 0.5 * 2 - 3 - 4
+        else:
+            assert [given.rubric for given in desk.scores()[run_id].history] == [load_suite("tips").rubric.tag]
+            assert run.metrics["overlong"] == 1.0
+
+
+def test_floors_alone_can_be_computed_anew(tmp_path: Path) -> None:
+    desk = new_desk(write=no_tip_at_all)
+    with pytest.raises(NotEnoughData):
+        desk.export()
+    folder = warm_suite(tmp_path)
+    with pytest.raises(
+        NotEnoughData, match=rf"{CELLS} answers without a usable tip were floored anew under warm-v1\. Nothing"
+    ):
+        desk.export(suite=str(folder), rejudge=True)
+    assert {run.metrics["composite"] for run in desk.cells().values()} == {-6.0}
+    assert not find_sheets(desk)
+    with pytest.raises(NotEnoughData, match=r"^Nothing in"):
+        desk.export(suite=str(folder), rejudge=True)
+
+
+def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
+    """Neither a provisional judge, nor a sheet of which nothing is finished, may move a board to another rubric."""
+    desk, _ = some_floored()
+    desk.judged_by("anna")
+    folder = str(warm_suite(tmp_path))
+    run_judge(desk.store, desk.experiment, Script(score=1), ExportRequest(suite=folder, rejudge=True, seed=1))
+    judging = desk.export("anna", suite=folder, rejudge=True).judging
+    desk.apply(json.loads(sheet_text(judging.sheet)))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"tip-v1"}
+    desk.apply(fill_warm(judging))
+    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"warm-v1"}
+
+
+def test_two_rubrics_are_never_mixed_in_one_mean(tmp_path: Path) -> None:
+    desk = new_desk()
+    old = desk.export("anna").judging
+    desk.apply(fill(old))
+    folder = warm_suite(tmp_path)
+    new = desk.export("ben", suite=str(folder), rejudge=True).judging
+    desk.apply(fill_warm(new))
+    composites = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
+    assert {run.tags["judges"] for run in desk.cells().values()} == {'["ben"]'}
+    desk.apply(fill(old, seed=77))
+    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == composites
+    assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"warm-v1"}
+
+
+def test_when_the_new_scores_are_held_the_old_ones_count_with_their_own_rubric(tmp_path: Path) -> None:
+    desk = new_desk()
+    desk.judged_by("anna")
+    before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
+    folder = warm_suite(tmp_path)
+    new = desk.export("ben", suite=str(folder), rejudge=True).judging
+    desk.apply(fill_warm(new))
+    desk.apply(fill_warm(new, shift=5))
+    assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
+    tips = load_suite("tips").rubric
+    assert {run.tags["scores_rubric"] for run in desk.cells().values()} == {tips.tag}
+    assert {desk.store.get(run_id)[1]["artifact:rubric.md"] for run_id in before} == {tips.text}
+
+
+def test_a_later_sheet_of_the_same_judge_is_not_undone_by_an_earlier_one(tmp_path: Path) -> None:
+    desk = new_desk()
+    early, late = (exported_at(desk, at) for at in ("2031-01-01T00:00:00.000+00:00", "2031-01-02T00:00:00.000+00:00"))
+    desk.apply(fill(late, seed=2, judge="anna"))
+    before = desk.cells()
+    desk.apply(fill(early, seed=1, judge="anna"))
+    assert desk.cells() == before
+
+
+def exported_at(desk: Desk, exported: str) -> Any:
+    """A sheet without a name, exported at a certain time."""
+    judging = desk.export(None).judging
+    desk.store.update(judging.run_id, RunChange(tags={"exported_at": exported}, at_ms=1))
+    return judging
+
+
+# Crashes
+
+
+class DyingStore(SeededStore):
+    """Loses its connection before the n-th change of a run, or half-way through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates_left: int | None = None
+        self.only_texts = False
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """As `SeededStore.update`, while there is life."""
+        if self.updates_left is not None:
+            if self.updates_left <= 0:
+                if self.only_texts:
+                    super().update(run_id, RunChange(texts=change.texts, at_ms=change.at_ms))
+                raise MlflowUnavailable("The store is gone.")
+            self.updates_left -= 1
+        super().update(run_id, change)
+
+
+@pytest.mark.parametrize(("survived", "only_texts"), [(0, False), (1, True), (7, False), (CELLS, True)])
+def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: bool) -> None:
+    store = DyingStore()
+    desk = new_desk(store)
+    judging = desk.export().judging
+    raw = fill(judging)
+    store.updates_left, store.only_texts = survived, only_texts
+    with pytest.raises(MlflowUnavailable):
+        desk.apply(raw)
+    store.updates_left = None
+    desk.apply(raw)
+    assert states(desk) == {"judged": CELLS}
+    for run_id, item in items_of(raw, judging).items():
+        assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    assert all(scores.history == () for scores in desk.scores().values())
+
+
+# Judges without a person
+
+
+class Script:
+    """A filler that scores everything alike, stops where it is told to, and remembers what it was asked."""
+
+    provisional = True
+
+    def __init__(self, *, dies_after: int | None = None, skips: int = 0, score: int = 3) -> None:
+        self.name = "script"
+        self._score = score
+        self.asked: list[int] = []
+        self._dies_after = dies_after
+        self._skips = skips
+
+    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:  # noqa: ARG002
+        """One outcome for every item."""
+        self.asked.append(len(sheet.items))
+        for at, item in enumerate(sheet.items):
+            if at == self._dies_after:
+                raise KeyboardInterrupt
+            if at < self._skips:
+                yield Unscored(item.id, "no answer came")
+            else:
+                scores = dict.fromkeys(sheet.rubric.scale_names, self._score)
+                yield ItemScore(item.id, item.format_ok, tuple(TipScore(scores, tip.overlong) for tip in item.tips))
+
+
+def run_script(desk: Desk, script: Script, said: list[str] | None = None, **options: Any) -> JudgeResult:
+    report: Callable[[str], None] = (said if said is not None else []).append
+    accept = options.pop("accept", None)
+    return run_judge(
+        desk.store,
+        desk.experiment,
+        script,
+        ExportRequest(seed=1),
+        accept=accept,
+        environment=JudgeEnvironment(report, **options),
+    )
+
+
+def test_a_judge_that_was_interrupted_continues_its_sheet(desk: Desk) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_script(desk, Script(dies_after=15))
+    assert not any("provisional_composite" in run.metrics for run in desk.cells().values())
+    said: list[str] = []
+    script = Script()
+    ran = run_script(desk, script, said)
+    assert ran.continued
+    assert script.asked == [len(find_sheets(desk)[0].entries) - 15]
+    assert said == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
+    assert {run.metrics["provisional_composite"] for run in desk.cells().values()} == {11.0}
+
+
+def find_sheets(desk: Desk) -> list[Any]:
+    return list(stored_sheets(desk.store, desk.experiment.experiment_id, desk.experiment.name))
+
+
+def test_items_without_a_score_are_told_with_the_reason_and_asked_for_again_next_time(desk: Desk) -> None:
+    ran = run_script(desk, Script(skips=5))
+    assert [each.reason for each in ran.unscored] == ["no answer came"] * 5
+    assert ran.to_json()["unfinished"] == 5
+    missing = [run for run in desk.cells().values() if "provisional_composite" not in run.metrics]
+    assert 0 < len(missing) <= 5
+    assert not run_script(desk, Script()).unscored
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+def test_progress_counts_to_the_end_and_scores_are_written_alone(desk: Desk) -> None:
+    seen: list[tuple[int, int, int]] = []
+    entered: list[str] = []
+
+    class Alone:
+        def __enter__(self) -> None:
+            entered.append("in")
+            assert not any("provisional_composite" in run.metrics for run in desk.cells().values())
+
+        def __exit__(self, *_: object) -> None:
+            entered.append("out")
+
+    ran = run_script(desk, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
+    total = ran.applied.finished + 2
+    assert seen[-1] == (total - 2, 2, total)
+    assert entered == ["in", "out"]
+
+
+def test_a_judge_that_counts_is_held_like_a_person(desk: Desk) -> None:
+    script = Script()
+    script.provisional = False
+    ran = run_script(desk, script)
+    assert ran.applied.held
+    assert ran.applied.status is SheetStatus.HELD
+    assert states(desk) == {"pending": CELLS}
+    script = Script()
+    script.provisional = False
+    again = rf"held.* If the scores of the sheet {ran.applied.sheet} shall stand: the same command with --accept-drift"
+    with pytest.raises(NotEnoughData, match=again):
+        run_script(desk, script)
+    assert script.asked == []
+    assert run_script(desk, script, accept="a test").applied.accepted == "a test"
+    assert script.asked == [], "what was scored before is taken as it is"
+    assert states(desk) == {"judged": CELLS}
+
+
+def counting_script(**options: Any) -> Script:
+    script = Script(**options)
+    script.provisional = False
+    return script
+
+
+@pytest.mark.parametrize(("survived", "provisional"), [(1, True), (12, False)])
+def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int, provisional: bool) -> None:
+    store = DyingStore()
+    desk = new_desk(store)
+    script = Script()
+    script.provisional = provisional
+    store.updates_left = survived + 1  # the answers are saved first
+    with pytest.raises(MlflowUnavailable):
+        run_script(desk, script, accept=None if provisional else "a test")
+    store.updates_left = None
+    said: list[str] = []
+    ran = run_script(desk, script, said)
+    assert script.asked == [ran.applied.finished], "nothing was scored twice"
+    assert said == [f"the sheet {ran.applied.sheet} was not applied to its end: doing so now"]
+    name = "provisional_composite" if provisional else "composite"
+    assert {run.metrics[name] for run in desk.cells().values()} == {11.0}
+    assert ran.continued
+    with pytest.raises(NotEnoughData):
+        run_script(desk, script)
+
+
+def test_what_waits_is_judged_after_what_a_dead_run_left() -> None:
+    store = DyingStore()
+    desk = new_desk(store)
+    store.updates_left = 10
+    with pytest.raises(MlflowUnavailable):
+        run_script(desk, Script())
+    store.updates_left = None
+    record_cells(store, models=("gamma:3b",), prompts="v1")
+    script = Script()
+    run_script(desk, script)
+    assert len(script.asked) == 1
+    assert script.asked[0] < CELLS
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reason(desk: Desk) -> None:
+    held = run_script(desk, counting_script()).applied.sheet
+    record_cells(desk.store, models=("gamma:3b",))
+    script = counting_script()
+    ran = run_script(desk, script, accept="we looked at them")
+    assert (ran.applied.sheet, ran.applied.accepted, script.asked) == (held, "we looked at them", [])
+    assert states(desk) == {"judged": CELLS, "pending": CELLS}
+
+
+# MLflow is away while a filler judges
+
+
+class Outage(Script):
+    """MLflow goes away before an item and comes back before another."""
+
+    def __init__(self, store: SeededStore, away_at: int, back_at: int | None) -> None:
+        super().__init__()
+        self._store, self._away_at, self._back_at = store, away_at, back_at
+
+    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """As `Script.fill`."""
+        for at, outcome in enumerate(super().fill(sheet, report)):
+            if at in (self._away_at, self._back_at):
+                self._store.away = at == self._away_at
+            yield outcome
+
+
+def test_an_mlflow_that_is_away_for_a_while_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SAVE_S", 0.0)
+    store = SeededStore()
+    desk = new_desk(store)
+    said: list[str] = []
+    ran = run_script(desk, Outage(store, 5, 20), said)
+    assert ran.applied.unfinished == 0
+    assert sum("Judging goes on" in line for line in said) == 1
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+def test_an_mlflow_that_stays_away_costs_no_score(tmp_path: Path) -> None:
+    store = SeededStore()
+    desk = new_desk(store)
+
+    def rescue(sheet: str, text: str) -> Path:
+        path = tmp_path / f"{sheet}.json"
+        path.write_text(text)
+        return path
+
+    with pytest.raises(MlflowUnavailable, match=r"items are scored, .* `tipbench judge apply .*\.json`") as away:
+        run_script(desk, Outage(store, 5, None), rescue=rescue)
+    (path,) = tmp_path.iterdir()
+    assert str(path) in str(away.value)
+    store.away = False
+    assert desk.apply(json.loads(path.read_text())).unfinished == 0
+    assert all("provisional_composite" in run.metrics for run in desk.cells().values())
+
+
+# What an export says
+
+
+def test_an_export_tells_whether_it_can_measure_and_which_cells_compare_leaves_out(desk: Desk) -> None:
+    assert desk.export("anna").enough_controls
+    assert not desk.export("anna", limit=3).enough_controls
+    assert desk.export("anna").other_conditions == 0
+    record_cells(desk.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))
+    assert desk.export("anna").other_conditions == CELLS
+
+
+def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = desk.export().judging
+    before = sheet_text(judging.sheet)
+    monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
+    (found,) = find_sheets(desk)
+    assert sheet_text(found.sheet) == before

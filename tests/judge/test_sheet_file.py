@@ -1,0 +1,390 @@
+"""The CSV form: it explains itself, runs nothing, and survives what spreadsheets do on saving."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sheets import filled, other_rubric, small_sheet
+
+from tipbench.errors import SheetRefused
+from tipbench.judge.check import Problem, check_sheet
+from tipbench.judge.sheet import FilledSheet, Item, Sheet, SheetTip
+from tipbench.judge.sheet_file import BOM, escape_cell, is_csv, parse_csv, parse_sheet, sheet_csv, unescape_cell
+
+SHEET = small_sheet()
+ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("'=+-@\t\r\n \",;␛00241b\x00\ud83d1eE😀")
+
+
+def filled_csv(sheet: Sheet = SHEET) -> str:
+    got = check_sheet(filled(sheet), sheet)
+    return sheet_csv(sheet, {score.item: score for score in got.finished})
+
+
+def table(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text.removeprefix(BOM), newline="")))
+
+
+def saved(rows: Iterable[Iterable[str]], separator: str = ",", line_end: str = "\r\n") -> str:
+    """As a spreadsheet writes a table: quotes only where needed."""
+    out = io.StringIO()
+    csv.writer(out, delimiter=separator, lineterminator=line_end).writerows(rows)
+    return out.getvalue()
+
+
+def checked(text: str, sheet: Sheet = SHEET) -> FilledSheet:
+    return check_sheet(parse_sheet(text.encode()), sheet)
+
+
+def problems_of(text: str, sheet: Sheet = SHEET) -> list[Problem]:
+    with pytest.raises(SheetRefused) as refused:
+        checked(text, sheet)
+    return [problem for problem in refused.value.problems if isinstance(problem, Problem)]
+
+
+def with_cell(column: str, value: str, *, tip_row: int = 0) -> tuple[str, int]:
+    """The filled table with one cell changed, and the row it stands in as a spreadsheet counts."""
+    rows = table(filled_csv())
+    tips = [number for number, row in enumerate(rows) if row[0] == "tip"]
+    rows[tips[tip_row]][rows[0].index(column)] = value
+    return saved(rows), tips[tip_row] + 1
+
+
+# Writing
+
+
+def test_the_first_rows_say_what_the_file_is() -> None:
+    rows = table(sheet_csv(SHEET))
+    about = {row[1]: row[4] for row in rows if row[0] == "about"}
+    assert about == {
+        "format": "tipbench-sheet/1",
+        "sheet": SHEET.id,
+        "experiment": SHEET.experiment,
+        "judge": "anna",
+        "rubric id": SHEET.rubric.id,
+        "rubric sha256": escape_cell(SHEET.rubric.sha256),
+    }
+    assert [row[0] for row in rows][:9] == ["row", *["about"] * 6, *["instructions"] * 2]
+
+
+def test_the_rubric_stands_in_the_file_line_by_line() -> None:
+    lines = [unescape_cell(row[4]) for row in table(sheet_csv(SHEET)) if row[0] == "rubric"]
+    assert lines == [line for line in SHEET.rubric.text.splitlines() if line.strip()]
+
+
+def test_there_is_one_row_for_each_tip_with_a_column_for_each_scale() -> None:
+    rows = table(sheet_csv(small_sheet(rubric=other_rubric())))
+    assert [name for name in rows[0] if name.startswith("score:")] == ["score:warmth", "score:note"]
+    assert [(row[1], row[2]) for row in rows if row[0] == "tip"] == [
+        (f"i{item:03d}", str(tip)) for item in range(3) for tip in (1, 2)
+    ]
+
+
+def test_a_card_of_another_shape_is_shown_as_it_is() -> None:
+    item = Item("i1", {"id": "x", "about": "a shop"}, format_ok=True, tips=(SheetTip("Sweep.", "", overlong=False),))
+    assert "a shop" in sheet_csv(replace(SHEET, items=(item,)))
+
+
+@settings(max_examples=25)
+@given(ANY_TEXT)
+def test_no_cell_can_be_run_as_a_formula(text: str) -> None:
+    cell = escape_cell(text)
+    assert not cell.lstrip().startswith(("=", "+", "-", "@"))
+    assert not cell.startswith(("\t", "\r"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12e5",
+        "1,5",
+        "TRUE",
+        "  =1+1",
+    ],
+)
+def test_a_text_that_a_spreadsheet_would_change_gets_one_apostrophe(text: str) -> None:
+    assert escape_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Set a timer.",
+        "a=b",
+    ],
+)
+def test_an_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert escape_cell(text) == text
+
+
+@settings(max_examples=25)
+@given(ANY_TEXT)
+def test_any_text_comes_back_from_its_cell(text: str) -> None:
+    assert unescape_cell(escape_cell(text)) == text
+
+
+# Reading
+
+
+@settings(max_examples=25)
+@given(ANY_TEXT, ANY_TEXT)
+def test_any_text_comes_back_from_the_file(tip: str, rationale: str) -> None:
+    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
+    raw = parse_sheet(sheet_csv(replace(SHEET, items=(item,))).encode())
+    assert (raw["items"][0]["tips"][0]["tip"], raw["items"][0]["tips"][0]["rationale"]) == (tip, rationale)
+
+
+@settings(max_examples=25)
+@given(ANY_TEXT, ANY_TEXT, st.sampled_from([",", ";", "\t"]), st.sampled_from(["\n", "\r\n"]))
+def test_any_text_checks_after_a_spreadsheet_has_saved_it(
+    tip: str, rationale: str, separator: str, line_end: str
+) -> None:
+    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
+    sheet = replace(SHEET, items=(item,))
+    rows = [[cell.replace("\r\n", "\n").replace("\r", "\n") for cell in row] for row in table(sheet_csv(sheet))]
+    text = saved([[cell.replace("\n", line_end) for cell in row] for row in rows], separator, line_end)
+    assert checked(text, sheet).unfinished == ("i1",)
+
+
+@pytest.mark.parametrize("sheet", [SHEET, small_sheet(rubric=other_rubric())], ids=["tip-v1", "other scales"])
+def test_csv_and_json_say_the_same(sheet: Sheet) -> None:
+    assert checked(filled_csv(sheet), sheet) == check_sheet(filled(sheet), sheet)
+
+
+def test_an_exported_table_is_wholly_unfinished() -> None:
+    assert checked(sheet_csv(SHEET)) == FilledSheet("anna", (), ("i000", "i001", "i002"))
+
+
+def remove_guards(text: str) -> str:
+    return saved([[cell.removeprefix("'") for cell in row] for row in table(text)])
+
+
+def columns_moved(text: str) -> str:
+    return saved([[*row[5:], *row[:5]] for row in table(text)])
+
+
+def columns_added(text: str) -> str:
+    head, *rows = table(text)
+    return saved([[*head, "my thoughts", "", ""], *([*row, "hm", "", ""] for row in rows)])
+
+
+def rows_added(text: str) -> str:
+    rows = table(text)
+    return saved([*rows[:9], [], [""] * 14, *rows[9:], [], [" "], []])
+
+
+def decimals(text: str) -> str:
+    head, *rows = table(text)
+    return saved([head, *([f"{cell}.0" if cell in "12345" and cell else cell for cell in row] for row in rows)])
+
+
+def lower_flags(text: str) -> str:
+    flags = {"TRUE": "true", "FALSE": "0"}
+    return saved([[flags.get(cell, cell) for cell in row] for row in table(text)])
+
+
+def ragged(text: str) -> str:
+    return saved([row[:5] if row[0] in ("about", "rubric") else row for row in table(text)])
+
+
+SPREADSHEETS: dict[str, Callable[[str], str]] = {
+    "saved again": lambda text: saved(table(text)),
+    "semicolons": lambda text: saved(table(text), ";"),
+    "CR everywhere": lambda text: text.replace("\r\n", "\n").replace("\n", "\r"),
+    "apostrophes eaten": remove_guards,
+    "columns moved": columns_moved,
+    "columns added": columns_added,
+    "empty rows": rows_added,
+    "4.0": decimals,
+    "true and 0": lower_flags,
+    "short rows": ragged,
+}
+
+
+@pytest.mark.parametrize("name", SPREADSHEETS)
+def test_what_a_spreadsheet_does_on_saving_changes_no_score(name: str) -> None:
+    assert checked(SPREADSHEETS[name](filled_csv())) == check_sheet(filled(SHEET), SHEET)
+
+
+def test_unicode_text_of_a_spreadsheet_is_read() -> None:
+    content = saved(table(filled_csv()), "\t").encode("utf-16")
+    assert check_sheet(parse_sheet(content), SHEET) == check_sheet(filled(SHEET), SHEET)
+
+
+def test_a_guarded_apostrophe_that_was_eaten_is_no_change() -> None:
+    item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip("'Now' is best", "'", overlong=False),))
+    sheet = replace(SHEET, items=(item,))
+    assert checked(remove_guards(sheet_csv(sheet)), sheet).unfinished == ("i1",)
+
+
+def test_notes_with_quoted_line_breaks_come_back() -> None:
+    text, _ = with_cell("note", 'he said "no";\r\nthen, yes')
+    assert checked(text).finished[0].tips[0].note == 'he said "no";\nthen, yes'
+
+
+def test_the_name_is_taken_from_its_row() -> None:
+    sheet = replace(SHEET, judge=None)
+    rows = table(filled_csv(sheet))
+    next(row for row in rows if row[1] == "judge")[4] = "bert"
+    assert checked(saved(rows), sheet).judge == "bert"
+
+
+def test_format_ok_may_be_written_into_every_row() -> None:
+    rows = table(filled_csv())
+    at = rows[0].index("format_ok")
+    for row in rows:
+        if row[0] == "tip":
+            row[at] = "FALSE"
+    assert [score.format_ok for score in checked(saved(rows)).finished] == [False, False, False]
+
+
+# Refusing
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "field", "word"),
+    [
+        ("score:tone", "6", "scores.tone", "found 6"),
+        ("score:tone", "4.5", "scores.tone", "found '4.5'"),
+        ("score:tone", "٤", "scores.tone", "whole number"),
+        ("score:tone", "=2+2", "scores.tone", "found '=2+2'"),
+        ("overlong", "maybe", "overlong", "found 'maybe'"),
+        ("tip", "another", "tip", "as exported"),
+        ("note", "x" * 4001, "note", "4001 characters"),
+        ("number", "", "number", "the tip's number"),
+        ("number", "2000", "number", "the tip's number"),
+        ("row", "mine", "row", "delete rows of your own"),
+        ("item", "i999", "item", "an item of sheet s7f3a9c"),
+    ],
+)
+def test_a_wrong_cell_is_refused_with_its_row(column: str, value: str, field: str, word: str) -> None:
+    text, row = with_cell(column, value)
+    first = problems_of(text)[0]
+    assert (first.row, first.field) == (row, field)
+    assert first.message.startswith(f"row {row}, ")
+    assert word in first.message
+
+
+def test_two_answers_on_one_flag_are_refused() -> None:
+    text, row = with_cell("format_ok", "FALSE", tip_row=1)
+    message = problems_of(text)[0].message
+    assert f"TRUE in row {row - 1} and FALSE in row {row}" in message
+
+
+def test_a_tip_twice_is_refused_with_both_rows() -> None:
+    rows = table(filled_csv())
+    first = problems_of(saved([*rows, rows[-1]]))[0]
+    assert (first.row, first.field) == (len(rows) + 1, "number")
+    assert f"row {len(rows)} has this one too" in first.message
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        -1,
+    ],
+)
+def test_a_tip_whose_row_was_deleted_is_refused(at: int) -> None:
+    rows = table(filled_csv())
+    del rows[at]
+    assert problems_of(saved(rows))[0].item == "i002"
+
+
+def test_an_item_whose_rows_were_deleted_is_unfinished() -> None:
+    rows = table(filled_csv())
+    assert checked(saved(rows[:-2])).unfinished == ("i002",)
+
+
+def test_rows_of_one_item_with_two_hashes_are_refused() -> None:
+    text, _ = with_cell("sha256", "0" * 64, tip_row=1)
+    assert "i000" in {problem.item for problem in problems_of(text)}
+
+
+def test_another_sheet_or_rubric_is_refused() -> None:
+    for name, field in (("sheet", "sheet"), ("experiment", "experiment"), ("rubric sha256", "rubric.sha256")):
+        rows = table(filled_csv())
+        next(row for row in rows if row[1] == name)[4] = "x"
+        assert problems_of(saved(rows))[0].field == field
+
+
+def test_a_table_without_its_first_rows_is_refused() -> None:
+    rows = [row for row in table(filled_csv()) if row[0] != "about"]
+    assert [problem.field for problem in problems_of(saved(rows))] == ["format", "sheet", "experiment"]
+
+
+def test_about_rows_that_contradict_each_other_are_refused() -> None:
+    rows = table(filled_csv())
+    assert "as in a row before" in problems_of(saved([*rows, ["about", "judge", "", "", "bert"]]))[0].message
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "number",
+        "tip",
+    ],
+)
+def test_a_missing_column_is_named(column: str) -> None:
+    rows = table(filled_csv())
+    at = rows[0].index(column)
+    problem = problems_of(saved([row[:at] + row[at + 1 :] for row in rows]))[0]
+    assert (problem.field, problem.row) == (column, 1)
+
+
+def test_a_column_twice_is_refused() -> None:
+    assert "each column once" in problems_of(saved([[*row, row[4]] for row in table(filled_csv())]))[0].message
+
+
+def test_cells_beyond_the_columns_are_refused() -> None:
+    rows = table(filled_csv())
+    rows[-1].append("stray")
+    assert problems_of(saved(rows))[0].row == len(rows)
+
+
+def test_a_table_cut_inside_a_cell_is_refused_with_its_line() -> None:
+    with pytest.raises(SheetRefused, match=r"^Line \d+: the CSV cannot be read"):
+        checked(filled_csv()[:-3])
+
+
+def test_a_cell_of_a_megabyte_is_refused_with_its_line() -> None:
+    text, _ = with_cell("note", "x" * 1_000_000)
+    with pytest.raises(SheetRefused, match=r"^Line \d+: "):
+        checked(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"tip,{number},1\n" for number in range(100_000)),
+        ",".join(map(str, range(500_000))),
+    ],
+    ids=["foreign items", "one wide row"],
+)
+def test_hostile_megabytes_are_refused_in_time(text: str) -> None:
+    head = "row,item,number,sha256,tip,rationale,format_ok,overlong"
+    before = time.process_time()
+    for content in (f"{head}\n{text}", f"{head},{text}"):
+        problems_of(content)
+    assert time.process_time() - before < 30
+
+
+def test_a_table_of_something_else_is_no_sheet() -> None:
+    assert not is_csv("name,score\na,4\n")
+    with pytest.raises(SheetRefused, match="'row' and 'item'"):
+        parse_csv("name,score\na,4\n")
+
+
+@settings(max_examples=25)
+@given(st.text(",;\t\"'\r\n rowitemtpabu1=", max_size=80))
+def test_no_text_does_anything_but_give_a_shape_or_a_refusal(text: str) -> None:
+    for head in ("", "row,item,number,sha256,tip,rationale,format_ok,overlong,score:tone\n"):
+        with contextlib.suppress(SheetRefused):
+            check_sheet(parse_csv(head + text), SHEET)

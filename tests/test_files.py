@@ -1,0 +1,147 @@
+"""Atomic writes, and locks: who holds one, who waits, and what a dead holder leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tipbench.errors import LockHeld, TipbenchError, UsageError
+from tipbench.files import ResourceLock, try_lock, write_atomic
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from tipbench.files import ResourceLock
+lock = ResourceLock(Path(sys.argv[1]), "Ollama at here", "a collect into tip-bench-first")
+lock.acquire(wait=False, report=print)
+lock.note_loaded("qwen2.5:0.5b", "sha-q")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def other_process(home: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(home)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def lock(home: Path, resource: str = "Ollama at here") -> ResourceLock:
+    return ResourceLock(home, resource, "a collect into tip-bench-second")
+
+
+@pytest.mark.process
+def test_the_second_is_told_who_holds_it(home: Path) -> None:
+    with other_process(home) as first:
+        try:
+            with pytest.raises(LockHeld, match=rf"tip-bench-first \(process {first.pid} .*qwen2.5:0.5b.*--wait"):
+                lock(home).acquire(wait=False, report=print)
+        finally:
+            first.kill()
+
+
+def test_another_server_is_another_lock(home: Path) -> None:
+    mine, other = lock(home), lock(home, "Ollama at there")
+    mine.acquire(wait=False, report=print)
+    other.acquire(wait=False, report=print)
+    mine.release()
+    other.release()
+
+
+@pytest.mark.process
+def test_a_killed_holder_frees_the_lock_and_leaves_the_name_of_its_model(home: Path) -> None:
+    with other_process(home) as first:
+        first.kill()
+    mine = lock(home)
+    mine.acquire(wait=False, report=print)
+    assert mine.left_behind is not None
+    assert (mine.left_behind.model, mine.left_behind.digest) == ("qwen2.5:0.5b", "sha-q")
+    mine.release()
+
+
+def test_a_holder_that_ended_in_order_leaves_nothing(home: Path) -> None:
+    first = lock(home)
+    first.acquire(wait=False, report=print)
+    first.note_loaded("m", "sha")
+    first.note_empty()
+    first.release()
+    second = lock(home)
+    second.acquire(wait=False, report=print)
+    assert second.left_behind is None
+    second.release()
+
+
+@pytest.mark.process
+def test_waiting_takes_over_when_the_holder_leaves(home: Path) -> None:
+    said: list[str] = []
+    with other_process(home) as first:
+        threading.Timer(0.4, first.kill).start()
+        start = time.monotonic()
+        mine = lock(home)
+        mine.acquire(wait=True, report=said.append, poll_s=0.05)
+        assert time.monotonic() - start > 0.3
+    assert len(said) == 1
+    assert "tip-bench-first" in said[0]
+    mine.release()
+
+
+def lock_path(home: Path) -> Path:
+    return home / "locks" / f"{hashlib.sha256(b'Ollama at here').hexdigest()[:16]}.lock"
+
+
+def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(home: Path) -> None:
+    home.mkdir()
+    (home / "locks").touch()
+    with pytest.raises(UsageError, match=r"locks cannot be made: File exists\. Set TIPBENCH_HOME"):
+        lock(home).acquire(wait=False, report=print)
+
+
+def test_a_lock_file_that_may_not_be_opened_is_a_mistake_of_the_user(home: Path) -> None:
+    lock_path(home).mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot be opened: Is a directory"):
+        lock(home).acquire(wait=False, report=print)
+
+
+def test_a_full_disk_is_told_and_the_lock_is_given_up(home: Path) -> None:
+    lock_path(home).parent.mkdir(parents=True)
+    lock_path(home).symlink_to("/dev/full")
+    with pytest.raises(TipbenchError, match=r"No space left on device\. Make room") as caught:
+        lock(home).acquire(wait=False, report=print)
+    assert caught.value.exit_code == 1
+    lock_path(home).unlink()
+    again = lock(home)
+    again.acquire(wait=False, report=print)
+    again.release()
+
+
+def test_a_disk_that_fills_up_later_is_told(home: Path) -> None:
+    mine = lock(home)
+    mine.acquire(wait=False, report=print)
+    with Path("/dev/full").open("r+b") as full:
+        os.dup2(full.fileno(), mine._fd or -1)
+    with pytest.raises(TipbenchError, match="No space left"):
+        mine.note_loaded("m", "sha")
+    mine.release()
+
+
+def test_a_lock_is_shared_by_readers_and_exclusive_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as one, path.open("rb") as two:
+        assert try_lock(one.fileno(), path, shared=True)
+        assert try_lock(two.fileno(), path, shared=True)
+        assert not try_lock(one.fileno(), path)
+
+
+def test_an_atomic_write_that_fails_leaves_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "folder", b"new")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]

@@ -1,0 +1,92 @@
+"""The promises of every SQLite file: private, migrated, whole transactions, and errors with a next step."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.sqlite import Database
+
+FIRST = "CREATE TABLE colours (name TEXT NOT NULL) STRICT; INSERT INTO colours VALUES ('red');"
+SECOND = "INSERT INTO colours SELECT name || 'dish' FROM colours;"
+
+
+def opened(path: Path, *migrations: str, wal: bool = False) -> contextlib.closing[Database]:
+    return contextlib.closing(Database(path, migrations, "The list of colours", wal=wal))
+
+
+def colours(database: Database) -> list[str]:
+    return [name for (name,) in database.rows("SELECT name FROM colours ORDER BY rowid")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "file.sqlite"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    with opened(path, FIRST) as database:
+        yield database
+
+
+@pytest.mark.parametrize("wal", [False, True])
+def test_only_the_owner_may_read_the_files(path: Path, wal: bool) -> None:
+    with opened(path, FIRST, wal=wal):
+        for each in (path.parent, *path.parent.iterdir()):
+            assert stat.S_IMODE(each.stat().st_mode) & 0o077 == 0, each
+
+
+def test_an_older_file_gets_the_missing_migrations_once(path: Path, database: Database) -> None:
+    for _ in range(2):
+        with opened(path, FIRST, SECOND) as newer:
+            assert colours(newer) == ["red", "reddish"]
+
+
+@pytest.mark.parametrize("wal", [False, True])
+def test_processes_that_open_a_new_file_at_once_migrate_it_once(path: Path, wal: bool) -> None:
+    def names(_: int) -> list[str]:
+        with opened(path, FIRST, SECOND, wal=wal) as database:
+            return colours(database)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(names, range(16))) == [["red", "reddish"]] * 16
+
+
+def test_a_migration_that_fails_changes_nothing(path: Path, database: Database) -> None:
+    with pytest.raises(TipbenchError, match="no such table: shapes"):
+        opened(path, FIRST, SECOND + "DROP TABLE shapes")
+    assert colours(database) == ["red"]
+
+
+def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
+    with (
+        opened(path, FIRST, SECOND),
+        pytest.raises(UsageError, match=r"newer tipbench .*version 2.*up to 1.*TIPBENCH_HOME"),
+    ):
+        opened(path, FIRST)
+
+
+def test_a_transaction_that_fails_changes_nothing(database: Database) -> None:
+    def fail() -> None:
+        with database.transaction() as db:
+            db.execute("INSERT INTO colours VALUES ('green')")
+            assert colours(database) == ["red", "green"]
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    assert colours(database) == ["red"]
+
+
+def test_an_error_names_the_file_and_the_next_step(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"not a database " * 100)
+    with pytest.raises(TipbenchError, match=r"^The list of colours at .*file\.sqlite cannot be used: .*restore it"):
+        opened(path, FIRST)

@@ -1,0 +1,93 @@
+"""Numbers, names and times as people read them, and text that a terminal cannot act on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tipbench.text import (
+    duration,
+    file_size,
+    interval,
+    join_names,
+    number,
+    one_line,
+    parameter_count,
+    percent,
+    plural,
+    printable,
+    printable_lines,
+    probability,
+    short_name,
+)
+
+
+def test_a_noun_agrees_with_its_number() -> None:
+    assert [plural(n, "cell") for n in (0, 1, 2400)] == ["0 cells", "1 cell", "2,400 cells"]
+    assert [plural(n, "cell waits", "cells wait") for n in (1, 2)] == ["1 cell waits", "2 cells wait"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c"), ("abcde", "a, b, c and 2 more")]
+)
+def test_names_beyond_the_limit_are_counted(names: str, text: str) -> None:
+    assert join_names(names, 3) == text
+
+
+@given(st.text())
+def test_nothing_a_terminal_obeys_gets_through(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+
+
+@given(st.text())
+def test_a_text_keeps_its_lines_and_its_printable_characters(text: str) -> None:
+    shown = printable_lines(text)
+    assert shown.count("\n") == text.count("\n")
+    assert [char for char in shown if char not in " \n"] == [c for c in text if c.isprintable() and c not in " \n"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "unknown"), (0, "0 s"), (0.2, "under 1 s"), (59.6, "60 s"), (150, "2 min"), (20_000, "5.6 h")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_sizes_are_said_as_people_say_them() -> None:
+    assert [file_size(n) for n in (None, 0, 384, 98_362_982, 2 * 2**30)] == [
+        *(None, "none", "under 1 MiB", "94 MiB", "2.0 GiB")
+    ]
+    assert [parameter_count(n) for n in (None, 0.0, 0.135, 4.46)] == [None, "none", "135M", "4.46B"]
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
+)
+def test_a_share_is_never_rounded_to_all_or_nothing(share: float | None, said: str | None) -> None:
+    assert percent(share) == said
+
+
+def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
+    assert number(-1.234) == "−1.23"
+    assert interval(1.0, None) is None
+    assert interval(-1.0, 2.0, "+.1f") == "−1.0 to +2.0"
+    assert (probability(0.0001), probability(0.25), probability(None)) == ("<0.001", "0.250", None)
+
+
+@given(st.text(), st.integers(3, 50))
+def test_a_short_name_keeps_its_ends(text: str, most: int) -> None:
+    line, short = one_line(text), short_name(text, most)
+    assert len(short) <= most
+    assert short == line or (short[0], short[-1]) == (line[0], line[-1])
+
+
+@given(st.text())
+def test_a_text_on_one_line_has_nothing_that_moves_others(text: str) -> None:
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1
+    assert not set(line) & set("\x00\x1b\u202e\u2066\ud800")
+    line.encode()

@@ -1,0 +1,203 @@
+"""A batch ends as a file does: the same by page, by JSON and by CSV; and however often the panel dies on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import MODELS, Desk, Rule, agreed, always, by_hand, fill, items_of, record_cells
+from tipbench.judge.apply import SheetApplier
+from tipbench.judge.check import check_sheet
+from tipbench.judge.sheet_file import sheet_csv
+from tipbench.judge.sheet_store import StoredSheet
+from tipbench.record.memory import MemoryStore
+from web.batching import Clerk, desk_of, given, kept
+from web.panels import API, EXPERIMENT, JUDGE, Served, answered, copied, serving
+
+APPLY = f"{API}/judge/{EXPERIMENT}/apply"
+
+
+@pytest.fixture
+def clerk(served: Served) -> Clerk:
+    return Clerk(served, served.judge)
+
+
+def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
+    """What counts afterwards: all metrics and states, the single scores, the drift."""
+    desk, told = desk_of(served), kept(served, judging.sheet.id)
+    scores = {run_id: [given.tips for given in found.counted] for run_id, found in desk.scores().items()}
+    cells = {run_id: (run.metrics, run.state) for run_id, run in desk.cells().items()}
+    return {"cells": cells, "scores": scores, "drift": told.drift, "status": told.status, "answers": told.answers}
+
+
+def _by_page(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
+    clerk = Clerk(served, served.judge)
+    assert clerk.open()["sheet"] == raw["sheet"]
+    clerk.answer(raw)
+    return clerk.close(raw["sheet"]).json()["outcome"]
+
+
+def _by_json(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
+    return served.post(APPLY, token=served.judge, json=raw).json()
+
+
+def _by_csv(served: Served, judging: StoredSheet, raw: dict[str, Any]) -> Any:
+    finished = {score.item: score for score in check_sheet(raw, judging.sheet).finished}
+    text = sheet_csv(judging.sheet, finished)
+    return served.post(APPLY, token=served.judge, content=text.encode(), headers={"Content-Type": "text/csv"}).json()
+
+
+@pytest.mark.parametrize(("rule", "status"), [(agreed, "applied"), (always(5), "held")], ids=["applied", "held"])
+def test_the_same_answers_by_page_by_json_and_by_csv_end_the_same(home: Path, rule: Rule, status: str) -> None:
+    first, _ = answered()
+    experiment = first.experiment(EXPERIMENT)
+    assert experiment is not None
+    judging = Desk(first, experiment).export(JUDGE, everything=True, seed=1).judging
+    raw = fill(judging, rule)
+    raw["items"][0]["format_ok"] = not raw["items"][0]["format_ok"]
+    raw["items"][1]["tips"][0] |= {"note": "=1+1, said\nthe judge", "overlong": True}
+    ends = []
+    for road in (_by_page, _by_json, _by_csv):
+        with serving(home / road.__name__, copied(first)) as served:
+            ends.append((road(served, judging, raw), _numbers(served, judging)))
+    assert ends[0] == ends[1] == ends[2]
+    assert ends[0][0]["status"] == status
+
+
+# crashes
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Mortal(MemoryStore):
+    """Dies at the n-th write, before or after it was carried out."""
+
+    left: int | None = None
+    after = False
+
+    def _step(self, write: Any) -> Any:
+        if self.left is None:
+            return write()
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise Killed
+        done = write()
+        if self.left == 0:
+            raise Killed
+        return done
+
+    def update(self, *args: Any, **options: Any) -> Any:
+        return self._step(lambda: super(Mortal, self).update(*args, **options))
+
+    def touch(self, *args: Any, **options: Any) -> Any:
+        return self._step(lambda: super(Mortal, self).touch(*args, **options))
+
+    def record(self, *args: Any, **options: Any) -> Any:
+        return self._step(lambda: super(Mortal, self).record(*args, **options))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_panel_killed_between_any_two_steps_of_a_close_heals_by_closing_again(home: Path, after: bool) -> None:
+    for step in range(1, 40):
+        store = Mortal()
+        record_cells(store, models=MODELS[:1], n_scenarios=2, prompts="v1")
+        with serving(home / f"{step}", store) as served:
+            clerk = Clerk(served, served.judge)
+            sheet = clerk.open()["sheet"]
+            raw = fill(kept(served, sheet))
+            clerk.answer(raw)
+            store.left, store.after = step, after
+            died = _dies(clerk, sheet)
+        store.left = None
+        with serving(home / f"{step}", store) as served:
+            clerk = Clerk(served, served.judge)
+            assert clerk.whole(sheet)["batch"]["status"] == ("open" if died else "applied")
+            outcome = clerk.close(sheet).json()["outcome"]
+            assert (outcome["status"], outcome["applied"]) == ("applied", len(raw["items"]))
+            cells, scores = desk_of(served).cells(), desk_of(served).scores()
+            for run_id, item in items_of(raw, kept(served, sheet)).items():
+                assert {name: cells[run_id].metrics[name] for name in by_hand(item)} == pytest.approx(by_hand(item))
+                assert [given.judge for given in scores[run_id].counted] == [JUDGE]
+        if not died:
+            assert step > 3
+            return
+    pytest.fail("closing has no end")
+
+
+def _dies(clerk: Clerk, sheet: str) -> bool:
+    response = clerk.close(sheet)
+    assert response.status_code in (200, 500)
+    return bool(response.status_code == 500)
+
+
+def test_a_panel_killed_between_apply_and_note_heals_by_closing_again(
+    clerk: Clerk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw)
+    store = clerk.served.app.state.batches._store
+
+    def die(*_args: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "close", die)
+        assert clerk.close(sheet).status_code == 500
+    assert kept(clerk.served, sheet).status == "applied"
+    before = desk_of(clerk.served).everything()
+    assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
+    assert desk_of(clerk.served).everything() == before
+
+
+def test_a_panel_killed_between_export_and_note_finds_the_sheet_again(
+    clerk: Clerk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = clerk.served.app.state.batches._store
+
+    def die(*_args: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "add", die)
+        assert clerk.ask("POST").status_code == 500
+    sheet = clerk.open()["sheet"]
+    runs = clerk.served.store.search(desk_of(clerk.served).experiment.experiment_id, where={"kind": "judging"})
+    assert [run.tags["sheet"] for run in runs] == [sheet]
+
+
+def test_what_is_saved_while_a_close_applies_is_counted_too(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw, but=1)
+    last, run = raw["items"][-1], SheetApplier.run
+    late = [last]
+
+    def slow(self: SheetApplier, **options: Any) -> Any:
+        while late:
+            assert clerk.put(sheet, last["item"], 0, "submitted", **given(late.pop())).status_code == 200
+        return run(self, **options)
+
+    monkeypatch.setattr(SheetApplier, "run", slow)
+    outcome = clerk.close(sheet).json()["outcome"]
+    assert (outcome["applied"], outcome["unfinished"]) == (len(raw["items"]), 0)
+
+
+def test_a_close_that_never_catches_up_says_so(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet = clerk.open(limit=6)["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw)
+    first, run = raw["items"][0], SheetApplier.run
+    versions = iter(range(1, 100))
+
+    def slow(self: SheetApplier, **options: Any) -> Any:
+        clerk.put(sheet, first["item"], next(versions), "submitted", **given(first))
+        return run(self, **options)
+
+    monkeypatch.setattr(SheetApplier, "run", slow)
+    assert clerk.served.error(clerk.close(sheet)) == (409, "conflict")
+    assert clerk.whole(sheet)["batch"]["status"] == "open"

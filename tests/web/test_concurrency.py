@@ -1,0 +1,132 @@
+"""Slow work in turns: one token cannot take all threads or memory, and its body is not even read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tipbench.web import concurrency as turns
+from tipbench.web import judge_service as judging
+from tipbench.web.concurrency import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.judge_service import judging_lock
+from web.panels import API, EXPERIMENT, Served, answered, serving
+
+APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
+MULTIPART = {"Content-Type": "multipart/form-data; boundary=b"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a turn."""
+    monkeypatch.setattr(turns, "WAIT_S", 0.1)
+    monkeypatch.setattr(turns, "SHEET_WAIT_S", 0.1)
+
+
+@pytest.fixture
+def served(home: Path) -> Iterator[Served]:
+    with serving(home, answered()[0]) as found:
+        yield found
+
+
+@contextmanager
+def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
+    """So many slow requests of a token's have not ended yet."""
+    known = served.panel.guard.by_token(token, "test")
+    portal = served.client.portal
+    assert portal is not None
+    with ExitStack() as stack:
+        for _ in range(times):
+            stack.enter_context(portal.wrap_async_context_manager(served.panel.turns.taken(known)))
+        yield
+
+
+def busy(served: Served, response: Any) -> bool:
+    assert served.error(response) == (429, "busy"), response.text
+    return int(response.headers["retry-after"]) > 0
+
+
+def test_a_judges_second_slow_request_is_refused_and_the_next_one_is_not(served: Served) -> None:
+    sheets = f"{API}/judge/{EXPERIMENT}/sheets"
+    with under_way(served, served.judge):
+        assert busy(served, served.post(sheets, token=served.judge))
+        assert busy(served, served.post(APPLY, token=served.judge, content=b"{", headers=JSON))
+    assert served.post(sheets, token=served.judge).status_code == 201
+
+
+def test_an_admin_has_more_turns_than_a_judge(served: Served) -> None:
+    with under_way(served, served.admin, ADMINS_AT_ONCE - 1):
+        assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
+    with under_way(served, served.admin, ADMINS_AT_ONCE):
+        assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
+
+
+def test_one_judges_turn_is_not_anothers(served: Served) -> None:
+    with under_way(served, served.judge):
+        assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
+
+
+def test_the_panel_answers_while_one_token_asks_for_much(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "WAIT_S", 120)
+    path = f"{API}/judge/{EXPERIMENT}/batches"
+    asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
+    with judging_lock(served.home, served.panel.tracker.open().place):  # each would wait for this, in a thread
+        for each in asking:
+            each.start()
+        time.sleep(0.5)
+        started = time.monotonic()
+        assert served.get("/healthz", token=None).status_code == 200
+        assert served.get(f"{API}/experiments").status_code == 200
+        assert time.monotonic() - started < 60
+    for each in asking:
+        each.join(60)
+
+
+@pytest.mark.parametrize("path", [APPLY, "/judge/preview"])
+def test_without_a_turn_the_body_is_not_read(served: Served, path: str) -> None:
+    served.log_in(served.judge)
+    read: list[str] = []
+
+    def body() -> Iterator[bytes]:
+        read.append("some")
+        yield b"--b--"
+
+    with under_way(served, served.judge):
+        assert busy(served, served.post(path, token=None, content=body(), headers=MULTIPART))
+    assert read == []
+
+
+@pytest.mark.parametrize("headers", [JSON, {"Content-Type": "text/csv"}])
+def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers: dict[str, str]) -> None:
+    content = b" " * (JUDGES_BYTES + 1)
+    refused = served.post(APPLY, token=served.judge, content=content, headers=headers)
+    assert served.error(refused) == (413, "too_large")
+    assert "8 MB" in refused.json()["error"]["message"]
+    assert served.post(APPLY, content=content, headers=headers).status_code == 422
+
+
+def test_a_judges_sheet_that_does_not_say_its_size_is_cut_off(served: Served) -> None:
+    pieces = (b" " * 1_000_000 for _ in range(9))
+    refused = served.post(APPLY, token=served.judge, content=pieces, headers=JSON)
+    assert served.error(refused) == (413, "too_large")
+
+
+def test_the_judges_limit_raises_no_other(served: Served) -> None:
+    path = f"{API}/judge/{EXPERIMENT}/batches"
+    refused = served.post(path, token=served.judge, content=(b" " * 600_000 for _ in range(2)), headers=JSON)
+    assert served.error(refused) == (413, "too_large")
+
+
+@pytest.mark.parametrize(("most", "statuses"), [(0, [429, 429]), (1, [422, 422])])
+def test_only_so_many_sheets_are_read_at_a_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
+) -> None:
+    monkeypatch.setattr(turns, "SHEETS_AT_ONCE", most)
+    with serving(home, answered()[0]) as served:
+        assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

@@ -1,0 +1,196 @@
+"""The judge's page: a blind sheet out, a preview, and the very same file applied; by browser and without script."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from support.judging import MODELS, agreed, always, fill, fill_csv
+from tipbench.judge.sheet_store import StoredSheet, find_sheet
+from tipbench.web.auth import Role
+from web.panels import EXPERIMENT, JUDGE, Served
+
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def judge(served: Served) -> Served:
+    """A judge's browser."""
+    served.log_in(served.judge)
+    return served
+
+
+def csrf_of(served: Served) -> str:
+    page = served.get("/judge", token=None, headers=PAGE)
+    found = re.search(r'name="csrf" value="([^"]+)"', page.text)
+    assert found
+    return found[1]
+
+
+def fetched(served: Served, **fields: str) -> Any:
+    data = {"csrf": csrf_of(served), "experiment": EXPERIMENT, "format": "json", "limit": "40", **fields}
+    return served.post("/judge/sheet", token=None, headers=PAGE, data=data)
+
+
+def kept(served: Served, sheet: str) -> StoredSheet:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    found = find_sheet(served.store, experiment.experiment_id, EXPERIMENT, sheet)
+    assert found is not None
+    return found
+
+
+def sent(served: Served, content: str | bytes, *, experiment: str = EXPERIMENT, name: str = "sheet.json") -> Any:
+    data = {"csrf": csrf_of(served), "experiment": experiment}
+    return served.post("/judge/preview", token=None, headers=PAGE, data=data, files={"sheet": (name, content)})
+
+
+def apply_url(page: str) -> str:
+    found = re.search(r'action="(/judge/uploads/[0-9a-f]{32}/apply\?[^"]*)"', page)
+    assert found
+    return unescape(found[1])
+
+
+def applied(served: Served, url: str) -> Any:
+    response = served.post(url, token=None, headers=PAGE, data={"csrf": csrf_of(served)})
+    assert response.status_code == 303, response.text
+    return served.get(response.headers["location"], token=None, headers=PAGE)
+
+
+def test_the_page_asks_for_the_experiment_and_lists_none(judge: Served) -> None:
+    page = judge.get("/judge", token=None, headers=PAGE)
+    assert page.status_code == 200
+    assert JUDGE in page.text
+    assert EXPERIMENT not in page.text
+
+
+def test_an_unknown_experiment_is_told_at_its_field(judge: Served) -> None:
+    for name in ["tip-bench-nowhere", "nonsense", "<b>", "tip-bench-" + "x" * 150]:
+        page = judge.get("/judge", token=None, headers=PAGE, params={"experiment": name})
+        assert page.status_code == 404
+        assert re.search(r'id="experiment"[^>]*aria-invalid="true"', page.text)
+        assert "<b>" not in page.text
+
+
+def test_a_sheet_is_fetched_as_a_file_and_the_same_again(judge: Served) -> None:
+    first, again = fetched(judge), fetched(judge)
+    assert first.headers["content-disposition"].startswith("attachment")
+    assert first.json()["judge"] == JUDGE
+    assert again.content == first.content
+
+
+def test_a_sheet_may_be_fetched_for_a_spreadsheet(judge: Served) -> None:
+    sheet = fetched(judge, format="csv")
+    assert sheet.headers["content-type"] == "text/csv; charset=utf-8"
+
+
+def test_a_wrong_wish_is_told_at_its_field(judge: Served) -> None:
+    for field, value in [("limit", "0"), ("limit", "many"), ("limit", "9" * 30), ("format", "xls")]:
+        page = fetched(judge, **{field: value})
+        assert page.status_code == 422
+        assert re.search(rf'id="{field}"[^>]*aria-invalid="true"', page.text)
+
+
+def test_the_preview_writes_nothing_and_the_same_file_is_applied(judge: Served) -> None:
+    sheet = fetched(judge).json()["sheet"]
+    raw = fill(kept(judge, sheet), agreed)
+    page = sent(judge, json.dumps(raw))
+    assert page.status_code == 200
+    assert "Nothing is written yet" in page.text
+    assert not kept(judge, sheet).answers
+    done = applied(judge, apply_url(page.text))
+    assert "Received and complete" in done.text
+    assert len(kept(judge, sheet).answers) == len(raw["items"])
+
+
+def test_applying_twice_changes_nothing(judge: Served) -> None:
+    sheet = fetched(judge).json()["sheet"]
+    url = apply_url(sent(judge, json.dumps(fill(kept(judge, sheet)))).text)
+    first = applied(judge, url)
+    answers = kept(judge, sheet).answers
+    assert applied(judge, url).text.count("Received") == first.text.count("Received")
+    assert kept(judge, sheet).answers == answers
+
+
+def test_a_spreadsheet_comes_back_as_well(judge: Served) -> None:
+    text = fetched(judge, format="csv").content.decode()
+    found = re.search(r"sheet-([0-9a-z-]+)\.csv", fetched(judge, format="csv").headers["content-disposition"])
+    assert found
+    filled = fill_csv(text, fill(kept(judge, found[1])))
+    page = sent(judge, filled, name="scored.csv")
+    assert "scored.csv" in page.text
+    assert "Received" in applied(judge, apply_url(page.text)).text
+
+
+def test_a_sheet_beyond_the_limit_is_held_and_the_judge_is_told_what_to_do(judge: Served) -> None:
+    sheet = fetched(judge).json()["sheet"]
+    page = sent(judge, json.dumps(fill(kept(judge, sheet), always(5))))
+    done = applied(judge, apply_url(page.text)).text
+    assert "Received, and held" in done
+    assert "beyond the limit" in done
+
+
+def test_mistakes_are_listed_and_nothing_is_kept(judge: Served) -> None:
+    sheet = fetched(judge).json()["sheet"]
+    raw = fill(kept(judge, sheet))
+    raw["items"][0]["tips"][0]["scores"]["tone"] = 9
+    raw["items"][1]["tips"][0]["scores"]["tone"] = "<script>"
+    page = sent(judge, json.dumps(raw))
+    assert page.status_code == 422
+    assert "2 mistakes" in page.text
+    assert "<script>" not in page.text.replace('<script type="module"', "")
+    assert not kept(judge, sheet).answers
+
+
+def test_what_is_no_sheet_is_refused_in_words(judge: Served) -> None:
+    for content in [b"nonsense", b"\xff\xfe\x00", b"{", b"[]", b"{}"]:
+        page = sent(judge, content)
+        assert page.status_code == 422
+        assert "Nothing was written" in page.text
+
+
+def test_no_file_is_told_at_its_field(judge: Served) -> None:
+    page = sent(judge, b"")
+    assert page.status_code == 422
+    assert re.search(r'id="sheet"[^>]*aria-invalid="true"', page.text)
+
+
+def test_an_upload_belongs_to_whoever_sent_it(judge: Served) -> None:
+    sheet = fetched(judge).json()["sheet"]
+    url = apply_url(sent(judge, json.dumps(fill(kept(judge, sheet)))).text)
+    _, other = judge.panel.guard.tokens.create(Role.JUDGE, "somebody-else", life_s=60)
+    assert judge.error(judge.post(url, token=other)) == (404, "not_found")
+    assert judge.error(judge.post(url)) == (404, "not_found")
+    assert not kept(judge, sheet).answers
+
+
+def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
+    for path in ["/judge/sheet", "/judge/preview", f"/judge/uploads/{'0' * 32}/apply?experiment=x"]:
+        assert judge.error(judge.post(path, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
+
+
+def test_an_admin_judges_here_as_blindly_under_the_own_name(served: Served) -> None:
+    served.log_in(served.admin)
+    sheet = fetched(served).json()
+    assert sheet["judge"] == "boss"
+    assert fetched(served).json() == sheet
+
+
+def test_nothing_on_the_way_tells_a_model_or_a_run(judge: Served) -> None:
+    sheet = fetched(judge)
+    raw = fill(kept(judge, sheet.json()["sheet"]))
+    preview = sent(judge, json.dumps(raw))
+    done = applied(judge, apply_url(preview.text))
+    runs = [run.run_id for run in judge.store.search(_experiment_id(judge), where={})]
+    for response in (judge.get("/judge", token=None, headers=PAGE), sheet, preview, done):
+        assert not [word for word in (*MODELS, "v2-mentor", "v3-few-shot", *runs) if word in response.text]
+
+
+def _experiment_id(served: Served) -> str:
+    experiment = served.store.experiment(EXPERIMENT)
+    assert experiment is not None
+    return experiment.experiment_id

@@ -1,0 +1,193 @@
+"""One row closely: the scenarios by difference, both sides' answers, each with its own run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from support.judging import Desk, record_cells
+from tipbench.plan.grid import PlannedCell
+from tipbench.web.api.models import PairShape
+from web.board_pages import HTML, Page, board_path, desk_of, judged_panel, look, query_of
+from web.panels import API, EXPERIMENT, Served
+
+PAIRS = f"{board_path()}/pairs"
+ROW = {"model": "beta:1b", "prompt": "v1"}
+OTHER = "beta:1b/v2-mentor"
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Looked at by many tests, changed by none."""
+    with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
+        yield served
+
+
+def view_of(served: Served, **query: str) -> dict[str, Any]:
+    found: dict[str, Any] = served.get(f"{API}/leaderboard/{EXPERIMENT}/pairs?{urlencode({**ROW, **query})}").json()
+    PairShape.model_validate(found)
+    return found
+
+
+def page_of(served: Served, **query: str) -> Page:
+    return look(served, f"{PAIRS}?{urlencode({**ROW, **query})}")
+
+
+def leader_of(served: Served) -> dict[str, str]:
+    found = served.get(f"{API}/leaderboard/{EXPERIMENT}").json()["verdict"]["leader"]
+    return {"model": found["model"], "prompt": found["prompt_version"]}
+
+
+def test_scenarios_stand_by_their_difference_the_largest_loss_first(judged: Served) -> None:
+    found = view_of(judged)
+    differences = [each["difference"] for each in found["scenarios"]]
+    assert differences == sorted(differences)
+    assert len(differences) == 8
+    assert found["wins"] + found["losses"] + found["even"] == 8
+
+
+def test_a_difference_is_that_of_the_composites_and_their_mean_that_of_the_board(judged: Served) -> None:
+    found = view_of(judged)
+    gaps = [each["own"]["composite"] - each["reference"]["composite"] for each in found["scenarios"]]
+    assert gaps == [each["difference"] for each in found["scenarios"]]
+    assert found["difference"]["mean"] == pytest.approx(sum(gaps) / len(gaps))
+
+
+def test_the_page_has_the_scenarios_of_the_json_in_its_order(judged: Served) -> None:
+    names = [each["scenario"] for each in view_of(judged)["scenarios"]]
+    shown = [text for text in page_of(judged).texts if text in names]
+    assert shown == names
+
+
+def test_the_order_is_in_the_url(judged: Served) -> None:
+    cases: list[tuple[str, Any]] = [("wins", lambda each: -each["difference"]), ("name", lambda each: each["scenario"])]
+    for order, key in cases:
+        found = view_of(judged)["scenarios"]
+        names = [each["scenario"] for each in sorted(found, key=lambda each: (key(each), each["scenario"]))]
+        assert [text for text in page_of(judged, order=order).texts if text in names] == names
+
+
+@pytest.mark.parametrize(
+    "query", [{}, {"by": "model", "prompt": "*"}, {"by": "prompt", "model": "*"}, {"cluster": "persona"}]
+)
+def test_every_answer_is_that_of_its_run(home: Path, query: dict[str, str]) -> None:
+    with judged_panel(home, repeats=2, n_scenarios=4) as served:
+        runs, found = desk_of(served).cells(), view_of(served, **query)
+        seen = set()
+        for meeting in found["scenarios"]:
+            for answer in (*meeting["own"]["answers"], *meeting["reference"]["answers"]):
+                params = runs[answer["run_id"]].params
+                told = (answer["model"], answer["prompt_version"], answer["repeat"])
+                assert (params["model"], params["prompt_version"], params["repeat"]) == told
+                assert params["scenario"] == meeting["scenario"]
+                assert runs[answer["run_id"]].metrics["composite"] == answer["composite"]
+                texts = json.loads(served.store.get(answer["run_id"])[1]["artifact:candidates.json"])
+                assert [tip["tip"] for tip in answer["tips"]] == [tip["tip"] for tip in texts]
+                seen.add(answer["run_id"])
+        assert len(seen) == 2 * 4 * 2 * (3 if "model" in query.get("by", "") else 2 if "by" in query else 1)
+
+
+def test_every_answer_leads_to_the_page_of_its_run(judged: Served) -> None:
+    found, page = view_of(judged), page_of(judged)
+    for meeting in found["scenarios"]:
+        for answer in (*meeting["own"]["answers"], *meeting["reference"]["answers"]):
+            assert page.links(f"{board_path()}/runs/{answer['run_id']}")
+
+
+def test_a_row_stands_against_the_leader(judged: Served) -> None:
+    reference = view_of(judged)["reference"]
+    leader = leader_of(judged)
+    assert reference == {"model": leader["model"], "prompt_version": leader["prompt"], "role": "leader"}
+
+
+def test_the_leader_stands_against_the_row_behind_it(judged: Served) -> None:
+    board = judged.get(f"{API}/leaderboard/{EXPERIMENT}").json()["standings"]
+    found = view_of(judged, **leader_of(judged))
+    assert found["reference"]["role"] == "runner-up"
+    assert found["reference"]["prompt_version"] == board[1]["prompt_version"]
+    assert found["difference"]["mean"] == -board[1]["diff_to_leader"]["mean"] >= 0
+
+
+def test_a_chosen_baseline_takes_the_leaders_place(judged: Served) -> None:
+    found = view_of(judged, baseline=OTHER)
+    assert found["reference"] == {"model": "beta:1b", "prompt_version": "v2-mentor", "role": "baseline"}
+    page = page_of(judged, baseline=OTHER)
+    assert "against the baseline," in page.text
+    assert [each["value"] for each in page.all("option") if "selected" in each] == [OTHER]
+
+
+def test_the_baseline_itself_stands_against_the_leader(judged: Served) -> None:
+    assert view_of(judged, baseline="beta:1b/v1")["reference"]["role"] == "leader"
+
+
+def test_links_keep_the_boards_question(judged: Served) -> None:
+    page = page_of(judged, judge="anna", where="params.persona=nurse", order="wins")
+    asked = {("judge", "anna"), ("where", "params.persona=nurse")}
+    for link in [*page.links(PAIRS), *page.links(board_path())]:
+        if query_of(link):
+            assert asked <= set(query_of(link)), link
+    carried = {(each["name"], each["value"]) for each in page.all("input", type="hidden")}
+    assert {*asked, ("model", "beta:1b"), ("prompt", "v1"), ("order", "wins")} <= carried
+
+
+def test_models_alone_show_the_answers_of_all_their_prompts(judged: Served) -> None:
+    page = page_of(judged, by="model", prompt="*")
+    for prompt in ("v1", "v2-mentor", "v3-few-shot"):
+        assert f"beta:1b/{prompt}" in page.texts
+
+
+def test_many_scenarios_come_page_by_page(home: Path) -> None:
+    with judged_panel(home, suite="tips-32", models=("beta:1b",)) as served:
+        first = page_of(served)
+        (link,) = [each["href"] for each in first.all("a", rel="next")]
+        second = look(served, link)
+        assert (len(first.all("details")), len(second.all("details"))) == (20, 12)
+        assert not second.all("a", rel="next")
+        assert "This page of the list is empty" in page_of(served, page="9").text
+
+
+def test_what_is_not_judged_is_shown_without_numbers(served: Served) -> None:
+    page = page_of(served)
+    assert "not judged" in page.text
+    assert len(page.all("details")) == 8
+
+
+def test_what_models_wrote_shows_as_text(home: Path) -> None:
+    hostile = ["<script>alert(1)</script>", "\u202etxet desrever", "</p></li><img src=x onerror=alert(2)>"]
+
+    def write(_cell: PlannedCell, _rng: random.Random) -> str:
+        return json.dumps([{"tip": tip, "rationale": tip} for tip in hostile])
+
+    with judged_panel(home, write=write, n_scenarios=2) as served:
+        page = page_of(served)
+        assert len(page.all("script")) == 2
+        assert not any("onerror" in found for _, found in page.elements)
+        assert "⟨U+202E⟩txet desrever" in page.texts
+        assert "<script>alert(1)</script>" in page.texts
+
+
+def test_a_row_that_is_not_on_the_board_is_not_found(judged: Served) -> None:
+    for path in (f"{PAIRS}?model=no&prompt=v1", f"{API}/leaderboard/{EXPERIMENT}/pairs?model=no&prompt=v1"):
+        assert judged.error(judged.get(path)) == (404, "not_found")
+
+
+def test_a_row_must_be_named_whole(judged: Served) -> None:
+    for query in ["", "model=a", "model=&prompt=", "model=a&prompt=b&page=0", "model=a&prompt=b&order=x"]:
+        response = judged.get(f"{PAIRS}?{query}", headers={})
+        assert response.status_code == 422
+
+
+def test_a_row_of_which_every_run_is_stale_is_shown_empty(home: Path) -> None:
+    with judged_panel(home) as served:
+        store, experiment = served.store, desk_of(served).experiment
+        record_cells(store, start_ms=5_000, build="2", models=("beta:1b",), n_scenarios=1)
+        store.touch(experiment.experiment_id)
+        assert Desk(store, experiment).cells()
+        response = served.get(f"{PAIRS}?{urlencode({'model': 'beta:1b', 'prompt': 'v1'})}", headers=HTML)
+        assert response.status_code == 200

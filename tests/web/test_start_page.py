@@ -1,0 +1,324 @@
+"""The run's form: made from the schema, checked at its fields, planned and started without a script."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted_ollama import ScriptedOllama
+from tipbench.plan.config import CollectConfig
+from tipbench.web.panel import start as run_form
+from tipbench.web.panel import start as run_models
+from web.page_forms import HEADERS, PageForm
+from web.panels import API, Served, serving
+
+SMALL: dict[str, Any] = {"models": "baseline:template", "prompts": "v1", "n_scenarios": "2", "n_tips": "3"}
+NOBODY = "127.0.0.1:9"
+
+
+@pytest.fixture
+def served(home: Path) -> Iterator[Served]:
+    """Nothing recorded, no Ollama; jobs stay in the queue."""
+    with serving(home, environment={"OLLAMA_HOST": NOBODY}) as panel:
+        yield panel
+
+
+def form_of(served: Served, query: str = "") -> PageForm:
+    response = served.get(f"/run{query}")
+    assert response.status_code == 200, response.text
+    return PageForm(response.text, "/run")
+
+
+def send(served: Served, body: str) -> Any:
+    return served.post("/run", content=body, headers=HEADERS)
+
+
+def planned(served: Served, **changes: Any) -> Any:
+    return send(served, form_of(served).body(do="plan", **{**SMALL, **changes}))
+
+
+def started(served: Served, form: PageForm | None = None, **changes: Any) -> Any:
+    return send(served, (form or form_of(served)).body(do="start", **{**SMALL, **changes}))
+
+
+def jobs(served: Served) -> list[Any]:
+    return list(served.get(f"{API}/jobs").json()["items"])
+
+
+def message_at(page: str, key: str) -> str:
+    """What stands at a field; empty when nothing does."""
+    _, _, after = page.partition(f'id="{key}-error">')
+    return unescape(after.partition("</p>")[0].partition("</span>")[2]).strip()
+
+
+# the form
+
+
+def test_every_key_of_the_configuration_is_a_field(served: Served) -> None:
+    assert form_of(served).names >= set(CollectConfig.model_fields)
+
+
+def test_the_untouched_form_is_the_default_configuration(home: Path) -> None:
+    environment = {"TIPBENCH_N_TIPS": "4", "TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY, "TIPBENCH_MODELS": "a:1b"}
+    with serving(home, environment=environment) as served:
+        assert send(served, form_of(served).body(do="start")).status_code == 303
+        arguments = jobs(served)[0]["arguments"]
+        assert CollectConfig.model_validate(arguments) == served.panel.allowed.config({})
+
+
+def test_a_box_that_is_not_ticked_is_no_even_where_yes_is_usual(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY}) as served:
+        assert form_of(served).value("evict") == ["true"]
+        started(served, evict=None)
+        assert jobs(served)[0]["arguments"]["evict"] is False
+
+
+def test_the_url_fills_the_form(served: Served) -> None:
+    form = form_of(served, "?models=baseline:template,x:1b&n_tips=2&diversity=true&experiment=tip-bench-a/b&nonsense=1")
+    assert sorted(form.value("models")) == ["baseline:template", "x:1b"]
+    assert (form.value("n_tips"), form.value("diversity")) == (["2"], ["true"])
+    assert form.value("experiment") == ["tip-bench-a/b"]
+    assert "nonsense" not in form.names
+
+
+def test_an_earlier_job_fills_the_form(served: Served) -> None:
+    there = started(served, n_tips="7", experiment="tip-bench-before").headers["location"]
+    form = form_of(served, f"?from={there.rpartition('/')[2]}&n_scenarios=1")
+    assert (form.value("n_tips"), form.value("experiment")) == (["7"], ["tip-bench-before"])
+    assert (form.value("models"), form.value("n_scenarios")) == (["baseline:template"], ["1"])
+    assert form_of(served, "?from=never").value("n_tips") == ["5"]
+
+
+def test_the_suites_prompts_and_our_own_models_can_be_ticked(served: Served) -> None:
+    form = form_of(served)
+    assert form.boxes["prompts"] == ["v1", "v2-mentor", "v3-few-shot"]
+    assert form.boxes["models"] == ["embedded:smollm2:135m", "baseline:template"]
+
+
+def test_what_is_ticked_and_what_is_typed_are_one_list(served: Served) -> None:
+    started(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"])
+    assert jobs(served)[0]["arguments"]["models"] == "baseline:template,embedded:smollm2:135m"
+
+
+def test_suites_of_an_allowed_folder_are_suggested(home: Path, tmp_path: Path) -> None:
+    there = tmp_path / "suites" / "mine"
+    there.mkdir(parents=True)
+    (there / "suite.toml").write_text("")
+    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
+        assert f'<option value="{there}">' in served.get("/run").text
+
+
+def test_hostile_text_in_the_url_stays_text(served: Served) -> None:
+    evil = "tip-bench-%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+    page = served.get(f"/run?experiment={evil}&models={evil}&suite={evil}").text
+    assert "<script>alert" not in page
+    assert form_of(served, f"?experiment={evil}").value("experiment") == ['tip-bench-"><script>alert(1)</script>']
+
+
+# Ollama's models
+
+
+def test_what_ollama_has_can_be_ticked(home: Path) -> None:
+    with (
+        ScriptedOllama(["alpha:135m", "beta:135m"]) as ollama,
+        serving(home, environment={"OLLAMA_HOST": ollama.url, "TIPBENCH_MODELS": "beta:135m,other:1b"}) as served,
+    ):
+        answer = served.get("/run/models").json()
+        assert [each["name"] for each in answer["items"]] == ["alpha:135m", "beta:135m"]
+        form = form_of(served)  # asked for before, so it is there at once
+        assert form.boxes["models"][2:] == ["alpha:135m", "beta:135m"]
+        assert form.value("models") == ["beta:135m", "other:1b"]
+
+
+def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def patience(seconds: float) -> None:
+        for module in (run_models, run_form):
+            monkeypatch.setattr(module, "PATIENCE_S", seconds)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with serving(home, environment={"OLLAMA_HOST": address}) as served:
+            patience(60)
+            began = time.monotonic()
+            page = served.get("/run").text
+            assert time.monotonic() - began < 60
+            assert 'data-models-url="/run/models"' in page
+            patience(0.2)
+            assert served.get("/run/models").json() == {"items": [], "answered": False}
+
+
+def test_only_servers_the_operator_allows_are_asked_for_models(served: Served) -> None:
+    with ScriptedOllama(["alpha:135m"]) as ollama:
+        answer = served.get("/run/models", params={"ollama_url": ollama.url}).json()
+        assert answer == {"items": [], "answered": False}
+        assert not ollama.log.requests
+
+
+# the plan
+
+
+def test_a_plan_counts_cells_and_starts_nothing(served: Served) -> None:
+    response = planned(served)
+    assert response.status_code == 200
+    assert "<strong>2 cells to generate</strong>" in response.text
+    assert "0 of 2 cells recorded already" in response.text
+    assert jobs(served) == []
+    assert served.store.experiment("tip-bench-auto") is None
+
+
+def test_after_a_plan_the_form_is_as_it_was_sent(served: Served) -> None:
+    form = form_of(served)
+    again = PageForm(send(served, form.body(do="plan", **SMALL, wait="true")).text, "/run")
+    assert (again.value("n_tips"), again.value("wait"), again.value("models")) == (["3"], ["true"], [SMALL["models"]])
+    assert again.value("key") == form.value("key")
+
+
+def test_a_refused_model_is_shown_with_its_reason(served: Served) -> None:
+    page = unescape(planned(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
+    assert "embedded:smollm2:135m needs its weights" in page
+    assert "As it stands the run would stop at once" in page
+    skipping = planned(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
+    assert "would stop at once" not in skipping
+
+
+def test_when_every_model_is_refused_the_plan_says_so(served: Served) -> None:
+    assert "No model may run" in planned(served, models="embedded:smollm2:135m").text
+
+
+def test_what_is_recorded_is_counted(served: Served) -> None:
+    from support.collecting import Collecting
+
+    Collecting(served.home, f"http://{NOBODY}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
+    page = planned(served, num_predict="64").text
+    assert "2 of 2 cells recorded already: nothing is left to do" in page
+
+
+def test_an_mlflow_that_is_away_is_a_warning(served: Served) -> None:
+    served.store.away = True  # type: ignore[attr-defined]
+    response = planned(served)
+    assert response.status_code == 200
+    assert "The plan counts nothing as recorded" in response.text
+
+
+def test_an_ollama_that_is_away_is_told_at_its_field(served: Served) -> None:
+    response = planned(served, models="alpha:135m")
+    assert response.status_code == 503
+    assert "does not answer" in message_at(response.text, "ollama_url")
+
+
+# what is wrong
+
+
+def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
+    for button in ["plan", "start"]:
+        for key, value, told in [
+            ("n_tips", "0", "greater than or equal to 1"),
+            ("n_tips", "many", "valid integer"),
+            ("n_tips", "", "A value is needed; the usual one is 5."),
+            ("temperature", "nan", "finite"),
+            ("experiment", "mine", "begins with tip-bench-"),
+            ("num_predict", "5000", "must be smaller than num_ctx"),
+            ("models", "", "Choose at least one."),
+            ("models", "a b", "no spaces"),
+            ("prompts", "v9", "Suite tips has no prompt v9; it has v1"),
+            ("n_scenarios", "99", "Suite tips has 8 scenarios"),
+            ("suite", "/etc", "TIPBENCH_PANEL_SUITES"),
+            ("ollama_url", "http://evil.example:11434", "servers the operator allows"),
+            ("unload", "never", "'model' or 'call'"),
+            ("seed", "9" * 5000, "At most 4000 characters"),
+        ]:
+            response = send(served, form_of(served).body(**{**SMALL, key: value, "do": button}))
+            assert response.status_code == 422
+            assert told in message_at(response.text, key)
+            assert PageForm(response.text, "/run").value(key) == ([value] if value else [])
+            assert jobs(served) == []
+
+
+def test_all_mistakes_are_told_at_once(served: Served) -> None:
+    page = planned(served, n_tips="0", temperature="9", experiment="mine").text
+    assert all(message_at(page, key) for key in ("n_tips", "temperature", "experiment"))
+    assert page.count('<li><a href="#') == 3
+
+
+def test_a_group_with_a_mistake_is_unfolded(served: Served) -> None:
+    assert '<details class="card" open>' not in served.get("/run").text
+    assert '<details class="card" open>' in planned(served, temperature="9").text
+
+
+def test_a_broken_form_is_refused_and_starts_nothing(served: Served) -> None:
+    for body in ["", "do=start", "&".join(f"x{n}=1" for n in range(300)), "key=%00", "%ff=%fe"]:
+        assert send(served, body).status_code == 422
+        assert jobs(served) == []
+
+
+def test_a_body_that_is_no_form_is_refused(served: Served) -> None:
+    assert served.post("/run", json=SMALL).status_code == 422
+
+
+# the start
+
+
+def test_start_leads_to_the_job(served: Served) -> None:
+    response = started(served)
+    assert response.status_code == 303
+    (job,) = jobs(served)
+    assert response.headers["location"] == f"/jobs/{job['id']}"
+    assert (job["started_by"], job["arguments"]["n_tips"]) == ("boss", 3)
+
+
+def test_a_form_that_is_sent_twice_starts_one_job(served: Served) -> None:
+    form = form_of(served)
+    places = {started(served, form).headers["location"] for _ in range(5)}
+    assert len(places) == len(jobs(served)) == 1
+
+
+def test_two_forms_start_two_jobs(served: Served) -> None:
+    assert started(served).headers["location"] != started(served).headers["location"]
+
+
+def test_a_form_sent_again_with_other_values_asks_whether_it_is_meant(served: Served) -> None:
+    form = form_of(served)
+    started(served, form)
+    asked = started(served, form, n_tips="4")
+    assert asked.status_code == 409
+    assert "press Start once more" in asked.text
+    assert len(jobs(served)) == 1
+    again = PageForm(asked.text, "/run")
+    assert send(served, again.body(do="start")).status_code == 303
+    assert sorted(job["arguments"]["n_tips"] for job in jobs(served)) == [3, 4]
+
+
+# who may
+
+
+def test_with_a_cookie_the_form_needs_its_csrf_token(served: Served) -> None:
+    served.log_in(served.admin)
+    page = served.get("/run", token=None).text
+    form = PageForm(page, "/run")
+    body = form.body(do="start", csrf=None, **SMALL)
+    assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 403
+    assert jobs(served) == []
+    body = form.body(do="start", **SMALL)
+    assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 303
+
+
+def test_a_judge_does_not_see_it(served: Served) -> None:
+    for path in ["/run", "/run/models"]:
+        assert served.get(path, token=served.judge).status_code == 403
+
+
+def test_the_page_links_to_its_json(served: Served) -> None:
+    assert f'href="{API}/config"' in served.get("/run").text
+
+
+def test_the_page_has_no_inline_script_or_style(served: Served) -> None:
+    page = served.get("/run").text
+    assert "<style" not in page
+    assert " style=" not in page
+    assert page.count("<script") == page.count('<script type="module" src="/static/')

@@ -1,0 +1,430 @@
+"""The webhook: what is told, when, how often; what may be called; what survives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.judging import EXPERIMENT, Desk, record_cells
+from tipbench.errors import MlflowUnavailable
+from tipbench.jobs.command import collect_request
+from tipbench.jobs.job import JobState
+from tipbench.jobs.store import JobStore
+from tipbench.plan.config import make_config
+from tipbench.record.memory import MemoryStore
+from tipbench.record.run import RunChange
+from tipbench.web.database import panel_database
+from tipbench.web.mlflow_connection import OpenStore
+from tipbench.web.signing import DELIVERY, Seen, verify
+from tipbench.web.webhook import WAITS_S, Poster, Webhook, WebhookOptions
+from tipbench.web.webhook_store import (
+    KEPT,
+    RESTLESS_S,
+    Attempt,
+    Delivery,
+    DeliveryState,
+    Message,
+    WebhookStore,
+    WebhookWatcher,
+)
+from web.hook_receiver import SECRET, Got, Receiver, receiving
+
+NOW = 1_800_000_000.0
+EVERY_S = 30.0
+
+
+@dataclass
+class Clock:
+    """A clock that stands until it is set."""
+
+    now: float = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Bench:
+    """A webhook on a store in memory, with a clock of its own."""
+
+    home: Path
+    receiver: Receiver
+    runs: MemoryStore = field(default_factory=MemoryStore)
+    clock: Clock = field(default_factory=Clock)
+    away: bool = False
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.jobs = JobStore(self.home / "jobs" / "jobs.db")
+        self.open()
+
+    def open(self) -> None:
+        """As a panel that has just been started."""
+        options = WebhookOptions(self.url or self.receiver.url, SECRET)
+        self.database = panel_database(self.home)
+        self.store = WebhookStore(self.database, options.receiver, self.clock)
+        self.watch = WebhookWatcher(self.store, self.jobs, self.opened, every_s=EVERY_S, clock=self.clock)
+        self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
+
+    def opened(self) -> OpenStore:
+        if self.away:
+            raise MlflowUnavailable("MLflow does not answer.")
+        return OpenStore(self.runs, "here", "http://here.invalid")
+
+    def close(self) -> None:
+        self.hook.close()
+        self.database.close()
+
+    def collect(self, **options: Any) -> None:
+        """Cells that somebody has collected somewhere."""
+        found = record_cells(self.runs, **{"models": ("alpha:135m",), "prompts": "v1", **options})
+        self.runs.touch(found.experiment_id)
+
+    def pass_time(self, seconds: float = EVERY_S, times: int = 2) -> None:
+        for _ in range(times):
+            self.clock.now += seconds
+            self.hook.tick()
+
+    def told(self) -> list[Any]:
+        return [got.payload for got in self.receiver.got]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
+    made = Bench(home, receiver)
+    yield made
+    made.close()
+    made.jobs.close()
+
+
+def answers(*statuses: int) -> Callable[[Got], int]:
+    """These, one after another, then 204."""
+    left = list(statuses)
+    return lambda _got: left.pop(0) if left else 204
+
+
+# What is told, and when
+
+
+def test_new_pending_cells_are_told_once(bench: Bench) -> None:
+    bench.collect()
+    bench.pass_time(times=6)
+    (told,) = bench.told()
+    assert (told["event"], told["experiment"], told["pending"], told["new"]) == ("cells.pending", EXPERIMENT, 8, 8)
+    assert told["links"] == {
+        "sheets": f"/api/bench/judge/{EXPERIMENT}/sheets",
+        "apply": f"/api/bench/judge/{EXPERIMENT}/apply",
+    }
+
+
+def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
+    bench.collect()
+    bench.pass_time()
+    (got,) = bench.receiver.got
+    verify(SECRET, got.headers, got.body, bench.clock.now, Seen())
+    assert {name.lower(): value for name, value in got.headers.items()}[DELIVERY.lower()] == got.payload["id"]
+
+
+def test_a_delivery_is_blind(bench: Bench) -> None:
+    bench.collect(models=("okapi-unmistakable:1b",))
+    bench.pass_time()
+    (got,) = bench.receiver.got
+    for word in ("okapi", "v1", *(run.run_id for run in bench.runs.search("1", where={}))):
+        assert word.encode() not in got.body.replace(b"/api/bench", b"")
+
+
+def test_a_name_with_odd_characters_is_quoted_in_the_links(bench: Bench) -> None:
+    bench.collect(experiment="tip-bench-may/2026 ?#%é")
+    bench.pass_time()
+    assert bench.told()[0]["links"]["apply"] == "/api/bench/judge/tip-bench-may%2F2026%20%3F%23%25%C3%A9/apply"
+
+
+def test_a_change_without_new_cells_is_not_told(bench: Bench) -> None:
+    bench.collect()
+    bench.pass_time()
+    found = bench.runs.experiment(EXPERIMENT)
+    assert found is not None
+    Desk(bench.runs, found).export("anna")  # gives a new revision
+    bench.pass_time(times=4)
+    assert len(bench.told()) == 1
+
+
+def test_judged_cells_are_not_told_and_reopened_ones_are_news_again(bench: Bench) -> None:
+    bench.collect()
+    bench.pass_time()
+    found = bench.runs.experiment(EXPERIMENT)
+    assert found is not None
+    desk = Desk(bench.runs, found)
+    desk.judged_by("anna")
+    bench.pass_time(times=4)
+    assert len(bench.told()) == 1
+    run_id = next(run_id for run_id, run in desk.cells().items() if run.state == "judged")
+    bench.runs.update(run_id, RunChange(tags={"state": "pending", "judge_pending": "true"}, at_ms=2_000))
+    bench.runs.touch(found.experiment_id)
+    bench.pass_time()
+    assert (bench.told()[-1]["pending"], bench.told()[-1]["new"]) == (1, 1)
+
+
+def test_a_second_batch_is_told_with_all_that_wait_then(bench: Bench) -> None:
+    bench.collect()
+    bench.pass_time()
+    bench.collect(models=("beta:1b",))
+    bench.pass_time()
+    assert [(told["pending"], told["new"]) for told in bench.told()] == [(8, 8), (16, 8)]
+
+
+def test_a_collect_elsewhere_is_told_when_it_has_come_to_rest(bench: Bench) -> None:
+    for prompt in ("v1", "v2-mentor", "v3-few-shot"):
+        bench.collect(prompts=prompt)
+        bench.pass_time(times=1)
+    assert bench.told() == []
+    bench.pass_time(times=1)
+    assert [told["pending"] for told in bench.told()] == [24]
+
+
+def test_an_experiment_that_never_rests_is_told_in_the_end(bench: Bench) -> None:
+    bench.collect()
+    for _ in range(int(RESTLESS_S / EVERY_S) + 2):
+        found = bench.runs.experiment(EXPERIMENT)
+        assert found is not None
+        bench.runs.touch(found.experiment_id)
+        bench.pass_time(times=1)
+    assert len(bench.told()) == 1
+
+
+def test_a_collect_of_the_panel_is_told_at_its_end_at_once(bench: Bench) -> None:
+    job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
+    bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
+    bench.collect()
+    bench.pass_time(times=4)
+    assert bench.told() == []
+    bench.jobs.move(job.id, JobState.RUNNING, JobState.SUCCEEDED, exit_code=0)
+    bench.pass_time(seconds=1, times=1)
+    assert len(bench.told()) == 1
+
+
+def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: Bench) -> None:
+    job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
+    bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
+    bench.collect()
+    bench.pass_time(times=2)
+    bench.jobs.move(job.id, JobState.RUNNING, JobState.WAITING)
+    bench.pass_time(seconds=1, times=1)
+    assert len(bench.told()) == 1
+
+
+def test_a_quiet_look_asks_only_for_the_experiments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.collect()
+    bench.pass_time()
+    monkeypatch.setattr(bench.runs, "search", lambda *_args, **_options: pytest.fail("looked into an experiment"))
+    bench.pass_time(times=4)
+
+
+def test_an_mlflow_that_is_away_is_told_of_and_found_again(bench: Bench) -> None:
+    bench.away = True
+    bench.collect()
+    bench.pass_time()
+    assert bench.hook.state()["problem"] == "MLflow does not answer."
+    bench.away = False
+    bench.pass_time()
+    assert (bench.hook.state()["problem"], len(bench.told())) == (None, 1)
+
+
+def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
+    bench.collect()
+    idle = Webhook(Poster(WebhookOptions(bench.receiver.url, SECRET)), bench.store, bench.watch, lambda: False)
+    assert [idle.tick() for _ in range(3)] == [False] * 3
+    assert bench.told() == []
+
+
+# Trying again
+
+
+def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> None:
+    bench.receiver.answer = answers(500, 503)
+    bench.collect()
+    bench.pass_time()
+    assert len(bench.told()) == 1
+    bench.pass_time(seconds=WAITS_S[0] - 0.5, times=1)
+    assert len(bench.told()) == 1
+    bench.pass_time(seconds=0.5, times=1)
+    bench.pass_time(seconds=WAITS_S[1], times=1)
+    assert len({told["id"] for told in bench.told()}) == 1
+    (delivery,) = bench.hook.deliveries()
+    assert delivery.state is DeliveryState.DELIVERED
+    assert [attempt.status for attempt in delivery.attempts] == [500, 503, 204]
+
+
+def test_every_try_has_a_signature_of_its_own_time(bench: Bench) -> None:
+    bench.receiver.answer = answers(500)
+    bench.collect()
+    bench.pass_time()
+    bench.pass_time(seconds=WAITS_S[0], times=1)
+    seen = Seen()
+    for got in bench.receiver.got:
+        verify(SECRET, got.headers, got.body, bench.clock.now, seen)
+
+
+def test_after_the_last_try_it_has_failed_and_the_next_change_tells_it_anew(bench: Bench) -> None:
+    bench.receiver.answer = answers(*[500] * (len(WAITS_S) + 1))
+    bench.collect()
+    bench.pass_time()
+    for wait in (*WAITS_S, 86_400.0):
+        bench.pass_time(seconds=wait, times=1)
+    assert [each.state for each in bench.hook.deliveries()] == [DeliveryState.FAILED]
+    assert len(bench.told()) == len(WAITS_S) + 1
+    bench.collect(models=("beta:1b",))
+    bench.pass_time()
+    assert (bench.told()[-1]["pending"], bench.told()[-1]["new"]) == (16, 16)
+
+
+def test_newer_news_of_an_experiment_replaces_what_still_waits(bench: Bench) -> None:
+    bench.receiver.answer = answers(*[500] * 3)
+    bench.collect()
+    bench.pass_time()
+    bench.collect(models=("beta:1b",))
+    bench.pass_time()
+    for wait in WAITS_S:
+        bench.pass_time(seconds=wait, times=1)
+    states = [each.state for each in bench.hook.deliveries()]
+    assert states == [DeliveryState.DELIVERED, DeliveryState.REPLACED]
+
+
+def test_a_panel_that_was_killed_goes_on_where_it_stopped(bench: Bench) -> None:
+    bench.receiver.answer = answers(500)
+    bench.collect()
+    bench.pass_time()
+    bench.close()
+    bench.open()
+    bench.pass_time(seconds=WAITS_S[0], times=1)
+    bench.pass_time(times=4)
+    assert len({told["id"] for told in bench.told()}) == 1
+    assert [len(each.attempts) for each in bench.hook.deliveries()] == [2]
+
+
+def test_what_was_collected_while_no_panel_ran_is_told_by_the_next(bench: Bench) -> None:
+    bench.close()
+    bench.collect()
+    bench.open()
+    bench.pass_time()
+    bench.close()
+    bench.open()
+    bench.pass_time(times=4)
+    assert len(bench.told()) == 1
+
+
+def test_a_new_receiver_is_told_what_waits_and_gets_nothing_that_was_for_the_old_one(bench: Bench) -> None:
+    bench.receiver.answer = answers(500)
+    bench.collect()
+    bench.pass_time()
+    bench.close()
+    with receiving() as other:
+        bench.url = other.url
+        bench.open()
+        bench.hook.start()
+        bench.hook.close()
+        bench.hook = Webhook(
+            Poster(WebhookOptions(other.url, SECRET), bench.clock), bench.store, bench.watch, lambda: True
+        )
+        bench.pass_time()
+        (old,), (new,) = bench.receiver.got, other.got
+    assert old.payload["id"] != new.payload["id"]
+    states = {each.message.id: each.state for each in bench.hook.deliveries()}
+    assert states[old.payload["id"]] is DeliveryState.FAILED
+
+
+def test_old_deliveries_are_forgotten(bench: Bench) -> None:
+    for number in range(KEPT + 3):
+        bench.clock.now += 1
+        message = Message(f"{number:032x}", "test", None, "{}")
+        bench.store.tried_once(message, Attempt(1, bench.clock.now, 0.1, 204, ""))
+    kept = bench.hook.deliveries()
+    assert len(kept) == KEPT
+    assert kept[0].message.id == f"{KEPT + 2:032x}"
+    assert all(len(each.attempts) == 1 for each in kept)
+
+
+# One attempt
+
+
+def attempt_at(url: str, *, answer_s: float = 10.0, stop: threading.Event | None = None) -> Attempt:
+    poster = Poster(WebhookOptions(url, SECRET), answer_s=answer_s)
+    return poster.post(Message("0f", "test", None, "{}"), 1, stop or threading.Event())
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    with receiving() as elsewhere:
+        receiver.location, receiver.answer = elsewhere.url, answers(307)
+        attempt = attempt_at(receiver.url)
+        assert elsewhere.got == []
+    assert (attempt.status, attempt.taken) == (307, False)
+    assert "redirects are not followed" in attempt.reason
+
+
+def test_a_receiver_that_does_not_answer_is_given_up_in_time(receiver: Receiver) -> None:
+    free = threading.Event()
+    receiver.answer = lambda _got: 204 if free.wait(120) else 500
+    began = time.monotonic()
+    attempt = attempt_at(receiver.url, answer_s=0.5)
+    free.set()
+    assert time.monotonic() - began < 60
+    assert (attempt.status, attempt.reason) == (None, "no answer within 0.5 s")
+
+
+def test_a_receiver_that_is_down_is_a_reason_and_no_crash(receiver: Receiver) -> None:
+    with receiving() as gone:
+        url = f"{gone.url}?key=s3cret"
+    attempt = attempt_at(url)
+    assert attempt.status is None
+    assert "ConnectError" in attempt.reason
+    assert "s3cret" not in attempt.reason
+
+
+def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
+    free, came = threading.Event(), threading.Event()
+
+    def hang(_got: Got) -> int:
+        came.set()
+        return 204 if free.wait(120) else 500
+
+    bench.receiver.answer = hang
+    bench.collect()
+    bench.watch.look()
+    bench.clock.now += EVERY_S
+    bench.hook.start()
+    assert came.wait(60)
+    began = time.monotonic()
+    bench.hook.close()
+    took = time.monotonic() - began
+    free.set()
+    assert took < 60
+    (delivery,) = bench.hook.deliveries()
+    assert (delivery.state, delivery.attempts) == (DeliveryState.QUEUED, ())
+
+
+def test_a_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
+    options = WebhookOptions(receiver.url.replace("127.0.0.1", "judge.example.org"), SECRET)
+    attempt = Poster(options).post(Message("0f", "test", None, "{}"), 1, threading.Event())
+    assert attempt.status is None
+    assert "hook_hosts" in attempt.reason
+
+
+def test_a_test_is_tried_once_and_kept(bench: Bench) -> None:
+    bench.receiver.answer = answers(500)
+    delivery = bench.hook.test()
+    assert isinstance(delivery, Delivery)
+    assert delivery.state is DeliveryState.FAILED
+    bench.pass_time(times=4)
+    assert [got.payload["event"] for got in bench.receiver.got] == ["test"]

@@ -1,0 +1,206 @@
+"""The webhook over HTTP and on the settings page: for admins, without secrets, and never in a request's way."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tipbench.errors import UsageError
+from tipbench.web.signing import Seen, verify
+from web.hook_receiver import SECRET, Got, Receiver, receiving
+from web.panels import API, EXPERIMENT, Served, answered, serving
+
+HOOK = f"{API}/hook"
+PAGE = {"Accept": "text/html"}
+ROUTES = [("GET", HOOK), ("GET", f"{HOOK}/deliveries"), ("POST", f"{HOOK}/test"), ("POST", "/settings/hook/test")]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
+def hooked(home: Path, receiver: Receiver) -> Iterator[Served]:
+    """A panel with a webhook; another process seems to lead, so that it sends tests only."""
+    with serving(home, answered()[0], environment(receiver)) as served:
+        yield served
+
+
+def environment(receiver: Receiver, **more: str) -> dict[str, str]:
+    return {"TIPBENCH_HOOK_URL": f"{receiver.url}?key=s3cret", "TIPBENCH_HOOK_SECRET": SECRET, **more}
+
+
+def until(served: Served, state: str, wait_s: float = 30) -> Any:
+    """The deliveries, once the newest is so far."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        items = served.get(f"{HOOK}/deliveries").json()["items"]
+        if items and items[0]["state"] == state:
+            return items
+        assert time.monotonic() < deadline, items
+        time.sleep(0.05)
+
+
+def test_a_test_reaches_the_receiver_signed(hooked: Served, receiver: Receiver) -> None:
+    answer = hooked.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
+    assert answer.status_code == 200
+    (got,) = receiver.got
+    verify(SECRET, got.headers, got.body, time.time(), Seen())
+    assert got.payload == answer.json()["payload"]
+    assert (got.payload["event"], got.payload["links"]["apply"]) == ("test", f"{API}/judge/{EXPERIMENT}/apply")
+    assert (answer.json()["state"], answer.json()["attempts"][0]["status"]) == ("delivered", 204)
+
+
+def test_a_test_that_is_not_taken_says_why(hooked: Served, receiver: Receiver) -> None:
+    receiver.answer = lambda _got: 401
+    answer = hooked.post(f"{HOOK}/test")
+    assert answer.status_code == 200
+    assert (answer.json()["state"], answer.json()["attempts"][0]["reason"]) == ("failed", "answered 401")
+
+
+def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Receiver) -> None:
+    came, free = threading.Event(), threading.Event()
+
+    def slowly(_got: Got) -> int:
+        came.set()
+        return 204 if free.wait(8) else 500
+
+    receiver.answer = slowly
+    first = threading.Thread(target=lambda: hooked.post(f"{HOOK}/test"))
+    first.start()
+    assert came.wait(20)
+    assert hooked.error(hooked.post(f"{HOOK}/test")) == (409, "conflict")
+    free.set()
+    first.join(20)
+
+
+@pytest.mark.parametrize(
+    ("body", "path"), [({"experiment": "mine"}, "body.experiment"), ({"url": "http://evil.example"}, "body.url")]
+)
+def test_a_test_names_an_experiment_of_ours_and_nothing_else(
+    hooked: Served, receiver: Receiver, body: dict[str, str], path: str
+) -> None:
+    answer = hooked.post(f"{HOOK}/test", json=body)
+    assert (answer.status_code, answer.json()["error"]["path"]) == (422, path)
+    assert receiver.got == []
+
+
+def test_without_a_webhook_there_is_nothing_to_test(served: Served) -> None:
+    assert served.get(HOOK).json()["configured"] is False
+    assert served.get(f"{HOOK}/deliveries").json() == {"items": [], "next": None}
+    assert served.error(served.post(f"{HOOK}/test")) == (409, "conflict")
+
+
+def test_the_state_tells_no_secret(hooked: Served, receiver: Receiver) -> None:
+    answer = hooked.get(HOOK)
+    assert (answer.json()["url"], answer.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
+    hooked.post(f"{HOOK}/test")
+    for text in (answer.text, hooked.get(f"{HOOK}/deliveries").text, hooked.get("/settings", headers=PAGE).text):
+        assert "s3cret" not in text
+        assert SECRET not in text
+
+
+def test_answers_are_as_documented(hooked: Served) -> None:
+    document = hooked.app.openapi()
+    answers = {
+        (HOOK, "get"): hooked.get(HOOK),
+        (f"{HOOK}/test", "post"): hooked.post(f"{HOOK}/test"),
+        (f"{HOOK}/deliveries", "get"): hooked.get(f"{HOOK}/deliveries"),
+    }
+    for (path, method), answer in answers.items():
+        content = document["paths"][path][method]["responses"]["200"]["content"]
+        schema = {**content["application/json"]["schema"], "components": document["components"]}
+        jsonschema.validate(answer.json(), schema)
+
+
+def test_deliveries_come_in_pages_newest_first(hooked: Served) -> None:
+    sent = [hooked.post(f"{HOOK}/test").json()["id"] for _ in range(3)]
+    first = hooked.get(f"{HOOK}/deliveries?limit=2").json()
+    second = hooked.get(f"{HOOK}/deliveries?limit=2&next={first['next']}").json()
+    assert [each["id"] for each in first["items"] + second["items"]] == sent[::-1]
+    assert second["next"] is None
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_judge_and_a_stranger_are_refused(hooked: Served, receiver: Receiver, method: str, path: str) -> None:
+    assert hooked.error(hooked.ask(method, path, token=hooked.judge)) == (403, "forbidden")
+    assert hooked.error(hooked.ask(method, path, token=None)) == (401, "unauthorised")
+    assert receiver.got == []
+
+
+def test_a_page_elsewhere_cannot_have_a_test_sent(hooked: Served, receiver: Receiver) -> None:
+    hooked.log_in(hooked.admin)
+    assert hooked.error(hooked.post("/settings/hook/test", token=None, data={})) == (403, "csrf")
+    assert receiver.got == []
+
+
+def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
+    hooked: Served, receiver: Receiver
+) -> None:
+    hooked.log_in(hooked.admin)
+    page = hooked.get("/settings", token=None, headers=PAGE).text
+    assert "Nothing was delivered yet" in page
+    found = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert found
+    answer = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})
+    assert answer.status_code == 303
+    assert [got.payload["event"] for got in receiver.got] == ["test"]
+    after = hooked.get(answer.headers["location"], token=None, headers=PAGE).text
+    assert "The receiver took the test" in after
+    assert receiver.url.removesuffix("hook") + "…" in after
+
+
+def test_the_settings_page_says_why_a_test_was_not_taken(hooked: Served, receiver: Receiver) -> None:
+    receiver.answer = lambda _got: 503
+    answer = hooked.post("/settings/hook/test")
+    page = hooked.get(answer.headers["location"], headers=PAGE).text
+    assert "The test was not taken" in page
+    assert "answered 503" in page
+
+
+def test_without_a_webhook_the_settings_page_says_how_to_have_one(served: Served) -> None:
+    page = served.get("/settings", headers=PAGE).text
+    assert "TIPBENCH_HOOK_URL" in page
+    assert "Send a test" not in page
+
+
+def test_a_served_panel_tells_what_waits(home: Path, receiver: Receiver) -> None:
+    with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
+        (delivery,) = until(served, "delivered")
+        assert served.get(HOOK).json()["watching"] is True
+        page = served.get("/settings", headers=PAGE).text
+    assert (delivery["experiment"], delivery["payload"]["pending"]) == (EXPERIMENT, 48)
+    assert "48 pending cells" in page
+
+
+def test_a_receiver_that_hangs_is_in_nobodys_way(home: Path, receiver: Receiver) -> None:
+    came, free = threading.Event(), threading.Event()
+
+    def hang(_got: Got) -> int:
+        came.set()
+        return 204 if free.wait(120) else 500
+
+    receiver.answer = hang
+    with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
+        assert came.wait(30)
+        began = time.monotonic()
+        answer = served.get(f"{API}/experiments")
+        took = time.monotonic() - began
+    free.set()
+    assert answer.status_code == 200
+    assert took < 60, "the receiver hangs for 120 s"
+
+
+def test_a_panel_does_not_start_with_an_address_it_may_not_call(home: Path) -> None:
+    wrong = {"TIPBENCH_HOOK_URL": "https://judge.example.org/", "TIPBENCH_HOOK_SECRET": SECRET}
+    with pytest.raises(UsageError, match="TIPBENCH_HOOK_HOSTS"), serving(home, environment=wrong):
+        pass

@@ -1,0 +1,95 @@
+"""Where the webhook may lead: this machine and listed hosts, with a secret that never shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tipbench.errors import UsageError
+from tipbench.settings import load_settings
+from tipbench.web.webhook import WebhookOptions, hook_options, shown_address
+from web.hook_receiver import SECRET
+
+
+def options_of(tmp_path: Path, **variables: str) -> WebhookOptions | None:
+    known = {"TIPBENCH_HOOK_SECRET": SECRET} | {
+        f"TIPBENCH_HOOK_{key.upper()}": value for key, value in variables.items()
+    }
+    return hook_options(load_settings({"TIPBENCH_HOME": str(tmp_path), **known}, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("http://127.0.0.1:9000/hook", ""),
+        ("http://localhost/hook", ""),
+        ("http://[::1]:9000/hook", ""),
+        ("https://judge.example.org/hook?key=1", "other.example.org,judge.example.org"),
+        ("https://JUDGE.example.org.:8443/hook", "Judge.Example.org"),
+        ("http://judge:8080/hook", "http://judge"),
+        ("https://[fd00::7]/hook", "fd00::7"),
+    ],
+)
+def test_this_machine_and_listed_hosts_may_be_called(tmp_path: Path, url: str, hosts: str) -> None:
+    options = options_of(tmp_path, url=url, hosts=hosts)
+    assert options is not None
+    assert (options.url, options.watch_s) == (url, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "word"),
+    [
+        ("https://judge.example.org/hook", "", "TIPBENCH_HOOK_HOSTS=judge.example.org"),
+        ("https://judge.example.org/hook", "example.org", "hook_hosts"),
+        ("https://judge.example.org.evil.example/hook", "judge.example.org", "hook_hosts"),
+        ("https://judge.example.org:443@evil.example/hook", "judge.example.org", "login"),
+        ("http://judge.example.org/hook", "judge.example.org", "plain http"),
+        ("http://169.254.169.254/latest", "judge.example.org", "hook_hosts"),
+        ("http://127.0.0.1.evil.example/", "", "hook_hosts"),
+        ("https://me:s3cret@judge.example.org/", "judge.example.org", "login"),
+        ("ftp://127.0.0.1/", "", "web address"),
+        ("judge", "", "web address"),
+        ("https://judge.example.org/", "judge.example.org:443", "without ports"),
+        ("https://judge.example.org/", "https://judge.example.org/x", "without ports"),
+    ],
+)
+def test_an_address_that_may_not_be_called_is_refused_at_the_start(
+    tmp_path: Path, url: str, hosts: str, word: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        options_of(tmp_path, url=url, hosts=hosts)
+    assert word in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_without_an_address_there_is_no_webhook(tmp_path: Path) -> None:
+    assert options_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("secret", ["", "short", "é" * 30, "a" * 201])
+def test_a_secret_that_is_missing_or_too_short_is_refused_and_not_repeated(tmp_path: Path, secret: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        options_of(tmp_path, url="http://localhost/", secret=secret)
+    assert "TIPBENCH_HOOK_SECRET" in str(caught.value)
+    assert not secret or secret not in str(caught.value)
+
+
+def test_the_secret_cannot_stand_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tipbench.toml").write_text(f'hook_secret = "{SECRET}"\n')
+    with pytest.raises(UsageError, match="unknown key 'hook_secret'"):
+        options_of(tmp_path, url="http://localhost/")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "x", "nan", "1e9"])
+def test_a_time_between_looks_that_makes_no_sense_is_refused(tmp_path: Path, seconds: str) -> None:
+    with pytest.raises(UsageError, match="hook_watch_s"):
+        options_of(tmp_path, url="http://localhost/", watch_s=seconds)
+
+
+def test_neither_secret_nor_path_nor_query_shows_where_options_are_printed(tmp_path: Path) -> None:
+    options = options_of(tmp_path, url="http://localhost/hook?key=s3cret")
+    assert "s3cret" not in repr(options)
+    assert SECRET not in repr(options)
+    assert shown_address("http://me:p@ss@localhost:99/s3cret?key=s3cret#s3cret") == "http://localhost:99/…"
+    assert shown_address("s3cret") == "not an address"

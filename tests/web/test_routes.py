@@ -143,6 +143,14 @@ def test_a_judges_browser_is_refused_with_a_page(served: Served) -> None:
             assert (response.status_code, response.headers["content-type"][:9]) == (403, "text/html"), path
 
 
+def test_an_apps_token_is_refused_by_every_route_and_the_login(served: Served) -> None:
+    _, secret = served.panel.guard.tokens.create(Role.APP, "ios-app", life_s=None)
+    assert set(refusals(served, secret).values()) == {(403, "forbidden")}
+    assert served.error(served.post("/login", token=None, json={"token": secret})) == (403, "forbidden")
+    page = served.post("/login", token=None, data={"token": secret}, headers=PAGE)
+    assert (page.status_code, "policy server" in page.text, "set-cookie" in page.headers) == (403, True, False)
+
+
 def test_an_admin_is_refused_nowhere(served: Served) -> None:
     # Without a body and on names that are not there, hardly anything is done; the token itself is not revoked.
     assert {route: given for route, given in refusals(served, served.admin).items() if given[1]} == {}

@@ -1,4 +1,4 @@
-"""`tipbench token create / list / revoke`: manage the panel's access tokens."""
+"""`tipbench token create / list / revoke`: manage access tokens of the panel and the policy server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tipbench.settings import load_settings
 if TYPE_CHECKING:
     from tipbench.web.auth import Token, TokenStore
 
-app = typer.Typer(help="Manage access tokens for the panel.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Manage access tokens for the panel and the policy server.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _COLUMNS = ("id", "role", "name", "state", "created", "expires", "last_used")
 
@@ -28,10 +30,16 @@ class RoleName(StrEnum):
 
     ADMIN = "admin"
     JUDGE = "judge"
+    APP = "app"
 
 
 RoleOption = Annotated[
-    RoleName, typer.Option("--role", metavar="admin|judge", help="admin: everything; judge: sheets of its own only.")
+    RoleName,
+    typer.Option(
+        "--role",
+        metavar="admin|judge|app",
+        help="admin: everything; judge: sheets of its own only; app: the policy server only.",
+    ),
 ]
 
 
@@ -51,6 +59,8 @@ def create(
     Examples:
 
       tipbench token create --role judge --name reviewer-1 --expires 30d
+
+      tipbench token create --role app --name ios-app --expires never
 
       tipbench token create --role admin --name ci --json
     """
@@ -93,7 +103,7 @@ def revoke(
     token_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The token, as `token list` shows it.")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="All tokens of this name instead.")] = None,
     role: Annotated[
-        RoleName | None, typer.Option("--role", metavar="admin|judge", help="With --name: only those of this role.")
+        RoleName | None, typer.Option("--role", metavar="admin|judge|app", help="With --name: only those of this role.")
     ] = None,
     json_: JsonOption = False,
 ) -> None:

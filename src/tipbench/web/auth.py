@@ -50,6 +50,7 @@ class Role(StrEnum):
 
     ADMIN = "admin"  # full access
     JUDGE = "judge"  # its own sheets and batches only; nothing that unblinds
+    APP = "app"  # the policy server only; every page and endpoint of the panel rejects it
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def digest(secret: str) -> str:
 
 def checked_name(name: str, role: Role) -> str:
     """Return the normalised name; a judge's scores are stored under it. Raises UsageError if it is invalid."""
-    if fault := name_problem(name, allow_reserved=role is Role.ADMIN):
+    if fault := name_problem(name, allow_reserved=role is not Role.JUDGE):
         raise UsageError(f"A token's name is {fault} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name is not {EVERYBODY}, which stands for everybody. Choose another.")
@@ -316,7 +317,7 @@ class Authenticator:
         self._admin = digest(admin_token) if admin_token else None
 
     def by_token(self, secret: str, client: str) -> Identity:
-        """Authenticate a token. Raises Unauthorised, or TooManyAttempts while the client is rate limited.
+        """Authenticate a token for the panel. Raises Unauthorised, Forbidden for an app's token, or TooManyAttempts.
 
         Generated tokens cannot be guessed, so valid ones are never rate limited. The operator's token may be weak, so
         it is compared only if the rate limit allows another attempt.
@@ -325,6 +326,8 @@ class Authenticator:
             secret = ""
         token = self.tokens.find(secret)
         if token is not None:
+            if token.role is Role.APP:
+                raise Forbidden("An app's token may call the policy server (`tipbench serve`) and nothing else.")
             return Identity(token.name, token.role, token.id)
         wait_s = self._attempts.admit(client)
         if wait_s > 0:

@@ -27,7 +27,7 @@ from tipbench.web.auth import (
     session_cookie,
 )
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import TooManyAttempts, Unauthorised, WebError
+from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised, WebError
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 from tipbench.web.responses import Json
 
@@ -89,8 +89,8 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     responses={
         200: {"description": "For JSON: who it is, and the token that changes must bring in " + CSRF_HEADER + "."},
         303: {"description": "For a form: logged in, goes on."},
-        **refusals(400, 403, 413, 422, 500),
-        **_or_page(401, 429),
+        **refusals(400, 413, 422, 500),
+        **_or_page(401, 403, 429),
     },
 )
 async def log_in(request: Request, panel: PanelState) -> Response:
@@ -101,7 +101,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     there, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
     try:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
-    except (Unauthorised, TooManyAttempts) as exc:
+    except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if by_form:
             return _refused_page(request, there, exc)
         raise

@@ -27,7 +27,9 @@ class TokenWish(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["admin", "judge"] = Field(description="admin: everything; judge: sheets and batches of its own only.")
+    role: Literal["admin", "judge", "app"] = Field(
+        description="admin: everything; judge: sheets and batches of its own only; app: the policy server only."
+    )
     name: str = Field(max_length=200, description="Whose it is; a judge's scores are kept under this name.")
     expires: str = Field(DEFAULT_LIFE, max_length=40, description="How long it is valid: 12h, 30d, 8w or never.")
 
@@ -38,7 +40,7 @@ class TokenShape(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: str = Field(examples=["3f9a1c0b7e52"])
-    role: Literal["admin", "judge"]
+    role: Literal["admin", "judge", "app"]
     name: str = Field(examples=["reviewer-1"])
     state: Literal["active", "expired", "revoked"]
     created: str = Field(examples=["2026-01-31T12:00:00.000Z"])

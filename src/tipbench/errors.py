@@ -4,7 +4,8 @@
     ├── UsageError                exit 2: invalid command, options or files
     │   ├── SuiteError            invalid suite file; has file, line and reason
     │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
-    │   └── JobNotFound           unknown job id
+    │   ├── JobNotFound           unknown job id
+    │   └── EventNotFound         unknown event of a policy
     ├── NotEnoughData             exit 3: too little data for a result
     ├── ServerUnavailable         a required server is unreachable or timed out
     │   ├── OllamaUnavailable
@@ -22,7 +23,10 @@
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalServerError          the local MLflow could not be started or stopped
     ├── JobConflict               the key is in use, or the job has ended or is still running
-    └── JobStartError             a runner cannot start a job, and a retry would not help
+    ├── JobStartError             a runner cannot start a job, and a retry would not help
+    ├── QueueFull                 the event log cannot take another entry for the moment; retry
+    ├── EventConflict             the event was served, rewarded or reset otherwise
+    └── StateError                stored policy state is corrupt or of an unknown schema
 
 A message states the rule, the value found and the next step; the command line prints it without a traceback.
 Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
@@ -62,6 +66,10 @@ class ModelRefused(UsageError):
 
 class JobNotFound(UsageError):
     """There is no job with this id."""
+
+
+class EventNotFound(UsageError):
+    """The user has no event with this id."""
 
 
 class NotEnoughData(TipbenchError):
@@ -147,3 +155,15 @@ class JobConflict(TipbenchError):
 
 class JobStartError(TipbenchError):
     """A runner could not start a job, and a retry would not help."""
+
+
+class QueueFull(TipbenchError):
+    """Too many entries wait for the disk; the caller should retry shortly."""
+
+
+class EventConflict(TipbenchError):
+    """The request contradicts what is recorded of the event: another policy, body or reward, or a reset since."""
+
+
+class StateError(TipbenchError):
+    """A stored state is corrupt, or has a schema that this version does not know."""

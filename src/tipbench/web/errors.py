@@ -30,6 +30,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
     (errors.JobNotFound, 404, "not_found"),
+    (errors.EventNotFound, 404, "not_found"),
     (errors.UsageError, 400, "misused"),
     (errors.NotEnoughData, 409, "not_enough_data"),
     (errors.OllamaUnavailable, 503, "ollama_away"),
@@ -48,6 +49,9 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.WeightsError, 409, "weights_missing"),
     (errors.JobConflict, 409, "job_conflict"),
     (errors.JobStartError, 409, "not_started"),
+    (errors.QueueFull, 503, "queue_full"),
+    (errors.EventConflict, 409, "event_conflict"),
+    (errors.StateError, 500, "state_error"),
     (errors.JournalError, 500, "journal_error"),
     (errors.TipbenchError, 500, "failed"),
 )

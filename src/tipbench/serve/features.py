@@ -1,0 +1,150 @@
+"""Features: what a policy sees of a candidate, a moment and a user, as numbers in [−1, 1].
+
+Normalisation uses fixed constants, never running statistics, which would change the meaning of stored state. A change
+of a formula needs a new version of its feature set. Missing values are 0.
+
+| set | dimensions |
+|---|---|
+| v1 | hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm, dow_sin, dow_cos |
+| v2 | those of v1, then completion_rate, dismiss_rate, mean_dwell_norm, preferred_hour_alignment, tip_volume_norm |
+| v3 | bias, is_overdue, task_age_norm, priority_norm, quality, slot_match, load_fit, five from the user's tallies |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tipbench.serve.request import Candidate, ProfileFeatures, RecommendRequest
+from tipbench.serve.tallies import Tallies
+
+Matrix = NDArray[np.float64]
+
+MAX_AGE_DAYS = 30.0
+MAX_DWELL_MS = 600_000.0  # 10 minutes
+MAX_OPEN_TASKS = 20.0
+MAX_EFFORT_MIN = 30.0
+COMPOSITE_MIDDLE, COMPOSITE_HALF = 9.5, 7.5  # the rubric's composite goes from 2 to 17
+_LOG_101 = math.log(101)
+
+_V1 = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
+_V2 = (*_V1, "completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
+_V3 = (
+    *("bias", "is_overdue", "task_age_norm", "priority_norm", "quality", "slot_match", "load_fit"),
+    *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
+)
+
+Compute = Callable[[RecommendRequest, list[Candidate], datetime, Tallies], list[float]]
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """A named, versioned table of features."""
+
+    version: str
+    names: tuple[str, ...]
+    compute: Compute  # the rows of all candidates, one after the other
+
+    @property
+    def dim(self) -> int:
+        """Number of features."""
+        return len(self.names)
+
+    def matrix(self, request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
+        """Return one row per candidate. `at` is local time; `profile_features.by_category` wins over `tallies`."""
+        values = np.array(self.compute(request, candidates, at, tallies))
+        return values.reshape(len(candidates), len(self.names))
+
+    def vector(self, request: RecommendRequest, candidate: Candidate, at: datetime, tallies: Tallies) -> Matrix:
+        """Return the features of one candidate."""
+        return np.array(self.compute(request, [candidate], at, tallies))
+
+
+def hour_of(at: datetime) -> float:
+    """Return the fractional hour: 8:30 is 8.5."""
+    return at.hour + at.minute / 60 + (at.second + at.microsecond / 1e6) / 3600
+
+
+def task_features(candidate: Candidate) -> tuple[float, float, float]:
+    """Return is_overdue, task_age_norm and priority_norm; 0 without a task."""
+    task = candidate.get("task")
+    if not task:
+        return 0.0, 0.0, 0.0
+    return (
+        1.0 if task.get("is_overdue") else 0.0,
+        min((task.get("age_days") or 0.0) / MAX_AGE_DAYS, 1.0),
+        ((task.get("priority") or 1) - 1) / 3,
+    )
+
+
+def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float, float, float, float, float]:
+    """Return the five features of v2 that describe the user; 0 for what is missing."""
+    if not profile:
+        return 0.0, 0.0, 0.0, 0.0, 0.0
+    preferred = profile.get("preferred_hour")
+    return (
+        profile.get("completion_rate_30d") or 0.0,
+        profile.get("dismiss_rate_30d") or 0.0,
+        min((profile.get("mean_dwell_ms_30d") or 0.0) / MAX_DWELL_MS, 1.0),
+        0.0 if preferred is None else math.cos(math.tau * (preferred - hour) / 24),
+        min(math.log1p(profile.get("tip_volume_30d") or 0) / _LOG_101, 1.0),
+    )
+
+
+def _v1(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+    hour = math.tau * hour_of(at) / 24
+    day = math.tau * at.weekday() / 7
+    sin, cos, dow_sin, dow_cos = math.sin(hour), math.cos(hour), math.sin(day), math.cos(day)
+    values: list[float] = []
+    for candidate in candidates:
+        values += (sin, cos, *task_features(candidate), dow_sin, dow_cos)
+    return values
+
+
+def _v2(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+    hour = math.tau * hour_of(at) / 24
+    day = math.tau * at.weekday() / 7
+    sin, cos = math.sin(hour), math.cos(hour)
+    user = (math.sin(day), math.cos(day), *profile_vector(request.get("profile_features"), hour_of(at)))
+    values: list[float] = []
+    for candidate in candidates:
+        values += (sin, cos, *task_features(candidate), *user)
+    return values
+
+
+def _v3(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+    hour = hour_of(at)
+    profile = request.get("profile_features")
+    if profile and (by_category := profile.get("by_category")) is not None:
+        tallies = Tallies.from_profile(by_category)
+    open_tasks = (request.get("context") or {}).get("open_tasks")
+    load = 0.0 if open_tasks is None else min(open_tasks, MAX_OPEN_TASKS) / MAX_OPEN_TASKS
+    by_name: dict[str | None, tuple[float, ...]] = {}
+    values: list[float] = []
+    for candidate in candidates:
+        composite, slot_hour = candidate.get("composite"), candidate.get("slot_hour")
+        effort, category = candidate.get("effort_min"), candidate.get("category")
+        user = by_name.get(category)
+        if user is None:
+            user = by_name[category] = tallies.features(category, hour)
+        values += (
+            1.0,
+            *task_features(candidate),
+            0.0 if composite is None else max(-1.0, min((composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF, 1.0)),
+            0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
+            0.0 if effort is None else load * (1 - 2 * min(effort, MAX_EFFORT_MIN) / MAX_EFFORT_MIN),
+            *user,
+        )
+    return values
+
+
+FEATURES = {
+    "v1": FeatureSet("features-v1/1", _V1, _v1),
+    "v2": FeatureSet("features-v2/1", _V2, _v2),
+    "v3": FeatureSet("features-v3/1", _V3, _v3),
+}

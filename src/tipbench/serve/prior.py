@@ -1,0 +1,69 @@
+"""Priors: a pooled θ₀ that new users start from, in a file that is identified by its hash.
+
+    {"format": "tipbench-prior/1", "policy": "egreedy/v3", "features": "features-v3/1", "names": […], "theta": […],
+     "source": {…}}
+
+The hash covers everything but `source`, which says how the prior was fitted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter
+
+from tipbench.errors import UsageError
+from tipbench.files import write_output
+from tipbench.plan.fingerprint import fingerprint
+
+_FORMAT = "tipbench-prior/1"
+
+
+@dataclass(frozen=True)
+class Prior:
+    """θ₀ of one policy; `features` is the version of its feature set and `names` its features."""
+
+    policy: str
+    features: str
+    names: tuple[str, ...]
+    theta: tuple[float, ...]
+    source: Mapping[str, object] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def hash(self) -> str:
+        """Identifies the prior: 16 hex digits, stored with state and events."""
+        return fingerprint([_FORMAT, self.policy, self.features, self.names, self.theta], 16)
+
+    def save(self, path: Path) -> None:
+        """Write the file; raises UsageError if it cannot be written."""
+        content = {
+            "format": _FORMAT,
+            "policy": self.policy,
+            "features": self.features,
+            "names": self.names,
+            "theta": self.theta,
+            "source": dict(self.source),
+        }
+        write_output(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "--out")
+
+
+def load_prior(path: Path) -> Prior:
+    """Read a prior file; raises UsageError if it is not valid. `Policy.check_prior` checks that a policy can use it."""
+    try:
+        content = json.loads(path.read_bytes())
+        found = content.pop("format", None) if isinstance(content, dict) else None
+        if found != _FORMAT:
+            raise UsageError(f"{path} is not a prior of format {_FORMAT} (its format is {found!r}). Fit it again.")
+        prior = _PRIOR.validate_python(content)
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"The prior {path} cannot be read: {exc}. Create it with `tipbench prior fit`.") from exc
+    if len(prior.theta) != len(prior.names):
+        raise UsageError(f"The prior {path} has {len(prior.theta)} numbers for {len(prior.names)} features.")
+    return prior
+
+
+_PRIOR = TypeAdapter(Prior, config=ConfigDict(allow_inf_nan=False, extra="forbid"))

@@ -1,0 +1,169 @@
+"""Requests of the policy server: typed dictionaries that pydantic validates straight from JSON.
+
+Validated requests stay plain dictionaries, because a request is scored and logged in microseconds, and the log stores
+it as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Literal, Required
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from tipbench.errors import UsageError
+
+MAX_CANDIDATES = 200
+_USER_ID = r"^[A-Za-z0-9_.@:-]{1,128}$"
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_matches_user_id = re.compile(_USER_ID[1:-1]).fullmatch
+
+Action = Literal["completed", "snoozed", "dismissed", "ignored"]
+
+
+def check_user_id(user_id: str) -> str:
+    """Return the user id; raises UsageError if it is invalid."""
+    if not _matches_user_id(user_id):
+        raise UsageError(
+            f"A user id has 1 to 128 characters of A-Z, a-z, 0-9 and _ . @ : -; {user_id[:40]!r} has "
+            f"{len(user_id)} or others. Send another id for this user."
+        )
+    return user_id
+
+
+def local_time(at: str) -> datetime:
+    """Parse `at`, ISO 8601 with an offset; raises ValueError."""
+    moment = datetime.fromisoformat(at)
+    if moment.tzinfo is None:
+        raise ValueError("the time needs an offset, as in 2026-04-27T08:30:00+02:00")
+    return moment
+
+
+def _check_time(at: str) -> str:
+    local_time(at)
+    return at
+
+
+def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
+    if len({candidate["tip_id"] for candidate in candidates}) < len(candidates):
+        raise ValueError("tip ids must be unique within a request")
+    return candidates
+
+
+UserId = Annotated[str, Field(pattern=_USER_ID, examples=["u1"])]
+EventId = Annotated[str, Field(pattern=_USER_ID)]
+Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
+Category = Annotated[str, Field(min_length=1, max_length=64)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Hour = Annotated[float, Field(ge=0, le=24)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+@with_config(_STRICT)
+class Task(TypedDict, total=False):
+    """The task that a candidate is about."""
+
+    is_overdue: bool | None
+    age_days: NotNegative | None
+    priority: Annotated[int, Field(ge=1, le=4)] | None
+
+
+@with_config(_STRICT)
+class Candidate(TypedDict, total=False):
+    """A tip that may be shown; everything but its id is optional."""
+
+    tip_id: Required[Annotated[str, Field(min_length=1, max_length=128)]]
+    category: Category | None
+    task: Task | None
+    composite: float | None
+    slot_hour: Hour | None
+    effort_min: NotNegative | None
+
+
+@with_config(_STRICT)
+class CategoryTally(TypedDict, total=False):
+    """What the user did with the tips of one category; hour_x and hour_y sum cos and sin of 2π·hour/24."""
+
+    seen: Count
+    completed: Count
+    dismissed: Count
+    dwell_s_sum: NotNegative
+    dwell_n: Count
+    hour_x: float
+    hour_y: float
+
+
+@with_config(_STRICT)
+class ProfileFeatures(TypedDict, total=False):
+    """The user's last 30 days, as the application knows them; `by_category` replaces the server's own tallies."""
+
+    completion_rate_30d: Share | None
+    dismiss_rate_30d: Share | None
+    mean_dwell_ms_30d: NotNegative | None
+    preferred_hour: Hour | None
+    tip_volume_30d: Count | None
+    by_category: Annotated[dict[Category, CategoryTally], Field(max_length=1000)] | None
+
+
+@with_config(_STRICT)
+class Context(TypedDict, total=False):
+    """The user's present situation."""
+
+    open_tasks: Count | None
+
+
+Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_CANDIDATES), AfterValidator(_check_tip_ids)]
+
+
+@with_config(_STRICT)
+class RecommendRequest(TypedDict, total=False):
+    """Pick a tip; without `candidates` they come from the catalogue."""
+
+    user_id: Required[UserId]
+    event_id: EventId | None
+    at: Time | None
+    context: Context | None
+    candidates: Candidates | None
+    profile_features: ProfileFeatures | None
+
+
+@with_config(_STRICT)
+class ScoreRequest(RecommendRequest, total=False):
+    """Pick one of the candidates."""
+
+    candidates: Required[Candidates]  # type: ignore[misc]
+
+
+@with_config(_STRICT)
+class RewardRequest(TypedDict, total=False):
+    """What the user did with the tip of an event; `reward` replaces the reward computed from action and dwell."""
+
+    user_id: Required[UserId]
+    event_id: Required[EventId]
+    action: Action | None
+    dwell_ms: NotNegative | None
+    reward: Annotated[float, Field(ge=-1, le=1)] | None
+    profile_features: ProfileFeatures | None
+
+
+def _check_reward(request: RewardRequest) -> RewardRequest:
+    if request.get("action") is None and request.get("reward") is None:
+        raise ValueError("a reward needs `action` or `reward`")
+    return request
+
+
+@with_config(_STRICT)
+class ResetRequest(TypedDict, total=False):
+    """Clear what all policies learned about a user; `erase` also deletes the user's events."""
+
+    user_id: Required[UserId]
+    erase: bool
+
+
+SCORE = TypeAdapter(ScoreRequest)
+RECOMMEND = TypeAdapter(RecommendRequest)
+REWARD: TypeAdapter[RewardRequest] = TypeAdapter(Annotated[RewardRequest, AfterValidator(_check_reward)])
+RESET = TypeAdapter(ResetRequest)

@@ -1,0 +1,113 @@
+"""What a user did with tips, by category: counts and sums that the features of `egreedy/v3` are made of.
+
+Tallies belong to the user, not to a policy. A tally is an immutable tuple in the order of `FIELDS`, so a copy of the
+dictionary is a snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tipbench.serve.request import CategoryTally
+
+MAX_DWELL_S = 600.0
+NO_CATEGORY = ""
+_OVERALL_WEIGHT, _CATEGORY_WEIGHT = 2.0, 4.0
+_COMPLETION, _DISMISSAL, _DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
+_LOG_101 = math.log(101)
+
+
+class Tally(NamedTuple):
+    """Counts and sums of one category; hour_x and hour_y sum cos and sin of 2π·hour/24 over completed tips."""
+
+    seen: int = 0
+    completed: int = 0
+    dismissed: int = 0
+    dwell_s_sum: float = 0.0
+    dwell_n: int = 0
+    hour_x: float = 0.0
+    hour_y: float = 0.0
+
+
+FIELDS = Tally._fields
+_EMPTY = Tally()
+
+
+class Tallies:
+    """The tallies of one user by category; tips without a category are under `NO_CATEGORY`."""
+
+    __slots__ = ("_overall", "by_category")
+
+    def __init__(self, by_category: Mapping[str, Tally] | None = None) -> None:
+        self.by_category = dict(by_category or {})
+        self._overall: tuple[float, float, float] | None = None
+
+    @classmethod
+    def from_profile(cls, by_category: Mapping[str, CategoryTally]) -> Tallies:
+        """Return the tallies that a request sends in `profile_features.by_category`."""
+        return cls({category: Tally(**tally) for category, tally in by_category.items()})
+
+    def copy(self) -> Tallies:
+        """Return a snapshot."""
+        return Tallies(self.by_category)
+
+    def add(self, category: str | None, action: str | None, dwell_ms: float | None, hour: float) -> None:
+        """Count one learned reward; `hour` is that of the score."""
+        name = category or NO_CATEGORY
+        tally = self.by_category.get(name, _EMPTY)
+        completed = action == "completed"
+        angle = math.tau * hour / 24
+        self.by_category[name] = Tally(
+            tally.seen + 1,
+            tally.completed + completed,
+            tally.dismissed + (action == "dismissed"),
+            tally.dwell_s_sum + (0.0 if dwell_ms is None else min(dwell_ms / 1000, MAX_DWELL_S)),
+            tally.dwell_n + (dwell_ms is not None),
+            tally.hour_x + (math.cos(angle) if completed else 0.0),
+            tally.hour_y + (math.sin(angle) if completed else 0.0),
+        )
+        self._overall = None
+
+    def features(self, category: str | None, hour: float) -> tuple[float, float, float, float, float]:
+        """Return completion, dismissal, dwell, hour alignment and volume in the category, shrunk to the user's rates.
+
+        Without a category: the user's rates, alignment 0 and volume 0.
+        """
+        completion, dismissal, dwell = self._rates()
+        if not category:
+            return completion, dismissal, dwell, 0.0, 0.0
+        seen, completed, dismissed, dwell_s_sum, dwell_n, hour_x, hour_y = self.by_category.get(category, _EMPTY)
+        angle = math.tau * hour / 24
+        return (
+            min((completed + _CATEGORY_WEIGHT * completion) / (seen + _CATEGORY_WEIGHT), 1.0),
+            min((dismissed + _CATEGORY_WEIGHT * dismissal) / (seen + _CATEGORY_WEIGHT), 1.0),
+            min((dwell_s_sum / MAX_DWELL_S + _CATEGORY_WEIGHT * dwell) / (dwell_n + _CATEGORY_WEIGHT), 1.0),
+            max(-1.0, min((math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1), 1.0)),
+            min(math.log1p(seen) / _LOG_101, 1.0),
+        )
+
+    def _rates(self) -> tuple[float, float, float]:
+        """Return the user's completion, dismissal and dwell over all categories, shrunk to those of a new user."""
+        if self._overall is None:
+            # Summed in a fixed order, so that tallies that are loaded again give the same bits.
+            tallies = [self.by_category[name] for name in sorted(self.by_category)]
+            seen = sum(tally.seen for tally in tallies)
+            self._overall = (
+                min(_shrink(sum(tally.completed for tally in tallies), seen, _COMPLETION), 1.0),
+                min(_shrink(sum(tally.dismissed for tally in tallies), seen, _DISMISSAL), 1.0),
+                min(
+                    _shrink(
+                        sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S,
+                        sum(tally.dwell_n for tally in tallies),
+                        _DWELL,
+                    ),
+                    1.0,
+                ),
+            )
+        return self._overall
+
+
+def _shrink(total: float, count: float, prior: float) -> float:
+    return (total + _OVERALL_WEIGHT * prior) / (count + _OVERALL_WEIGHT)

@@ -115,7 +115,7 @@ class _Bench:
     def round(self, judge: str) -> Round:
         """Search, cold, warm, apply, and what the panel says then."""
         sheet = self._home / f"{judge}.json"
-        judging = self._desk.export(judge, everything=True, limit=_SHEET_CELLS).judging
+        judging = self._desk.export(judge, everything=True, limit=_SHEET_CELLS).stored
         sheet.write_text(json.dumps(fill(judging)), encoding="utf-8")
         result = Round(search_s=read_loop(self._mlflow_url, self._desk.experiment.experiment_id, self._cells))
         with self._panel() as client:

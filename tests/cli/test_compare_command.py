@@ -398,7 +398,7 @@ def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, 
         desk = Desk(store, record_cells(store, models=models, experiment=experiment, prompts="v1"))
         cells = desk.cells()
         scenarios = sorted({run.params["scenario"] for run in cells.values()})
-        judging = desk.export("anna", everything=True).judging
+        judging = desk.export("anna", everything=True).stored
         raw = fill(judging)
         for run_id, item in items_of(raw, judging).items():
             at = scenarios.index(cells[run_id].params["scenario"])
@@ -413,7 +413,7 @@ def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, 
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
         found = find_sheet(store, desk.experiment.experiment_id, experiment, sheet)
     assert found is not None
-    runs = [cells[entry.run_id] for entry in found.entries if entry.behind is ItemKind.CELL and entry.run_id]
+    runs = [cells[entry.run_id] for entry in found.entries if entry.kind is ItemKind.CELL and entry.run_id]
     assert sorted((run.params["model"], run.params["scenario"]) for run in runs) == [
         (model, scenario) for model in ("m0:1b", "m1:1b") for scenario in scenarios[6:]
     ]

@@ -94,7 +94,7 @@ def large(store: MlflowStore, mlflow_url: str, tmp_path: Path) -> Table:
 def shared(store: MlflowStore) -> tuple[Desk, StoredSheet, dict[str, Any]]:
     """A sheet that is handed out and filled; for tests that must not change anything."""
     desk = _recorded(store, prompts="v1")
-    judging = desk.export("anna", seed=1).judging
+    judging = desk.export("anna", seed=1).stored
     return desk, judging, fill(judging)
 
 
@@ -445,7 +445,7 @@ def test_a_held_sheet_says_scale_direction_and_size_and_shows_anchors_but_no_ite
     assert "--accept-drift" in said
     assert not any(entry.item.id in said for entry in judging.entries)
     assert "control" not in said + ended.stderr
-    hidden = [tip.tip for entry in judging.entries if entry.behind is not ItemKind.CELL for tip in entry.item.tips]
+    hidden = [tip.tip for entry in judging.entries if entry.kind is not ItemKind.CELL for tip in entry.item.tips]
     assert not any(tip in said for tip in hidden)
     assert large.states() == {"pending"}
 
@@ -495,7 +495,7 @@ def test_a_dry_run_of_a_drifting_sheet_says_what_would_be_and_no_number_of_the_d
 
 def test_an_answer_deleted_in_mlflow_is_told_and_the_rest_is_applied(table: Table) -> None:
     _, judging = table.export("--judge", "anna")
-    gone = next(entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL)
+    gone = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL)
     httpx.post(f"{table.url}/api/2.0/mlflow/runs/delete", json={"run_id": gone}).raise_for_status()
     ended = table.apply(fill(judging))
     assert ended.code == 0, ended
@@ -536,7 +536,7 @@ def test_a_program_that_dies_half_way_leaves_what_it_did_and_a_reason_for_the_re
     assert all("exit code 3: Out of credit" in each["reason"] for each in got["unscored"])
     judging = table.judging(got["sheet"])
     real = {
-        entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL and entry.item.id in judging.answers
+        entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.item.id in judging.answers
     }
     runs = table.desk.cells().values()
     assert {run.run_id for run in runs if run.state == "judged"} == real

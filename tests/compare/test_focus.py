@@ -129,14 +129,14 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
     done = desk.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
     cells_of_desk = desk.cells()
-    runs = {entry.run_id for entry in done.judging.entries if entry.behind is ItemKind.CELL and entry.run_id}
+    runs = {entry.run_id for entry in done.stored.entries if entry.kind is ItemKind.CELL and entry.run_id}
     assert runs == found.run_ids
     assert {cells_of_desk[run_id].params["scenario"] for run_id in runs} == set(scenarios[:2])
     assert len(runs) == 4
 
 
 def judge_some(desk: Desk, scenarios: set[str]) -> None:
-    judging = desk.export("anna", everything=True).judging
+    judging = desk.export("anna", everything=True).stored
     raw, cells = fill(judging), desk.cells()
     for run_id, item in items_of(raw, judging).items():
         keep = cells[run_id].params["scenario"] in scenarios

@@ -107,7 +107,7 @@ def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -
 
 def contested(at: Desk, judge: str, limit: int) -> None:
     """A judge who finds every answer ill-formed and overlong."""
-    judging = at.export(judge, limit=limit).judging
+    judging = at.export(judge, limit=limit).stored
     raw = fill(judging)
     for item in raw["items"]:
         item["format_ok"] = False

@@ -142,7 +142,7 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
     options = ("judge", "apply", str(file), "--mlflow-url", mlflow.url)
     with MlflowStore(mlflow.url) as store:
         desk = Desk(store, record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=6))
-        judging = desk.export("anna", seed=1).judging
+        judging = desk.export("anna", seed=1).stored
         versions: list[dict[str, Any]] = []
         for seed in (1, 2):  # new scores, then revised ones
             versions.append(fill(judging, seed=seed))

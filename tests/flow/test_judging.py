@@ -102,7 +102,7 @@ def test_a_sheet_of_real_cells_says_nothing_of_where_they_came_from(place: Place
     assert {frozenset(item) for item in raw["items"]} == {
         frozenset(("item", "sha256", "scenario", "format_ok", "tips"))
     }, "a hidden item has the same keys as any other"
-    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.behind is ItemKind.CONTROL]
+    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.kind is ItemKind.CONTROL]
     assert sum(len(entry.controls) for entry in hidden) >= 40
 
 
@@ -154,7 +154,7 @@ def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> 
     text = table.read_bytes().decode()
     sheet = next(line.split('","')[4] for line in text.splitlines() if line.startswith('"about","sheet"'))
     judging = place.judging(unescape_cell(sheet))
-    shared = [entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL]
+    shared = [entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL]
     assert len(shared) == 12, "a fifth of 48, in whole scenarios"
     before = {run_id: run.metrics["composite"] for run_id, run in place.desk.cells().items()}
     raw = fill(judging, seed=2)

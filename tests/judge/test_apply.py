@@ -64,7 +64,7 @@ def read(desk: Desk, judging: StoredSheet) -> StoredSheet:
 
 
 def test_a_held_sheet_leaves_standing_what_counts_from_another(desk: Desk) -> None:
-    one, two = (desk.export("anna").judging for _ in range(2))
+    one, two = (desk.export("anna").stored for _ in range(2))
     desk.apply(fill(one))
     before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
     assert desk.apply(fill(two, always(3))).held
@@ -77,7 +77,7 @@ def test_a_held_sheet_leaves_standing_what_counts_from_another(desk: Desk) -> No
 
 
 def test_held_counted_and_held_again_ends_as_held_at_once(desk: Desk) -> None:
-    one, two = (desk.export("anna").judging for _ in range(2))
+    one, two = (desk.export("anna").stored for _ in range(2))
     desk.apply(fill(one))
     before = {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()}
     for rule, accept in ((always(3), None), (always(3), "yes"), (always(1), None)):
@@ -90,7 +90,7 @@ def test_held_counted_and_held_again_ends_as_held_at_once(desk: Desk) -> None:
 
 def test_scores_that_another_machine_writes_meanwhile_are_not_lost(desk: Desk, store: BusyStore) -> None:
     """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
-    anna, ben = (desk.export(name, everything=True).judging for name in ("anna", "ben"))
+    anna, ben = (desk.export(name, everything=True).stored for name in ("anna", "ben"))
 
     def meanwhile(_run_id: str) -> None:
         desk.apply(fill(ben, seed=2))
@@ -103,7 +103,7 @@ def test_scores_that_another_machine_writes_meanwhile_are_not_lost(desk: Desk, s
 
 def test_what_another_machine_has_overwritten_is_written_again(desk: Desk, store: BusyStore) -> None:
     """The other one has read a cell before our change of it and writes it back after."""
-    judging = desk.export("anna").judging
+    judging = desk.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
     undone: list[str] = []
 
@@ -141,8 +141,8 @@ class ForgetfulStore(SeededStore):
 def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten: bool) -> None:
     store = ForgetfulStore()
     desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-    judging = desk.export("anna").judging
-    gone = next(entry.run_id for entry in judging.entries if entry.behind is ItemKind.CELL and entry.run_id)
+    judging = desk.export("anna").stored
+    gone = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.run_id)
     if forgotten:
         del store._runs[gone]
     else:
@@ -158,7 +158,7 @@ def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten:
 
 
 def test_an_empty_sheet_writes_nothing_and_makes_nobody_its_owner(desk: Desk) -> None:
-    judging = desk.export(None).judging
+    judging = desk.export(None).stored
     before, revision = desk.everything(), desk.store.experiments()[0].tags
     assert desk.apply(blank(judging), judge="anan").finished == 0
     assert desk.everything() == before
@@ -167,7 +167,7 @@ def test_an_empty_sheet_writes_nothing_and_makes_nobody_its_owner(desk: Desk) ->
 
 
 def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging)
     desk.apply(raw)
     for item in raw["items"][:3]:
@@ -182,7 +182,7 @@ def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
 
 
 def test_a_note_does_not_void_an_acceptance_and_other_scores_do_not_erase_it(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging, always(3))
     desk.apply(raw, accept="team agreed")
     raw["items"][0]["tips"][0]["note"] = "a typo mended"
@@ -197,7 +197,7 @@ def test_a_note_does_not_void_an_acceptance_and_other_scores_do_not_erase_it(des
 
 
 def test_replaced_answers_stay_with_the_sheet(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging)
     desk.apply(raw)
     item = raw["items"][5]
@@ -219,10 +219,10 @@ def test_replaced_answers_stay_with_the_sheet(desk: Desk) -> None:
 
 
 def test_progress_counts_hidden_items_like_all_others(desk: Desk) -> None:
-    judging = desk.export("anna").judging
+    judging = desk.export("anna").stored
     got = receive(desk.store, fill(judging))
     seen: list[tuple[int, int]] = []
-    work = SheetApplier(desk.store, got.experiment, got.judging, got.filled)
+    work = SheetApplier(desk.store, got.experiment, got.stored, got.filled)
     work.run(progress=lambda done, of: seen.append((done, of)))
     total = len(judging.entries)
     assert total > CELLS

@@ -136,15 +136,15 @@ def better_than_chance(right: int, total: int, classes: int) -> bool:
 
 def by_model(entries: Sequence[SheetEntry]) -> Labelled:
     rows = signs(as_sheet(entries))
-    real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.behind is ItemKind.CELL and entry.run_id]
+    real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.kind is ItemKind.CELL and entry.run_id]
     return rows[[at for at, _ in real]], [run_id.split("/")[0] for _, run_id in real]
 
 
 def by_kind(entries: Sequence[SheetEntry]) -> Labelled:
     """The control items and as many others, drawn at random, so that chance is one half."""
     rows = signs(as_sheet(entries))
-    hidden = [at for at, entry in enumerate(entries) if entry.behind is ItemKind.CONTROL]
-    others = [at for at, entry in enumerate(entries) if entry.behind is not ItemKind.CONTROL]
+    hidden = [at for at, entry in enumerate(entries) if entry.kind is ItemKind.CONTROL]
+    others = [at for at, entry in enumerate(entries) if entry.kind is not ItemKind.CONTROL]
     picked = random.Random(entries[0].item.id).sample(others, len(hidden))
     return rows[hidden + picked], ["control"] * len(hidden) + ["other"] * len(picked)
 
@@ -182,9 +182,7 @@ def test_the_classifier_sees_a_model_in_the_ids() -> None:
 
 def test_the_classifier_sees_controls_that_are_always_in_the_asked_form() -> None:
     def leak(entries: Sequence[SheetEntry]) -> Sequence[SheetEntry]:
-        return [
-            replace(e, item=replace(e.item, format_ok=True)) if e.behind is ItemKind.CONTROL else e for e in entries
-        ]
+        return [replace(e, item=replace(e.item, format_ok=True)) if e.kind is ItemKind.CONTROL else e for e in entries]
 
     assert guesses(by_kind, leak) > 0.6
 
@@ -235,8 +233,8 @@ def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
         desk.judged_by(judge, everything=True)
     record_cells(store, models=("beta:1b",))
     desk.judged_by("ben", everything=True)
-    judging = desk.export("anna", everything=True).judging
-    assert {entry.behind for entry in judging.entries} == set(ItemKind)
+    judging = desk.export("anna", everything=True).stored
+    assert {entry.kind for entry in judging.entries} == set(ItemKind)
     return desk, judging, fill(judging, honest)
 
 
@@ -255,7 +253,7 @@ def some_of_each_kind(judging: StoredSheet) -> list[int]:
     return [
         place
         for behind in ItemKind
-        for place in [at for at, entry in enumerate(judging.entries) if entry.behind is behind][:3]
+        for place in [at for at, entry in enumerate(judging.entries) if entry.kind is behind][:3]
     ]
 
 
@@ -283,7 +281,7 @@ def test_nor_does_it_in_a_real_apply(capsys: pytest.CaptureFixture[str]) -> None
     for behind in ItemKind:
         store = SeededStore()
         store.copy_from(desk.store)
-        at = next(at for at, entry in enumerate(judging.entries) if entry.behind is behind)
+        at = next(at for at, entry in enumerate(judging.entries) if entry.kind is behind)
         said.add(told(replace(desk, store=store), alone(raw, at), capsys, dry_run=False))
     assert len(said) == 1
 
@@ -303,7 +301,7 @@ def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdi
 def test_numbers_come_with_a_verdict_and_one_decimal_and_agreement_with_the_whole_sheet() -> None:
     store = SeededStore()
     desk = Desk(store, record_cells(store))
-    judging = desk.export("anna").judging
+    judging = desk.export("anna").stored
     raw = fill(judging, honest)
     part = {**raw, "items": raw["items"][:10]}
     unknown = desk.apply(part).to_json()

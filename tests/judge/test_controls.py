@@ -72,7 +72,7 @@ def pool(per_scenario: int = 10, seed: int = 0, rubric: Rubric = RUBRIC) -> list
 
 
 def hidden(entries: Sequence[SheetEntry]) -> list[SheetEntry]:
-    return [entry for entry in entries if entry.behind is ItemKind.CONTROL]
+    return [entry for entry in entries if entry.kind is ItemKind.CONTROL]
 
 
 def shown_in(entries: Sequence[SheetEntry]) -> list[str]:
@@ -95,7 +95,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def possible_totals(world: World, entries: Sequence[SheetEntry]) -> set[int]:
     """Every number of control tips that the rules allow for this sheet, found by trying."""
-    others = Counter(entry.item.scenario["id"] for entry in entries if entry.behind is not ItemKind.CONTROL)
+    others = Counter(entry.item.scenario["id"] for entry in entries if entry.kind is not ItemKind.CONTROL)
     totals = {0}
     for scenario in SCENARIOS:
         sizes = {len(cell.tips) for cell in world.cells if cell.scenario == scenario}
@@ -121,7 +121,7 @@ def test_as_many_control_tips_as_wanted_or_the_next_more_or_the_most_that_can_hi
 @given(worlds(), st.integers(0, 99))
 def test_every_cell_stands_on_the_sheet_once_and_every_control_at_most_once(world: World, seed: int) -> None:
     entries = world.sheet(seed)
-    assert Counter(e.run_id for e in entries if e.behind is ItemKind.CELL) == Counter(c.run_id for c in world.cells)
+    assert Counter(e.run_id for e in entries if e.kind is ItemKind.CELL) == Counter(c.run_id for c in world.cells)
     assert set(Counter(shown_in(entries)).values()) <= {1}
 
 
@@ -180,7 +180,7 @@ def test_the_order_of_the_input_changes_nothing(world: World, seed: int, shuffle
 @settings(max_examples=12)
 @given(worlds(), st.integers(0, 99))
 def test_repeats_are_the_judges_own_earlier_answers_in_scenarios_of_the_sheet(world: World, seed: int) -> None:
-    repeats = [entry.run_id for entry in world.sheet(seed) if entry.behind is ItemKind.REPEAT]
+    repeats = [entry.run_id for entry in world.sheet(seed) if entry.kind is ItemKind.REPEAT]
     here = {cell.scenario for cell in world.cells}
     fitting = {cell.run_id for cell in world.earlier if cell.scenario in here}
     cells = len(world.cells)
@@ -190,7 +190,7 @@ def test_repeats_are_the_judges_own_earlier_answers_in_scenarios_of_the_sheet(wo
 
 def test_an_earlier_answer_that_is_on_the_sheet_anyway_is_no_repeat() -> None:
     cells = grid()
-    assert all(entry.behind is not ItemKind.REPEAT for entry in World(cells, [], earlier=cells).sheet())
+    assert all(entry.kind is not ItemKind.REPEAT for entry in World(cells, [], earlier=cells).sheet())
 
 
 @pytest.mark.parametrize(("size", "tips", "items"), [(5, 40, 8), (3, 42, 14)])

@@ -88,9 +88,9 @@ def export(desk: Desk, **over: Any) -> DuelExport:
 
 def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
     """The rule sees the models behind a and b."""
-    raw: dict[str, Any] = json.loads(duel_text(done.judging.sheet))
+    raw: dict[str, Any] = json.loads(duel_text(done.stored.sheet))
     for item in raw["items"]:
-        a, b = (done.judging.names[run_id][0] for run_id in done.judging.sides[item["item"]])
+        a, b = (done.stored.names[run_id][0] for run_id in done.stored.sides[item["item"]])
         item["winner"] = winner(a, b)
     return raw
 
@@ -113,7 +113,7 @@ def kept(desk: Desk) -> dict[str, Any]:
 
 
 def test_the_file_has_the_shape_scripts_read(desk: Desk) -> None:
-    raw = duel_json(export(desk).judging.sheet)
+    raw = duel_json(export(desk).stored.sheet)
     assert set(raw) == {"format", "sheet", "experiment", "judge", "instructions", "rubric", "items"}
     assert (raw["format"], raw["judge"], set(raw["rubric"])) == (FORMAT, "anna", {"id", "sha256", "text"})
     assert set(raw["items"][0]) == {"item", "sha256", "scenario", "a", "b", "winner"}
@@ -123,9 +123,9 @@ def test_the_file_has_the_shape_scripts_read(desk: Desk) -> None:
 
 def test_only_tied_pairs_meet_and_every_match_up_in_both_orders(desk: Desk) -> None:
     done = export(desk)
-    sides = list(done.judging.sides.values())
+    sides = list(done.stored.sides.values())
     assert len(sides) == 2 * 8, "two pairs, eight scenarios, both orders"
-    assert {model for model, _ in done.judging.names.values()} == set(MODELS[:2])
+    assert {model for model, _ in done.stored.names.values()} == set(MODELS[:2])
     assert Counter(frozenset(two) for two in sides) == dict.fromkeys(map(frozenset, sides), 2)
     assert all((b, a) in sides for a, b in sides)
     assert (done.pairs, done.scenarios) == (2, 8)
@@ -133,28 +133,28 @@ def test_only_tied_pairs_meet_and_every_match_up_in_both_orders(desk: Desk) -> N
 
 def test_the_file_betrays_nothing(desk: Desk) -> None:
     done = export(desk)
-    text = duel_text(done.judging.sheet)
-    for secret in ("unmistakable", '"v1"', *done.judging.names, done.judging.run_id):
+    text = duel_text(done.stored.sheet)
+    for secret in ("unmistakable", '"v1"', *done.stored.names, done.stored.run_id):
         assert secret not in text
-    assert len({len(item.id) for item in done.judging.sheet.items}) == 1
+    assert len({len(item.id) for item in done.stored.sheet.items}) == 1
 
 
 def test_the_same_bytes_are_written_again(desk: Desk) -> None:
-    sheet = export(desk).judging.sheet
+    sheet = export(desk).stored.sheet
     again = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, sheet.id)
     assert again is not None
     assert duel_text(again.sheet) == duel_text(sheet)
 
 
 def test_a_seed_gives_the_same_order(desk: Desk) -> None:
-    one, two, other = (export(desk, seed=seed).judging for seed in (5, 5, 6))
+    one, two, other = (export(desk, seed=seed).stored for seed in (5, 5, 6))
     assert list(one.sides.values()) == list(two.sides.values()) != list(other.sides.values())
     assert set(one.sides).isdisjoint(two.sides), "ids say nothing about the seed either"
 
 
 def test_duels_are_no_sheets_and_sheets_no_duels(desk: Desk) -> None:
     before = judging_status(desk.store, desk.experiment)
-    sheet = export(desk).judging.sheet
+    sheet = export(desk).stored.sheet
     place = desk.experiment.experiment_id, desk.experiment.name
     assert find_sheet(desk.store, *place, sheet.id) is None
     (ordinary,) = stored_sheets(desk.store, *place)
@@ -176,7 +176,7 @@ def test_answers_without_a_tip_are_left_out() -> None:
     runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells}
     done = export_duels(store, desk.experiment, DuelRequest((MODELS[1], "v1"), runs, cells.rubric, seed=3))
     assert done.without_tips > 0
-    assert all(item.a and item.b for item in done.judging.sheet.items)
+    assert all(item.a and item.b for item in done.stored.sheet.items)
     assert done.scenarios == 8 - done.without_tips
 
 
@@ -229,7 +229,7 @@ def test_a_revised_item_keeps_its_history(desk: Desk) -> None:
     raw["items"][4]["winner"] = "TIE "
     (change,) = apply(desk, raw).changes
     assert change.after == "tie"
-    found = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, done.judging.sheet.id)
+    found = find_duel(desk.store, desk.experiment.experiment_id, desk.experiment.name, done.stored.sheet.id)
     assert found is not None
     (former,) = found.history
     assert (former.item, former.winner) == (change.item, change.before)
@@ -295,7 +295,7 @@ def test_a_judge_does_not_get_the_same_duels_again(desk: Desk) -> None:
     apply(desk, filled(export(desk), beta_wins))
     with pytest.raises(NotEnoughData, match="judged by anna, in both orders"):
         export(desk)
-    assert len(export(desk, judge="ben").judging.sheet.items) == 16
+    assert len(export(desk, judge="ben").stored.sheet.items) == 16
     with pytest.raises(NotEnoughData, match="by somebody"):
         export(desk, judge=None)
 
@@ -306,7 +306,7 @@ def test_half_judged_match_ups_come_again(desk: Desk) -> None:
     for item in raw["items"][:3]:
         item["winner"] = None
     apply(desk, raw)
-    assert len(export(desk).judging.sheet.items) == 6
+    assert len(export(desk).stored.sheet.items) == 6
 
 
 def test_what_a_judge_says_twice_counts_once(desk: Desk) -> None:
@@ -326,7 +326,7 @@ def test_what_a_judge_says_twice_counts_once(desk: Desk) -> None:
     ],
 )
 def test_a_limit_counts_both_orders(desk: Desk, limit: int, items: int) -> None:
-    assert len(export(desk, limit=limit).judging.sheet.items) == items
+    assert len(export(desk, limit=limit).stored.sheet.items) == items
 
 
 # Beside the board

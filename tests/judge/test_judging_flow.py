@@ -66,11 +66,11 @@ def clear(item: dict[str, Any]) -> None:
 
 def test_an_applied_sheet_leaves_nothing_pending_and_its_numbers_are_those_by_hand(desk: Desk) -> None:
     done = desk.export()
-    raw = fill(done.judging)
+    raw = fill(done.stored)
     applied = desk.apply(raw)
     assert (applied.status, applied.unfinished, applied.finished) == ("applied", 0, len(raw["items"]))
     assert states(desk) == {"judged": CELLS}
-    expected = items_of(raw, done.judging)
+    expected = items_of(raw, done.stored)
     for run_id, run in desk.cells().items():
         numbers = by_hand(expected[run_id])
         assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
@@ -80,7 +80,7 @@ def test_an_applied_sheet_leaves_nothing_pending_and_its_numbers_are_those_by_ha
 
 
 def test_applying_again_changes_nothing(desk: Desk) -> None:
-    raw = fill(desk.export().judging)
+    raw = fill(desk.export().stored)
     desk.apply(raw)
     before, revision = desk.everything(), desk.store.experiments()[0].tags
     again = desk.apply(raw)
@@ -93,25 +93,25 @@ def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(desk: D
     """Were they missing in the list, the judge would know which items measure them."""
     done = desk.export()
     before = desk.everything()
-    applied = desk.apply(fill(done.judging), dry_run=True)
+    applied = desk.apply(fill(done.stored), dry_run=True)
     assert desk.everything() == before
-    assert [change.item for change in applied.changes] == [item.id for item in done.judging.sheet.items]
+    assert [change.item for change in applied.changes] == [item.id for item in done.stored.sheet.items]
     assert {change.before for change in applied.changes} == {None}
 
 
 def test_a_dry_run_does_not_show_what_another_judge_gave(desk: Desk) -> None:
     desk.judged_by("anna", at_random)
-    applied = desk.apply(fill(desk.export("ben", everything=True).judging), dry_run=True)
+    applied = desk.apply(fill(desk.export("ben", everything=True).stored), dry_run=True)
     assert {change.before for change in applied.changes} == {None}
 
 
 def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(desk: Desk) -> None:
     done = desk.export()
-    raw = fill(done.judging)
+    raw = fill(done.stored)
     part = copy.deepcopy(raw)
-    left = list(items_of(part, done.judging))[:10]
+    left = list(items_of(part, done.stored))[:10]
     for run_id in left:
-        clear(items_of(part, done.judging)[run_id])
+        clear(items_of(part, done.stored)[run_id])
     applied = desk.apply(part)
     assert applied.unfinished == 10
     assert {run_id for run_id, run in desk.cells().items() if run.state == "pending"} == set(left)
@@ -125,7 +125,7 @@ def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(desk: D
 def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], seed: int) -> None:
     """What counts is the same whatever the parts; while under way the judge may have been held or not."""
     desk = new_desk()
-    judging = desk.export(seed=seed).judging
+    judging = desk.export(seed=seed).stored
     raw = fill(judging, seed=seed)
     for cut in sorted(cuts):
         part = copy.deepcopy(raw)
@@ -141,7 +141,7 @@ def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], s
 
 
 def test_a_revised_score_counts_and_the_former_one_is_history(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging)
     desk.apply(raw)
     run_id, item = next(iter(items_of(raw, judging).items()))
@@ -157,14 +157,14 @@ def test_a_revised_score_counts_and_the_former_one_is_history(desk: Desk) -> Non
 
 
 def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging)
     run_id, item = next(iter(items_of(raw, judging).items()))
     assert item["format_ok"] is True
     item["format_ok"] = False
     desk.apply(raw)
     assert desk.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
-    shown = desk.export("ben", everything=True).judging
+    shown = desk.export("ben", everything=True).stored
     assert {entry.run_id: entry.item.format_ok for entry in shown.entries}[run_id] is True
 
 
@@ -181,7 +181,7 @@ def test_a_judge_who_does_not_look_is_held_and_the_cells_stay_pending(desk: Desk
 
 
 def test_release_alone_is_no_revision(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging, always(5))
     desk.apply(raw)
     applied = desk.apply(raw, accept="agreed in the team")
@@ -194,14 +194,14 @@ def test_release_alone_is_no_revision(desk: Desk) -> None:
 
 
 def test_a_reason_given_where_nothing_drifts_is_not_kept_for_later(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     desk.apply(fill(judging), accept="just in case")
     assert desk.apply(fill(judging, always(5))).held
     assert states(desk) == {"pending": CELLS}
 
 
 def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit(desk: Desk) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     desk.apply(fill(judging))
     applied = desk.apply(fill(judging, always(1)))
     assert applied.held
@@ -225,14 +225,14 @@ def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(des
     desk.judged_by("anna", seed=1)
     done = desk.export("ben")
     assert done.cells == 6, "a fifth of 24, rounded up to whole scenarios"
-    scenarios = Counter(entry.item.scenario["id"] for entry in done.judging.entries if entry.behind is ItemKind.CELL)
+    scenarios = Counter(entry.item.scenario["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {3}
-    applied = desk.apply(fill(done.judging, at_random, seed=2), accept="to see")
+    applied = desk.apply(fill(done.stored, at_random, seed=2), accept="to see")
     assert all(value is not None and -1 <= value < 0.5 for value in applied.alpha.values())
 
 
 def test_several_judges_count_with_their_mean(desk: Desk) -> None:
-    sheets = {name: desk.export(name, everything=True).judging for name in ("anna", "ben", "eva")}
+    sheets = {name: desk.export(name, everything=True).stored for name in ("anna", "ben", "eva")}
     raws = {name: fill(judging, seed=at) for at, (name, judging) in enumerate(sheets.items())}
     for raw in raws.values():
         desk.apply(raw)
@@ -244,7 +244,7 @@ def test_several_judges_count_with_their_mean(desk: Desk) -> None:
 
 
 def test_a_held_judge_does_not_weigh_on_the_mean_of_the_others(desk: Desk) -> None:
-    judging = desk.export("anna").judging
+    judging = desk.export("anna").stored
     raw = fill(judging)
     desk.apply(raw)
     before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
@@ -265,13 +265,13 @@ def test_everything_asks_for_all_that_this_judge_has_not_scored(desk: Desk) -> N
 def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(desk: Desk) -> None:
     first = desk.export(limit=12)
     assert first.cells == 12
-    desk.apply(fill(first.judging))
+    desk.apply(fill(first.stored))
     assert states(desk) == {"judged": 12, "pending": 12}
     assert desk.export().cells == 12
 
 
 def test_the_same_seed_gives_the_same_items_in_the_same_order(desk: Desk) -> None:
-    one, two, other = (desk.export(None, seed=seed).judging for seed in (7, 7, 8))
+    one, two, other = (desk.export(None, seed=seed).stored for seed in (7, 7, 8))
     texts = [[item.tips for item in judging.sheet.items] for judging in (one, two, other)]
     assert texts[0] == texts[1] != texts[2]
     assert not {item.id for item in one.sheet.items} & {item.id for item in two.sheet.items}
@@ -279,7 +279,7 @@ def test_the_same_seed_gives_the_same_items_in_the_same_order(desk: Desk) -> Non
 
 def test_a_recorded_sheet_is_written_again_byte_for_byte_also_after_it_came_back(desk: Desk) -> None:
     for judge in ("anna", None):
-        judging = desk.export(judge, everything=judge is not None).judging
+        judging = desk.export(judge, everything=judge is not None).stored
         for _ in range(2):
             found = find_sheet(desk.store, desk.experiment.experiment_id, desk.experiment.name, judging.sheet.id)
             assert found is not None
@@ -292,7 +292,7 @@ def test_a_recorded_sheet_is_written_again_byte_for_byte_also_after_it_came_back
 
 
 def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(desk: Desk) -> None:
-    raw = fill(desk.export(None).judging)
+    raw = fill(desk.export(None).stored)
     with pytest.raises(SheetRefused, match="judge"):
         desk.apply(raw)
     desk.apply(raw, judge="ben", dry_run=True)
@@ -305,7 +305,7 @@ def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(desk: Desk) ->
 
 
 def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: Desk) -> None:
-    raw = fill(desk.export("anna").judging, judge="ben")
+    raw = fill(desk.export("anna").stored, judge="ben")
     with pytest.raises(SheetRefused, match="expected 'anna', whose sheet this is; found 'ben'"):
         desk.apply(raw)
 
@@ -320,7 +320,7 @@ def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: De
     ],
 )
 def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: object, said: str) -> None:
-    raw = {**fill(desk.export().judging), key: value}
+    raw = {**fill(desk.export().stored), key: value}
     with pytest.raises(SheetRefused, match=said) as refused:
         desk.apply(raw)
     assert len(str(refused.value)) < 600
@@ -332,8 +332,8 @@ def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: objec
 def test_answers_scored_before_come_back_hidden_and_measure_the_judge_only(desk: Desk) -> None:
     desk.judged_by("anna")
     record_cells(desk.store, models=("gamma:3b",))
-    judging = desk.export("anna").judging
-    repeats = [entry for entry in judging.entries if entry.behind is ItemKind.REPEAT]
+    judging = desk.export("anna").stored
+    repeats = [entry for entry in judging.entries if entry.kind is ItemKind.REPEAT]
     assert len(repeats) == 2
     before = {entry.run_id: desk.everything()[entry.run_id or ""] for entry in repeats}
     applied = desk.apply(fill(judging, seed=9))
@@ -344,9 +344,9 @@ def test_answers_scored_before_come_back_hidden_and_measure_the_judge_only(desk:
 
 def test_a_judge_sees_no_control_twice_while_fresh_ones_are_left() -> None:
     desk = new_desk(models=("alpha:135m", "beta:1b"))
-    one = desk.export("anna", limit=24).judging
+    one = desk.export("anna", limit=24).stored
     desk.apply(fill(one))
-    two = desk.export("anna").judging
+    two = desk.export("anna").stored
     controls = [control for judging in (one, two) for entry in judging.entries for control in entry.controls]
     assert len(controls) >= 48
     assert len(set(controls)) == len(controls)
@@ -354,9 +354,9 @@ def test_a_judge_sees_no_control_twice_while_fresh_ones_are_left() -> None:
 
 def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
     elsewhere = Desk(desk.store, record_cells(desk.store, experiment="tip-bench-elsewhere"))
-    first = {control for entry in desk.export().judging.entries for control in entry.controls}
-    second = {control for entry in elsewhere.export().judging.entries for control in entry.controls}
-    other = {control for entry in elsewhere.export("ben", seed=1).judging.entries for control in entry.controls}
+    first = {control for entry in desk.export().stored.entries for control in entry.controls}
+    second = {control for entry in elsewhere.export().stored.entries for control in entry.controls}
+    other = {control for entry in elsewhere.export("ben", seed=1).stored.entries for control in entry.controls}
     assert first
     assert second
     assert not first & second
@@ -430,7 +430,7 @@ def test_cells_of_a_suite_that_is_not_built_in_need_its_folder(tmp_path: Path) -
 
 def test_answers_of_a_replaced_model_are_left_out(desk: Desk) -> None:
     record_cells(desk.store, models=("alpha:135m",), build="2", start_ms=9_000)
-    judging = desk.export().judging
+    judging = desk.export().stored
     runs = desk.cells()
     digests = Counter(runs[entry.run_id].params["model_digest"] for entry in judging.entries if entry.run_id)
     assert digests == {"sha256:alpha:135m/2": CELLS}
@@ -514,7 +514,7 @@ def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
 def test_composite_ranges_and_drift_come_from_the_rubric(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path)
     desk = new_desk(suite=load_suite(str(folder)))
-    judging = desk.export(suite=str(folder)).judging
+    judging = desk.export(suite=str(folder)).stored
     raw = fill_warm(judging)
     off = copy.deepcopy(raw)
     off["items"][0]["tips"][0]["scores"]["short"] = 2
@@ -535,8 +535,8 @@ def test_composite_ranges_and_drift_come_from_the_rubric(tmp_path: Path) -> None
 def test_without_controls_the_verdict_is_unknown_and_the_scores_count(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path, controls=0)
     desk = new_desk(suite=load_suite(str(folder)))
-    judging = desk.export(suite=str(folder)).judging
-    assert {entry.behind for entry in judging.entries} == {ItemKind.CELL}
+    judging = desk.export(suite=str(folder)).stored
+    assert {entry.kind for entry in judging.entries} == {ItemKind.CELL}
     applied = desk.apply(fill_warm(judging, shift=10))
     assert (applied.status, applied.drift.verdict) == ("applied", "unknown")
 
@@ -556,7 +556,7 @@ def test_answers_without_a_tip_are_on_no_sheet() -> None:
     assert states(desk) == {"judged": floored, "pending": CELLS - floored}
     done = desk.export()
     assert done.cells == CELLS - floored
-    assert all(entry.item.tips for entry in done.judging.entries)
+    assert all(entry.item.tips for entry in done.stored.entries)
 
 
 def test_under_another_rubric_everything_is_scored_and_floored_anew(tmp_path: Path) -> None:
@@ -567,9 +567,9 @@ def test_under_another_rubric_everything_is_scored_and_floored_anew(tmp_path: Pa
     assert left_alone.older_rubric == CELLS
     done = desk.export("anna", suite=str(folder), rejudge=True)
     assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
-    assert len(done.judging.refloor) == floored
-    raw = fill_warm(done.judging)
-    assert all(tip["overlong"] for item in items_of(raw, done.judging).values() for tip in item["tips"])
+    assert len(done.stored.refloor) == floored
+    raw = fill_warm(done.stored)
+    assert all(tip["overlong"] for item in items_of(raw, done.stored).values() for tip in item["tips"])
     desk.apply(raw)
     warm = load_suite(str(folder)).rubric
     for run_id, run in desk.cells().items():
@@ -605,7 +605,7 @@ def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
     desk.judged_by("anna")
     folder = str(warm_suite(tmp_path))
     run_judge(desk.store, desk.experiment, Script(score=1), ExportRequest(suite=folder, rejudge=True, seed=1))
-    judging = desk.export("anna", suite=folder, rejudge=True).judging
+    judging = desk.export("anna", suite=folder, rejudge=True).stored
     desk.apply(json.loads(sheet_text(judging.sheet)))
     assert {run.tags["scores_rubric"].split("@")[0] for run in desk.cells().values()} == {"tip-v1"}
     desk.apply(fill_warm(judging))
@@ -614,10 +614,10 @@ def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
 
 def test_two_rubrics_are_never_mixed_in_one_mean(tmp_path: Path) -> None:
     desk = new_desk()
-    old = desk.export("anna").judging
+    old = desk.export("anna").stored
     desk.apply(fill(old))
     folder = warm_suite(tmp_path)
-    new = desk.export("ben", suite=str(folder), rejudge=True).judging
+    new = desk.export("ben", suite=str(folder), rejudge=True).stored
     desk.apply(fill_warm(new))
     composites = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
     assert {run.tags["judges"] for run in desk.cells().values()} == {'["ben"]'}
@@ -631,7 +631,7 @@ def test_when_the_new_scores_are_held_the_old_ones_count_with_their_own_rubric(t
     desk.judged_by("anna")
     before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
     folder = warm_suite(tmp_path)
-    new = desk.export("ben", suite=str(folder), rejudge=True).judging
+    new = desk.export("ben", suite=str(folder), rejudge=True).stored
     desk.apply(fill_warm(new))
     desk.apply(fill_warm(new, shift=5))
     assert {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()} == before
@@ -651,7 +651,7 @@ def test_a_later_sheet_of_the_same_judge_is_not_undone_by_an_earlier_one(tmp_pat
 
 def exported_at(desk: Desk, exported: str) -> Any:
     """A sheet without a name, exported at a certain time."""
-    judging = desk.export(None).judging
+    judging = desk.export(None).stored
     desk.store.update(judging.run_id, RunChange(tags={"exported_at": exported}, at_ms=1))
     return judging
 
@@ -682,7 +682,7 @@ class DyingStore(SeededStore):
 def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: bool) -> None:
     store = DyingStore()
     desk = new_desk(store)
-    judging = desk.export().judging
+    judging = desk.export().stored
     raw = fill(judging)
     store.updates_left, store.only_texts = survived, only_texts
     with pytest.raises(MlflowUnavailable):
@@ -911,7 +911,7 @@ def test_an_export_tells_whether_it_can_measure_and_which_cells_compare_leaves_o
 def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judging = desk.export().judging
+    judging = desk.export().stored
     before = sheet_text(judging.sheet)
     monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
     (found,) = find_sheets(desk)

@@ -48,13 +48,13 @@ def test_before_anybody_judged_everything_is_pending_and_nothing_is_known(desk: 
 def test_a_sheet_that_is_out_shows_as_open_items(desk: Desk) -> None:
     done = desk.export("anna")
     anna = of(status(desk), "anna")
-    assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.judging.entries), 0)
+    assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.stored.entries), 0)
     assert (anna.drift, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
     assert status(desk).history == (), "it has not come back"
 
 
 def test_a_sheet_for_nobody_shows_no_judge_until_it_comes_back(desk: Desk) -> None:
-    raw = fill(desk.export(None).judging)
+    raw = fill(desk.export(None).stored)
     assert status(desk).judges == ()
     desk.apply(raw, judge="anna")
     assert of(status(desk), "anna").cells == CELLS
@@ -74,7 +74,7 @@ def test_what_is_applied_counts_and_the_judge_is_measured(desk: Desk) -> None:
 
 
 def test_minutes_are_those_from_export_to_apply_for_each_item(desk: Desk) -> None:
-    judging = desk.export("anna").judging
+    judging = desk.export("anna").stored
     desk.apply(fill(judging))
     times = {"exported_at": "2026-03-01T10:00:00.000+00:00", "applied_at": "2026-03-01T12:00:00.000+00:00"}
     desk.store.update(judging.run_id, RunChange(tags=times, at_ms=1))
@@ -97,7 +97,7 @@ def test_two_judges_have_an_agreement_that_tells_alike_from_random() -> None:
     for name, rule in (("alike", None), ("random", at_random)):
         store = SeededStore()
         desk = Desk(store, record_cells(store, models=("alpha:135m",)))
-        one, two = (desk.export(judge, everything=True, seed=3).judging for judge in ("anna", "ben"))
+        one, two = (desk.export(judge, everything=True, seed=3).stored for judge in ("anna", "ben"))
         first = fill(one)
         desk.apply(first)
         second = fill(two, rule) if rule else _copied(first, fill(two))
@@ -156,7 +156,7 @@ def test_provisional_judges_stand_after_people_and_apart(desk: Desk) -> None:
 
 
 def test_history_is_oldest_first_and_says_what_was_accepted(desk: Desk) -> None:
-    raw = fill(desk.export("anna").judging, always(5))
+    raw = fill(desk.export("anna").stored, always(5))
     desk.apply(raw, accept="agreed")
     desk.judged_by("ben", everything=True)
     assert [(sheet.judge, sheet.status, sheet.accepted) for sheet in status(desk).history] == [

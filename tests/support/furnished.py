@@ -154,11 +154,11 @@ class _Room:
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for wish in ({"limit": half}, {}):
-            self.send_back(self.desk.export(first, seed=1, **wish).judging)
-        self.send_back(self.desk.export(second, seed=2, limit=half // 2, everything=True).judging)
-        held = self.desk.export(second, seed=3, limit=half, everything=True).judging  # enough controls for a verdict
+            self.send_back(self.desk.export(first, seed=1, **wish).stored)
+        self.send_back(self.desk.export(second, seed=2, limit=half // 2, everything=True).stored)
+        held = self.desk.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
         assert self.desk.apply(self.filled(held, careless=True)).status == "held"
-        still_open = self.desk.export(second, seed=4, everything=True).judging
+        still_open = self.desk.export(second, seed=4, everything=True).stored
         return held.sheet.id, still_open.sheet.id
 
     def send_back(self, judging: StoredSheet) -> None:
@@ -172,7 +172,7 @@ class _Room:
         for entry, item in zip(judging.entries, raw["items"], strict=True):
             for at, tip in enumerate(item["tips"]):
                 tip["note"] = self.next("notes")
-                if entry.behind is not ItemKind.CONTROL and entry.run_id is not None and not careless:
+                if entry.kind is not ItemKind.CONTROL and entry.run_id is not None and not careless:
                     params = cells[entry.run_id].params
                     level = 1.6 + 1.4 * _share(params["model"]) + _share(params["prompt_version"])
                     tip["scores"] = {

@@ -42,7 +42,7 @@ Level = Callable[[StoredRun, int], int]  # a run and the number of a tip: the sc
 
 def judge_at(desk: Desk, level: Level, judge: str = "anna") -> None:
     """Judge every cell of the desk at the level asked for."""
-    judging = desk.export(judge, everything=True).judging
+    judging = desk.export(judge, everything=True).stored
     raw, cells = fill(judging), desk.cells()
     for run_id, item in items_of(raw, judging).items():
         for number, tip in enumerate(item["tips"]):

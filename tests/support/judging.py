@@ -120,7 +120,7 @@ def fill(judging: StoredSheet, rule: Rule = agreed, *, judge: str | None = None,
         raw["judge"] = judge
     for entry, item in zip(judging.entries, raw["items"], strict=True):
         for at, tip in enumerate(item["tips"]):
-            reference = entry.references[at] if entry.behind is ItemKind.CONTROL else {}
+            reference = entry.references[at] if entry.kind is ItemKind.CONTROL else {}
             tip["scores"] = {name: rule(rng, reference.get(name) or rng.randint(1, 5)) for name in tip["scores"]}
     return raw
 
@@ -156,10 +156,10 @@ def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def items_of(raw: Mapping[str, Any], judging: StoredSheet, behind: ItemKind = ItemKind.CELL) -> dict[str, Any]:
+def items_of(raw: Mapping[str, Any], judging: StoredSheet, kind: ItemKind = ItemKind.CELL) -> dict[str, Any]:
     """A filled sheet's items of one kind, by the run behind them (by their id where there is none)."""
     items = {item["item"]: item for item in raw["items"]}
-    return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.behind is behind}
+    return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.kind is kind}
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,11 @@ class Desk:
         self, raw: Mapping[str, Any], *, judge: str | None = None, accept: str | None = None, dry_run: bool = False
     ) -> ApplyResult:
         got = receive(self.store, raw, judge=judge)
-        return SheetApplier(self.store, got.experiment, got.judging, got.filled).run(accept=accept, dry_run=dry_run)
+        return SheetApplier(self.store, got.experiment, got.stored, got.filled).run(accept=accept, dry_run=dry_run)
 
     def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> ApplyResult:
         """Export, fill and apply in one go."""
-        return self.apply(fill(self.export(judge, **wish).judging, rule, seed=seed))
+        return self.apply(fill(self.export(judge, **wish).stored, rule, seed=seed))
 
     def cells(self) -> dict[str, StoredRun]:
         return {run.run_id: run for run in self.store.search(self.experiment.experiment_id, where={"kind": "cell"})}

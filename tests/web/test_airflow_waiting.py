@@ -91,7 +91,7 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
         experiment = store.experiment(wanted["experiment"])
         assert experiment is not None
         file = home / "sheet.json"
-        file.write_text(json.dumps(fill(Desk(store, experiment).export("anna").judging)), "utf-8")
+        file.write_text(json.dumps(fill(Desk(store, experiment).export("anna").stored)), "utf-8")
         tipbench("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, home=home)
         job_once(served, job["id"], "succeeded")
 

@@ -54,7 +54,7 @@ def test_the_same_answers_by_page_by_json_and_by_csv_end_the_same(home: Path, ru
     first, _ = answered()
     experiment = first.experiment(EXPERIMENT)
     assert experiment is not None
-    judging = Desk(first, experiment).export(JUDGE, everything=True, seed=1).judging
+    judging = Desk(first, experiment).export(JUDGE, everything=True, seed=1).stored
     raw = fill(judging, rule)
     raw["items"][0]["format_ok"] = not raw["items"][0]["format_ok"]
     raw["items"][1]["tips"][0] |= {"note": "=1+1, said\nthe judge", "overlong": True}

@@ -96,7 +96,7 @@ class Drawn:
         """Of each item in order, whether it is what is looked for."""
         if what in MODELS:
             return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
-        return [entry.behind is ItemKind(what) for entry in self.judging.entries]
+        return [entry.kind is ItemKind(what) for entry in self.judging.entries]
 
     def by_id(self, what: str) -> list[bool]:
         """The same in the order of the ids."""
@@ -212,7 +212,7 @@ def pair_of(clerk: Clerk) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A batch of the judge's, and of it a control and an answer with the same flags."""
     sheet = clerk.open()["sheet"]
     items = clerk.whole(sheet)["items"]
-    behind = {entry.item.id: entry.behind for entry in kept(clerk.served, sheet).entries}
+    behind = {entry.item.id: entry.kind for entry in kept(clerk.served, sheet).entries}
     for one in items:
         for other in items:
             kinds = (behind[one["item"]], behind[other["item"]])

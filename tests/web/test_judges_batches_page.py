@@ -184,7 +184,7 @@ def test_a_batch_that_its_judge_revises_is_not_accepted_behind_their_back(clerk:
 
 def test_a_sheet_held_by_file_is_accepted_and_cannot_be_returned(served: Served) -> None:
     desk = desk_of(served)
-    sheet = desk.apply(fill(desk.export("carla", everything=True).judging, always(5))).sheet
+    sheet = desk.apply(fill(desk.export("carla", everything=True).stored, always(5))).sheet
     assert f'id="batch-{sheet}"' not in page_of(served)
     assert send(served, "return", sheet=sheet, note="again").status_code == 404
     assert send(served, "accept", sheet=sheet, reason="agreed").status_code == 303

@@ -151,7 +151,7 @@ def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
     assert sheet
     judging = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
     assert judging is not None
-    assert (judging.owner, sum(entry.behind == "cell" for entry in judging.entries)) == ("ben", 7)
+    assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 7)
 
 
 def test_a_wrong_field_is_named_where_it_stands(served: Served) -> None:

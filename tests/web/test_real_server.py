@@ -102,7 +102,7 @@ def test_a_sheet_applied_on_the_command_line_shows_at_once(
     before = client.get(f"{API}/leaderboard/{name}").json()
     assert client.get(f"{API}/leaderboard/{name}").json() == before
     sheet = tmp_path / "anna.json"
-    sheet.write_text(json.dumps(fill(desk.export("anna", everything=True).judging)))
+    sheet.write_text(json.dumps(fill(desk.export("anna", everything=True).stored)))
     assert invoke("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
     after = client.get(f"{API}/leaderboard/{name}").json()
     assert (before["judges"], after["judges"]) == ([], ["anna"])

@@ -135,7 +135,7 @@ def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look
 
 def test_held_scores_are_shown_as_such(served: Served) -> None:
     desk = desk_of(served)
-    judging = desk.export("anna", everything=True).judging
+    judging = desk.export("anna", everything=True).stored
     raw = fill(judging, always(5))
     assert desk.apply(raw).held
     run_id = next(iter(items_of(raw, judging)))
@@ -147,7 +147,7 @@ def test_held_scores_are_shown_as_such(served: Served) -> None:
 
 def test_what_was_revised_is_kept_as_history(served: Served) -> None:
     desk = desk_of(served)
-    judging = desk.export("anna", everything=True).judging
+    judging = desk.export("anna", everything=True).stored
     raw = fill(judging)
     desk.apply(raw)
     run_id, item = next(iter(items_of(raw, judging).items()))

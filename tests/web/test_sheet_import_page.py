@@ -52,7 +52,7 @@ def exported(served: Served) -> ExportResult:
 
 
 def test_the_preview_shows_every_change_and_writes_nothing(served: Served, exported: ExportResult) -> None:
-    raw, before = fill(exported.judging), desk_of(served).everything()
+    raw, before = fill(exported.stored), desk_of(served).everything()
     _, page = preview_of(served, raw)
     assert page.status_code == 200
     for item in raw["items"]:
@@ -62,7 +62,7 @@ def test_the_preview_shows_every_change_and_writes_nothing(served: Served, expor
 
 
 def test_what_was_looked_at_is_what_is_applied(served: Served, exported: ExportResult) -> None:
-    raw = fill(exported.judging)
+    raw = fill(exported.stored)
     place, page = preview_of(served, raw)
     response = confirm(served, place, page.text)
     assert (response.status_code, response.headers["location"]) == (303, place)
@@ -73,7 +73,7 @@ def test_what_was_looked_at_is_what_is_applied(served: Served, exported: ExportR
 
 
 def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: ExportResult) -> None:
-    raw = fill(exported.judging, always(3))
+    raw = fill(exported.stored, always(3))
     desk_of(served).apply(raw)
     for tip in raw["items"][0]["tips"]:
         tip["scores"]["tone"] = 4
@@ -83,14 +83,14 @@ def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exp
 
 
 def test_a_file_that_says_nothing_new_says_so(served: Served, exported: ExportResult) -> None:
-    raw = fill(exported.judging)
+    raw = fill(exported.stored)
     desk_of(served).apply(raw)
     _, page = preview_of(served, raw)
     assert "This file says nothing new" in page.text
 
 
 def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported: ExportResult) -> None:
-    raw = fill(exported.judging)
+    raw = fill(exported.stored)
     raw["items"][0]["tips"][0]["scores"]["tone"] = None
     place, page = preview_of(served, raw)
     assert "unfinished, stay pending 1 " in words_of(page.text)
@@ -99,14 +99,14 @@ def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported:
 
 
 def test_a_spreadsheet_is_taken_too(served: Served, exported: ExportResult) -> None:
-    text = fill_csv(sheet_csv(exported.judging.sheet), fill(exported.judging), delimiter=";")
+    text = fill_csv(sheet_csv(exported.stored.sheet), fill(exported.stored), delimiter=";")
     place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
     assert confirm(served, place, page.text).status_code == 303
     assert sum(run.state == "judged" for run in desk_of(served).cells().values()) == 6
 
 
 def test_who_filled_an_unsigned_sheet_is_said_with_the_file(served: Served) -> None:
-    raw = fill(desk_of(served).export(None, limit=6).judging)
+    raw = fill(desk_of(served).export(None, limit=6).stored)
     _, refused = preview_of(served, raw)
     assert refused.status_code == 422
     place, page = preview_of(served, raw, fields={"judge": "dora"})
@@ -115,7 +115,7 @@ def test_who_filled_an_unsigned_sheet_is_said_with_the_file(served: Served) -> N
 
 
 def test_every_mistake_is_listed_with_its_place(served: Served, exported: ExportResult) -> None:
-    raw, before = fill(exported.judging), desk_of(served).everything()
+    raw, before = fill(exported.stored), desk_of(served).everything()
     raw["items"][0]["tips"][0]["scores"]["tone"] = 9
     raw["items"][1]["tips"][2]["tip"] = "<script>alert(1)</script>"
     _, page = preview_of(served, raw)
@@ -159,7 +159,7 @@ def test_without_a_file_the_form_says_so(served: Served) -> None:
 
 
 def test_a_name_that_nobody_may_have_is_told_at_its_field(served: Served, exported: ExportResult) -> None:
-    response = upload(served, fill(exported.judging), fields={"judge": "rules"})
+    response = upload(served, fill(exported.stored), fields={"judge": "rules"})
     assert response.status_code == 422
     assert re.search(r'name="judge"[^>]*aria-invalid="true"', response.text)
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_too_large_is_refused_with_a_sentence(served: Served, mon
 
 
 def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: Served) -> None:
-    raw = fill(desk_of(served).export("anna", everything=True).judging, always(5))
+    raw = fill(desk_of(served).export("anna", everything=True).stored, always(5))
     place, page = preview_of(served, raw)
     assert "The scores would be held" in page.text
     confirm(served, place, page.text)
@@ -202,7 +202,7 @@ def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: S
 
 
 def test_confirming_twice_applies_once(served: Served, exported: ExportResult) -> None:
-    place, page = preview_of(served, fill(exported.judging))
+    place, page = preview_of(served, fill(exported.stored))
     confirm(served, place, page.text)
     after = desk_of(served).everything()
     assert confirm(served, place, page.text).status_code == 303
@@ -211,7 +211,7 @@ def test_confirming_twice_applies_once(served: Served, exported: ExportResult) -
 
 def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, exported: ExportResult) -> None:
     before = desk_of(served).everything()
-    place, _ = preview_of(served, fill(exported.judging))
+    place, _ = preview_of(served, fill(exported.stored))
     for digest in ("", "0" * 64, "é"):
         response = served.post(place, data={"sha256": digest}, headers=HTML)
         assert (response.status_code, "another file" in response.text) == (409, True)
@@ -222,7 +222,7 @@ def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, 
     from tipbench.web.auth import Role
 
     _, other = served.panel.guard.tokens.create(Role.ADMIN, "second", life_s=3600)
-    place, page = preview_of(served, fill(exported.judging))
+    place, page = preview_of(served, fill(exported.stored))
     record_cells(served.store, experiment="tip-bench-other", n_scenarios=1)
     assert served.get(place, token=other, headers=HTML).status_code == 404
     assert served.get(place.replace(EXPERIMENT, "tip-bench-other"), headers=HTML).status_code == 404
@@ -232,7 +232,7 @@ def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, 
 
 
 def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: ExportResult, home: Path) -> None:
-    place, page = preview_of(served, fill(exported.judging))
+    place, page = preview_of(served, fill(exported.stored))
     served.app.state.uploads = UploadStore()
     response = served.get(place, headers=HTML)
     assert (response.status_code, "Upload the file again" in response.text) == (404, True)
@@ -240,19 +240,19 @@ def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: E
 
 
 def test_a_browser_sends_its_token_within_the_form(served: Served, exported: ExportResult) -> None:
-    csrf, raw = served.log_in(served.admin), fill(exported.judging)
+    csrf, raw = served.log_in(served.admin), fill(exported.stored)
     assert upload(served, raw, token=None).status_code == 403
     assert upload(served, raw, token=None, fields={"csrf": "0" * len(csrf)}).status_code == 403
     assert upload(served, raw, token=None, fields={"csrf": csrf}).status_code == 303
 
 
 def test_a_judges_token_has_another_road(served: Served, exported: ExportResult) -> None:
-    assert upload(served, fill(exported.judging), token=served.judge).status_code == 403
+    assert upload(served, fill(exported.stored), token=served.judge).status_code == 403
     assert len(uploads_of(served.app)) == 0
 
 
 def test_a_files_name_is_shown_as_text(served: Served, exported: ExportResult) -> None:
-    _, page = preview_of(served, fill(exported.judging), name="<img src=x onerror=alert(1)>\u202e.json")
+    _, page = preview_of(served, fill(exported.stored), name="<img src=x onerror=alert(1)>\u202e.json")
     assert "<img src=x" not in page.text
     assert "&lt;img src=x onerror=alert(1)&gt;" in page.text
 
@@ -265,7 +265,7 @@ def test_while_another_sheet_is_applied_it_says_to_try_again(
     from tipbench.web import judge_service as judging
 
     monkeypatch.setattr(judging, "WAIT_S", 0.0)
-    place, page = preview_of(served, fill(exported.judging))
+    place, page = preview_of(served, fill(exported.stored))
     server = canonical_url(served.panel.tracker.open().place)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
@@ -287,7 +287,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
     name = "tip-bench-import/ü 1"
     store = MlflowStore(mlflow_url)
     experiment = record_cells(store, experiment=name, n_scenarios=2, models=("alpha:135m",), prompts="v1,v2-mentor")
-    raw = fill(Desk(store, experiment).export("anna").judging)
+    raw = fill(Desk(store, experiment).export("anna").stored)
     here = "/experiments/tip-bench-import%2F%C3%BC%201"
     try:
         with serving(home, find_mlflow=True, environment={"MLFLOW_TRACKING_URI": mlflow_url}) as served:

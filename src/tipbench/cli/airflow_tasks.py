@@ -188,10 +188,10 @@ def _sheet(
 
     for there in stored_sheets(store, experiment.experiment_id, experiment.name):
         untouched = there.status is SheetStatus.EXPORTED and there.owner is None and not there.provisional
-        if untouched and {entry.run_id for entry in there.entries if entry.behind is ItemKind.CELL} == pending:
+        if untouched and {entry.run_id for entry in there.entries if entry.kind is ItemKind.CELL} == pending:
             return there
     try:
-        return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).judging
+        return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).stored
     except NotEnoughData as exc:
         print_message(f"no sheet was made: {exc}")
         return None

@@ -303,7 +303,7 @@ def export(
         if focus:
             request = _focused(store, found.experiment_id, request)
         done = export_sheet(store, found, request)
-    _write(out, format_, done.judging)
+    _write(out, format_, done.stored)
     _say_exported(done, request, out)
 
 
@@ -370,9 +370,9 @@ def _place(path: Path) -> str:
 
 
 def _say_exported(done: ExportResult, request: ExportRequest, out: Path) -> None:
-    items = len(done.judging.entries)
+    items = len(done.stored.entries)
     who = f" for {request.judge}" if request.judge else ""
-    print_message(f"sheet {done.judging.sheet.id}{who}: {items} items {_place(out)}")
+    print_message(f"sheet {done.stored.sheet.id}{who}: {items} items {_place(out)}")
     if done.unknown_scenarios:
         print_message(
             f"left out: {done.unknown_scenarios} cells whose scenario the suite does not have as it was; see --suite"
@@ -457,7 +457,7 @@ def _apply(
     with open_store(settings, url) as store, judging_lock(settings, store):
         got = receive(store, raw, judge=judge)
         with progress_counter("applying") as count:
-            work = SheetApplier(store, got.experiment, got.judging, got.filled)
+            work = SheetApplier(store, got.experiment, got.stored, got.filled)
             return work.run(accept=reason, dry_run=dry_run, progress=count)
 
 

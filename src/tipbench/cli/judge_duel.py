@@ -60,7 +60,7 @@ def duel(
             _write(out, _recorded(store, found, sheet))
             return
         done = export_duels(store, found, _request(store, found, name, limit, seed, suite))
-    _write(out, done.judging)
+    _write(out, done.stored)
     _say_exported(done, name, out)
 
 
@@ -114,9 +114,9 @@ def _write(path: Path, judging: StoredDuelSheet) -> None:
 
 def _say_exported(done: DuelExport, judge: str | None, out: Path) -> None:
     who = f" for {judge}" if judge else ""
-    items = len(done.judging.sheet.items)
+    items = len(done.stored.sheet.items)
     print_message(
-        f"duels {done.judging.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
+        f"duels {done.stored.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
         f"scenarios in {out}"
     )
     if items > _MANY:

@@ -78,43 +78,43 @@ class _Measured:
 class SheetApplier:
     """Applies one filled sheet to the runs in MLflow."""
 
-    def __init__(self, store: RunStore, experiment: Experiment, judging: StoredSheet, filled: FilledSheet) -> None:
+    def __init__(self, store: RunStore, experiment: Experiment, stored: StoredSheet, filled: FilledSheet) -> None:
         self._store = store
         self._experiment = experiment
-        self._judging = judging
+        self._judging = stored
         if filled.judge is None:
             raise ValueError("a sheet is applied for a judge; `receive` sees to it that there is one")
         self._judge = filled.judge
         self._at = now_iso()
-        self._answers, self._replaced = merged(judging.answers, judging.replaced, filled.finished, self._at)
-        self._blank = sum(item in judging.answers for item in filled.unfinished)
-        self._rubrics = {judging.sheet.rubric.tag: judging.sheet.rubric}
+        self._answers, self._replaced = merged(stored.answers, stored.replaced, filled.finished, self._at)
+        self._blank = sum(item in stored.answers for item in filled.unfinished)
+        self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}
         self._gone: set[str] = set()  # runs deleted in MLflow
         self._wrote = False
 
     def run(self, *, accept: str | None = None, dry_run: bool = False, progress: Progress | None = None) -> ApplyResult:
         """Writes the sheet's scores to MLflow; with `dry_run`, only returns what would change."""
-        judging, rubric = self._judging, self._judging.sheet.rubric
+        stored, rubric = self._judging, self._judging.sheet.rubric
         measured = self._measure(accept)
         cells = self._cells(ItemKind.CELL, ItemKind.REPEAT)
-        itself = self_agreement(rubric.scales, list(self._repeats(cells)))
+        self_agreed = self_agreement(rubric.scales, list(self._repeats(cells)))
         alphas = self._alphas(cells, held=measured.held)
         if self._answers and not dry_run:
-            self._keep(measured, itself, alphas)
+            self._keep(measured, self_agreed, alphas)
             self._bring(cells, held=measured.held, progress=progress)
             self._refloor(held=measured.held)
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
         finished = len(self._answers)
         return ApplyResult(
-            sheet=judging.sheet.id,
+            sheet=stored.sheet.id,
             rubric=rubric,
             judge=self._judge,
             status=measured.status,
             finished=finished,
-            unfinished=len(judging.entries) - finished,
+            unfinished=len(stored.entries) - finished,
             drift=measured.drift,
-            self_agreement=itself,
+            self_agreement=self_agreed,
             alpha=alphas,
             changes=tuple(self._changes(measured.status)),
             accepted=measured.accepted,
@@ -130,24 +130,24 @@ class SheetApplier:
         return all(self._change(cell, held=held) is None for cell in there)
 
     def _measure(self, accept: str | None) -> _Measured:
-        judging = self._judging
-        drift = measure_drift(judging.sheet.rubric.scales, list(_controls(judging.entries, self._answers)))
-        accepted = judging.acceptance_of(self._answers)
+        stored = self._judging
+        drift = measure_drift(stored.sheet.rubric.scales, list(_controls(stored.entries, self._answers)))
+        accepted = stored.acceptance_of(self._answers)
         if accept is not None and drift.verdict is Verdict.BEYOND:
             accepted = accept  # only a measured drift can be accepted
-        held = drift.verdict is Verdict.BEYOND and not judging.provisional and accepted is None
+        held = drift.verdict is Verdict.BEYOND and not stored.provisional and accepted is None
         return _Measured(drift, accepted, SheetStatus.HELD if held else SheetStatus.APPLIED)
 
-    def _runs(self, *behind: ItemKind) -> dict[str, str]:
+    def _runs(self, *kinds: ItemKind) -> dict[str, str]:
         """Returns the item id by run id, for the finished items of these kinds."""
         return {
             entry.run_id: entry.item.id
             for entry in self._judging.entries
-            if entry.behind in behind and entry.run_id and entry.item.id in self._answers
+            if entry.kind in kinds and entry.run_id and entry.item.id in self._answers
         }
 
-    def _cells(self, *behind: ItemKind) -> dict[str, _Cell]:
-        found = {run_id: self._cell(run_id) for run_id in self._runs(*behind)}
+    def _cells(self, *kinds: ItemKind) -> dict[str, _Cell]:
+        found = {run_id: self._cell(run_id) for run_id in self._runs(*kinds)}
         return {run_id: cell for run_id, cell in found.items() if cell is not None}
 
     def _cell(self, run_id: str) -> _Cell | None:
@@ -160,20 +160,20 @@ class SheetApplier:
         return _Cell(run, read_scores(texts.get(SCORES)), texts.get(RUBRIC))
 
     def _wanted(self, cell: _Cell, *, held: bool) -> CellScores:
-        judging = self._judging
+        stored = self._judging
         given = self._answers[self._runs(ItemKind.CELL)[cell.run.run_id]]
         judgement = Judgement(
             judge=self._judge,
-            sheet=judging.sheet.id,
-            exported=judging.exported,
+            sheet=stored.sheet.id,
+            exported=stored.exported,
             at=self._at,
-            rubric=judging.sheet.rubric.tag,
+            rubric=stored.sheet.rubric.tag,
             format_ok=given.format_ok,
             tips=given.tips,
-            means=tip_means(judging.sheet.rubric, given),
+            means=tip_means(stored.sheet.rubric, given),
             held=held,
         )
-        return cell.scores.with_judgement(judgement, provisional=judging.provisional)
+        return cell.scores.with_judgement(judgement, provisional=stored.provisional)
 
     def _repeats(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
         for run_id, item in self._runs(ItemKind.REPEAT).items():
@@ -189,16 +189,16 @@ class SheetApplier:
         wanted = [self._wanted(cell, held=held) for run_id, cell in cells.items() if run_id in own]
         return alpha_by_scale(self._judging.sheet.rubric, wanted)
 
-    def _keep(self, measured: _Measured, itself: SelfAgreement | None, alphas: Mapping[str, float | None]) -> None:
+    def _keep(self, measured: _Measured, self_agreed: SelfAgreement | None, alphas: Mapping[str, float | None]) -> None:
         """Saves all answers to the sheet's run before any cell is updated."""
-        judging, drift = self._judging, measured.drift
-        same = self._answers == judging.answers and measured.accepted == judging.accepted
-        if same and measured.status is judging.status:
+        stored, drift = self._judging, measured.drift
+        same = self._answers == stored.answers and measured.accepted == stored.accepted
+        if same and measured.status is stored.status:
             return
         metrics = {"finished": float(len(self._answers)), **_drift_metrics(drift)}
         metrics |= {f"alpha_{name}": value for name, value in alphas.items() if value is not None}
-        if itself is not None:
-            metrics |= _self_metrics(itself)
+        if self_agreed is not None:
+            metrics |= _self_metrics(self_agreed)
         tags = {
             "sheet_status": str(measured.status),
             "judge": self._judge,
@@ -209,7 +209,7 @@ class SheetApplier:
             tags |= {"drift_accepted": measured.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
         texts = {ANSWERS: answers_text(self._answers, self._replaced), DRIFT: json.dumps(drift.to_json())}
         change = RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=milliseconds(self._at))
-        self._store.update(judging.run_id, change)
+        self._store.update(stored.run_id, change)
         self._wrote = True
 
     def _bring(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
@@ -264,16 +264,16 @@ class SheetApplier:
 
     def _changes(self, status: SheetStatus) -> Iterable[ItemChange]:
         """Yields changes per item from this judge's scores only, without revealing other judges' scores or controls."""
-        judging, rubric = self._judging, self._judging.sheet.rubric
+        stored, rubric = self._judging, self._judging.sheet.rubric
         names = (*rubric.scale_names, "composite")
-        for item in judging.sheet.items:
+        for item in stored.sheet.items:
             sides = []
-            for given, state in ((judging.answers, judging.status), (self._answers, status)):
+            for given, state in ((stored.answers, stored.status), (self._answers, status)):
                 score = given.get(item.id) if state is SheetStatus.APPLIED else None
                 sides.append(score and tip_means(rubric, score))
             before, after = ({name: side[name] for name in names} if side else None for side in sides)
             score = self._answers.get(item.id)
-            if before != after or score != judging.answers.get(item.id):
+            if before != after or score != stored.answers.get(item.id):
                 means = tip_means(rubric, score) if score else None
                 yield ItemChange(item.id, before, after, means and {name: means[name] for name in names})
 
@@ -320,7 +320,7 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
 
 def _controls(entries: Iterable[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterable[ControlScore]:
     for entry in entries:
-        if entry.behind is ItemKind.CONTROL and entry.item.id in answers:
+        if entry.kind is ItemKind.CONTROL and entry.item.id in answers:
             for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
                 yield ControlScore(tip.scores, reference)
 
@@ -336,9 +336,9 @@ def _drift_metrics(drift: Drift) -> dict[str, float]:
     return metrics
 
 
-def _self_metrics(itself: SelfAgreement) -> dict[str, float]:
-    by_scale = {f"self_difference_{scale.scale}": scale.difference for scale in itself.scales}
-    return {"self_exact": itself.exact} | {name: value for name, value in by_scale.items() if value is not None}
+def _self_metrics(self_agreed: SelfAgreement) -> dict[str, float]:
+    by_scale = {f"self_difference_{scale.scale}": scale.difference for scale in self_agreed.scales}
+    return {"self_exact": self_agreed.exact} | {name: value for name, value in by_scale.items() if value is not None}
 
 
 def _without_rubric(change: RunChange) -> RunChange:
@@ -391,7 +391,7 @@ class ApplyResult:
     def to_json(self) -> dict[str, Any]:
         """Returns the result for scripts, rounded so that single hidden items cannot be identified."""
         whole = not self.unfinished and not self.dry_run
-        itself = self.self_agreement if whole else None
+        self_agreed = self.self_agreement if whole else None
         return {
             "sheet": self.sheet,
             "status": str(self.status),
@@ -404,7 +404,7 @@ class ApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": {"verdict": self.drift.verdict.value} if self.dry_run else self._told().to_json(),
-            "self_agreement": _coarse(itself.to_json()) if itself else None,
+            "self_agreement": _coarse(self_agreed.to_json()) if self_agreed else None,
             "alpha": _coarse(dict(self.alpha)) if whole else {},
             "drift_accepted": self.accepted,
         }

@@ -65,8 +65,8 @@ def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng
 # Items
 
 
-def _answer(cell: Candidate, behind: ItemKind, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric) -> SheetEntry:
-    return SheetEntry(_item(cell.scenario, cell.tips, cell.format_ok, cards, rubric), behind, cell.run_id)
+def _answer(cell: Candidate, kind: ItemKind, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric) -> SheetEntry:
+    return SheetEntry(_item(cell.scenario, cell.tips, cell.format_ok, cards, rubric), kind, cell.run_id)
 
 
 def _dressed(

@@ -105,8 +105,8 @@ def choose_match_ups(found: Sequence[MatchUp], leader: Name, limit: int | None, 
     few = limit is not None and limit < whole
 
     def order(each: MatchUp) -> tuple[int, int]:
-        turn, behind = place[each.scenario], int(not each.has(leader))
-        return (behind, turn) if few else (turn, behind)
+        turn, kind = place[each.scenario], int(not each.has(leader))
+        return (kind, turn) if few else (turn, kind)
 
     return sorted(found, key=order)[:limit]
 
@@ -306,23 +306,23 @@ class StoredDuelSheet:
     owner: str | None = None  # named at export, else the first judge who filled it
 
 
-def record_duel(store: RunStore, experiment_id: str, judging: StoredDuelSheet) -> str:
+def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
     """Stores a new duel sheet and returns its run id. Must succeed before the file is sent to a judge."""
-    sheet, at = judging.sheet, milliseconds(judging.exported)
-    key = {"judge": sheet.judge, "items": judging.sides, "runs": judging.names}
+    sheet, at = stored.sheet, milliseconds(stored.exported)
+    key = {"judge": sheet.judge, "items": stored.sides, "runs": stored.names}
     run = NewRun(
         kind=RunKind.JUDGING,
         record_id=sheet.id,
         name=f"duels {sheet.id}",
         start_ms=at,
         end_ms=at,
-        params={"rubric": sheet.rubric.tag, "seed": str(judging.seed)},
+        params={"rubric": sheet.rubric.tag, "seed": str(stored.seed)},
         metrics={"n_items": float(len(sheet.items))},
         tags={
             "sheet": sheet.id,
             SHEET_KIND: DUEL,
-            "sheet_status": str(judging.status),
-            "exported_at": judging.exported,
+            "sheet_status": str(stored.status),
+            "exported_at": stored.exported,
             "tipbench.version": tipbench.__version__,
             **({"judge": sheet.judge} if sheet.judge else {}),
         },
@@ -419,7 +419,7 @@ class DuelRequest:
 class DuelExport:
     """A duel sheet stored in MLflow, ready to be sent to a judge, with counts of omitted answers."""
 
-    judging: StoredDuelSheet
+    stored: StoredDuelSheet
     pairs: int
     scenarios: int
     without_tips: int  # answers without a tip
@@ -443,12 +443,12 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     chosen = choose_match_ups(found, request.leader, request.limit and max(1, request.limit // 2), rng)
     rubric = _rubric(store, cells, request.rubric)
     cards_by_run = {cell.run.run_id: cards[cell.scenario] for cell in shown}
-    judging = replace(_composed(chosen, experiment.name, request.judge, rubric, cards_by_run, rng), seed=seed)
-    run_id = record_duel(store, experiment.experiment_id, judging)
+    stored = replace(_composed(chosen, experiment.name, request.judge, rubric, cards_by_run, rng), seed=seed)
+    run_id = record_duel(store, experiment.experiment_id, stored)
     store.touch(experiment.experiment_id)
     return DuelExport(
-        judging=replace(judging, run_id=run_id),
-        pairs=len(set(judging.names.values())),
+        stored=replace(stored, run_id=run_id),
+        pairs=len(set(stored.names.values())),
         scenarios=len({each.scenario for each in chosen}),
         without_tips=len(known) - len(shown),
         unknown_scenarios=len(cells) - len(known),
@@ -483,18 +483,18 @@ class ReceivedDuels:
     """A validated duel sheet, ready to be applied."""
 
     experiment: Experiment
-    judging: StoredDuelSheet
+    stored: StoredDuelSheet
     filled: FilledDuels
 
 
 def receive_duels(store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None) -> ReceivedDuels:
     """Finds the stored duel sheet of a filled file and validates it. Raises SheetRefused with every problem."""
     experiment, sheet_id = origin(store, raw, FORMAT)
-    judging = find_duel(store, experiment.experiment_id, experiment.name, sheet_id)
-    if judging is None:
+    stored = find_duel(store, experiment.experiment_id, experiment.name, sheet_id)
+    if stored is None:
         raise unknown_sheet_error(experiment, sheet_id)
-    expected = replace(judging.sheet, judge=judging.owner or judging.sheet.judge)
-    return ReceivedDuels(experiment, judging, check_duels(raw, expected, judge=judge))
+    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+    return ReceivedDuels(experiment, stored, check_duels(raw, expected, judge=judge))
 
 
 @dataclass(frozen=True)
@@ -539,15 +539,15 @@ class DuelApplyResult:
 
 def apply_duels(store: RunStore, received: ReceivedDuels, *, dry_run: bool = False) -> DuelApplyResult:
     """Saves the answers in a single update; writes nothing if no answer changed."""
-    judging, filled, at = received.judging, received.filled, now_iso()
-    changes, answers, history = [], dict(judging.answers), list(judging.history)
+    stored, filled, at = received.stored, received.filled, now_iso()
+    changes, answers, history = [], dict(stored.answers), list(stored.history)
     for item, winner in filled.winners.items():
         former = answers.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
             history += [former] if former else []
             answers[item] = DuelAnswer(item, winner, at)
-    twice, same = _consistency(replace(judging, answers=answers))
+    twice, same = _consistency(replace(stored, answers=answers))
     if changes and not dry_run:
         metrics = {"finished": float(len(answers))} | ({"same_in_both_orders": same / twice} if twice else {})
         change = RunChange(
@@ -556,11 +556,11 @@ def apply_duels(store: RunStore, received: ReceivedDuels, *, dry_run: bool = Fal
             texts={ANSWERS: duel_answers_text(answers, tuple(history))},
             at_ms=milliseconds(at),
         )
-        store.update(judging.run_id, change)
+        store.update(stored.run_id, change)
         store.touch(received.experiment.experiment_id)
-    left = len(judging.sheet.items) - len(answers)
-    blank = len(judging.answers.keys() - filled.winners.keys())
-    return DuelApplyResult(judging.sheet.id, filled.judge, len(answers), left, tuple(changes), twice, same, blank)
+    left = len(stored.sheet.items) - len(answers)
+    blank = len(stored.answers.keys() - filled.winners.keys())
+    return DuelApplyResult(stored.sheet.id, filled.judge, len(answers), left, tuple(changes), twice, same, blank)
 
 
 @dataclass(frozen=True)
@@ -578,38 +578,38 @@ class JudgedDuel:
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
     """Returns every comparison of an experiment; if a judge made one on several sheets, that of the newest sheet."""
     kept: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}
-    for judging in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
-        for duel in _judged(judging):
+    for stored in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
+        for duel in _judged(stored):
             kept[duel.judge, duel.runs] = duel
     return list(kept.values())
 
 
-def _judged(judging: StoredDuelSheet) -> Iterator[JudgedDuel]:
-    for item in judging.sheet.items:
-        if item.id in judging.answers:
-            runs = judging.sides[item.id]
-            names = judging.names[runs[0]], judging.names[runs[1]]
-            winner, owner = judging.answers[item.id].winner, judging.owner or ""
-            yield JudgedDuel(item.scenario["id"], runs, names, winner, owner, judging.sheet.rubric.tag)
+def _judged(stored: StoredDuelSheet) -> Iterator[JudgedDuel]:
+    for item in stored.sheet.items:
+        if item.id in stored.answers:
+            runs = stored.sides[item.id]
+            names = stored.names[runs[0]], stored.names[runs[1]]
+            winner, owner = stored.answers[item.id].winner, stored.owner or ""
+            yield JudgedDuel(item.scenario["id"], runs, names, winner, owner, stored.sheet.rubric.tag)
 
 
 def _done(judgings: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
     """Returns the match-ups judged in both orders by this judge, or by any single judge if None."""
     orders = {
-        (judging.owner, judging.sides[item])
-        for judging in judgings
-        for item in judging.answers
-        if judge is None or judging.owner == judge
+        (stored.owner, stored.sides[item])
+        for stored in judgings
+        for item in stored.answers
+        if judge is None or stored.owner == judge
     }
     count = Counter((owner, frozenset(sides)) for owner, sides in orders)
     return {runs for (_, runs), times in count.items() if times == 2}
 
 
-def _consistency(judging: StoredDuelSheet) -> tuple[int, int]:
+def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
     """Returns the number of match-ups judged in both orders, and how many of these have the same result."""
     said: dict[frozenset[str], list[str | None]] = defaultdict(list)
-    for item, answer in judging.answers.items():
-        a, b = judging.sides[item]
+    for item, answer in stored.answers.items():
+        a, b = stored.sides[item]
         said[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(answer.winner))
     both = [winners for winners in said.values() if len(winners) == 2]
     return len(both), sum(len(set(winners)) == 1 for winners in both)

@@ -47,7 +47,7 @@ class ExportRequest:
 class ExportResult:
     """A sheet stored in MLflow, ready to be sent to a judge, with counts of omitted and mismatched cells."""
 
-    judging: StoredSheet
+    stored: StoredSheet
     cells: int  # on the sheet, without hidden items
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
@@ -56,7 +56,7 @@ class ExportResult:
     @property
     def enough_controls(self) -> bool:
         """Whether the sheet has enough control tips to measure the judge's drift."""
-        return sum(len(entry.controls) for entry in self.judging.entries) >= MIN_CONTROLS
+        return sum(len(entry.controls) for entry in self.stored.entries) >= MIN_CONTROLS
 
 
 def export_sheet(
@@ -86,13 +86,13 @@ def export_sheet(
     if not chosen:
         told = _floored_anew(store, experiment, material, floors) if floors else ""
         raise NotEnoughData(told + _nothing(experiment.name, request, known, unknown))
-    judging = _judging(store, experiment, material, request, known, chosen, rng)
-    judging = replace(judging, refloor=floors, seed=seed)
-    run_id = record_sheet(store, experiment.experiment_id, judging)
+    stored = _judging(store, experiment, material, request, known, chosen, rng)
+    stored = replace(stored, refloor=floors, seed=seed)
+    run_id = record_sheet(store, experiment.experiment_id, stored)
     store.touch(experiment.experiment_id)
     older = 0 if request.rejudge else sum(_under_another(cell, material) for cell in known)
     other = _other_conditions(known, {candidate.run_id for candidate in chosen})
-    return ExportResult(replace(judging, run_id=run_id), len(chosen), unknown, older, other)
+    return ExportResult(replace(stored, run_id=run_id), len(chosen), unknown, older, other)
 
 
 def _may_be_on(request: ExportRequest, run_id: str) -> bool:

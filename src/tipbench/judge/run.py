@@ -267,7 +267,7 @@ class _Run:
         if mended is not None:
             cells = read_cells(self.store, self.experiment.experiment_id)
         try:
-            judging = export_sheet(self.store, self.experiment, self.request, cells).judging
+            stored = export_sheet(self.store, self.experiment, self.request, cells).stored
         except NotEnoughData as exc:
             if mended is not None:
                 return mended
@@ -276,7 +276,7 @@ class _Run:
                     f"{exc} If the scores of the sheet {last.sheet.id} shall stand: {self.environment.how_to_accept}"
                 ) from exc
             raise
-        return self._judge(judging, continued=False)
+        return self._judge(stored, continued=False)
 
     def _last_sheet(self) -> StoredSheet | None:
         """Returns the judge's newest sheet with any answers, including one of a crashed run."""
@@ -298,34 +298,34 @@ class _Run:
             work = SheetApplier(self.store, self.experiment, self._again(last), stored)
             return JudgeResult(work.run(accept=self.accept if self._accepts(last) else None), (), continued=True)
 
-    def _again(self, judging: StoredSheet) -> StoredSheet:
+    def _again(self, stored: StoredSheet) -> StoredSheet:
         """Reloads the sheet from MLflow, since a file of it may have been applied in the meantime."""
         where = self.experiment
-        return find_sheet(self.store, where.experiment_id, where.name, judging.sheet.id) or judging
+        return find_sheet(self.store, where.experiment_id, where.name, stored.sheet.id) or stored
 
-    def _judge(self, judging: StoredSheet, *, continued: bool) -> JudgeResult:
-        keeper = _Answers(self.store, judging, self.environment.report)
+    def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
+        keeper = _Answers(self.store, stored, self.environment.report)
         try:
-            unscored = self._fill(judging, keeper)
+            unscored = self._fill(stored, keeper)
             keeper.save()  # before applying, so that no score is lost if the process is killed
             applied = retry_while_unavailable(
-                lambda: self._apply(judging, keeper, unscored),
+                lambda: self._apply(stored, keeper, unscored),
                 "MLflow",
                 self.environment.wait_s,
                 waiting_reporter(self.environment.report),
             )
         except MlflowUnavailable as exc:
-            kept = self._rescued(judging, keeper)
+            kept = self._rescued(stored, keeper)
             raise MlflowUnavailable(f"{exc} {kept}" if kept else str(exc)) from exc
         except BaseException:
             keeper.save()
-            if kept := self._rescued(judging, keeper):
+            if kept := self._rescued(stored, keeper):
                 self.environment.report(kept)
             raise
         return JudgeResult(applied, unscored, continued)
 
-    def _fill(self, judging: StoredSheet, keeper: _Answers) -> tuple[Unscored, ...]:
-        sheet = judging.sheet
+    def _fill(self, stored: StoredSheet, keeper: _Answers) -> tuple[Unscored, ...]:
+        sheet = stored.sheet
         left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in keeper.given))
         unscored: list[Unscored] = []
         for outcome in self.filler.fill(left, self.environment.report) if left.items else ():
@@ -336,16 +336,16 @@ class _Run:
             self.environment.progress(len(keeper.given), len(unscored), len(sheet.items))
         return tuple(unscored)
 
-    def _apply(self, judging: StoredSheet, keeper: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
+    def _apply(self, stored: StoredSheet, keeper: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
         filled = FilledSheet(self.filler.name, tuple(keeper.new.values()), tuple(each.item for each in unscored))
         with self.environment.lock():
-            return SheetApplier(self.store, self.experiment, self._again(judging), filled).run(accept=self.accept)
+            return SheetApplier(self.store, self.experiment, self._again(stored), filled).run(accept=self.accept)
 
-    def _rescued(self, judging: StoredSheet, keeper: _Answers) -> str:
+    def _rescued(self, stored: StoredSheet, keeper: _Answers) -> str:
         """Saves unsaved scores to a file; returns a message with its path, or an empty string."""
         if not keeper.unsaved or self.environment.rescue is None:
             return ""
-        path = self.environment.rescue(judging.sheet.id, sheet_text(judging.sheet, keeper.given))
+        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, keeper.given))
         return (
             f"{len(keeper.given)} items are scored, and the filled sheet is in {path}: when MLflow is back, apply it "
             f"with `tipbench judge apply {path}`."
@@ -357,7 +357,7 @@ class _Answers:
     """The answers so far, saved with the sheet every SAVE_S seconds, so that a crash loses little work."""
 
     store: RunStore
-    judging: StoredSheet
+    stored: StoredSheet
     report: Callable[[str], None]
     new: dict[str, ItemScore] = field(default_factory=dict)
     _saved: int = 0
@@ -366,7 +366,7 @@ class _Answers:
 
     @property
     def given(self) -> dict[str, ItemScore]:
-        return {**self.judging.answers, **self.new}
+        return {**self.stored.answers, **self.new}
 
     @property
     def unsaved(self) -> bool:
@@ -381,10 +381,10 @@ class _Answers:
         """Saves new answers; if MLflow is unavailable, they are saved by the next call."""
         if self.unsaved:
             change = RunChange(
-                texts={ANSWERS: answers_text(self.given, self.judging.replaced)}, at_ms=milliseconds(now_iso())
+                texts={ANSWERS: answers_text(self.given, self.stored.replaced)}, at_ms=milliseconds(now_iso())
             )
             try:
-                self.store.update(self.judging.run_id, change)
+                self.store.update(self.stored.run_id, change)
                 self._saved = len(self.new)
             except MlflowUnavailable as exc:
                 if not self._told:

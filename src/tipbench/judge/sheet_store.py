@@ -35,7 +35,7 @@ class SheetEntry:
     """One item with its kind and source."""
 
     item: Item
-    behind: ItemKind
+    kind: ItemKind
     run_id: str | None = None  # for cells and repeats
     controls: tuple[str, ...] = ()  # ids of the control tips, in item order
     references: tuple[Mapping[str, int], ...] = ()  # their reference scores
@@ -166,29 +166,29 @@ def milliseconds(iso: str) -> int:
     return int(datetime.fromisoformat(iso).timestamp() * 1000)
 
 
-def record_sheet(store: RunStore, experiment_id: str, judging: StoredSheet) -> str:
+def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> str:
     """Stores a new sheet and returns its run id. Must succeed before the file is sent to a judge."""
-    sheet = judging.sheet
-    at = milliseconds(judging.exported)
-    count = {f"n_{behind}s": float(sum(entry.behind is behind for entry in judging.entries)) for behind in ItemKind}
-    tips = sum(len(entry.controls) for entry in judging.entries)
+    sheet = stored.sheet
+    at = milliseconds(stored.exported)
+    count = {f"n_{kind}s": float(sum(entry.kind is kind for entry in stored.entries)) for kind in ItemKind}
+    tips = sum(len(entry.controls) for entry in stored.entries)
     run = NewRun(
         kind=RunKind.JUDGING,
         record_id=sheet.id,
         name=f"sheet {sheet.id}",
         start_ms=at,
         end_ms=at,
-        params={"rubric": sheet.rubric.tag, "seed": str(judging.seed)},
+        params={"rubric": sheet.rubric.tag, "seed": str(stored.seed)},
         metrics={"n_items": float(len(sheet.items)), **count, "n_control_tips": float(tips)},
         tags={
             "sheet": sheet.id,
-            "sheet_status": str(judging.status),
-            "provisional": str(judging.provisional).lower(),
-            "exported_at": judging.exported,
+            "sheet_status": str(stored.status),
+            "provisional": str(stored.provisional).lower(),
+            "exported_at": stored.exported,
             "tipbench.version": tipbench.__version__,
             **({"judge": sheet.judge} if sheet.judge else {}),
         },
-        texts={SHEET: _sheet_text(sheet), KEY: _key_text(judging), RUBRIC: sheet.rubric.text},
+        texts={SHEET: _sheet_text(sheet), KEY: _key_text(stored), RUBRIC: sheet.rubric.text},
     )
     return store.record(experiment_id, run)
 
@@ -278,17 +278,17 @@ def _read_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
     )
 
 
-def _key_text(judging: StoredSheet) -> str:
+def _key_text(stored: StoredSheet) -> str:
     items = {
         entry.item.id: {
-            "behind": str(entry.behind),
+            "behind": str(entry.kind),
             "run": entry.run_id,
             "controls": list(entry.controls),
             "references": [dict(reference) for reference in entry.references],
         }
-        for entry in judging.entries
+        for entry in stored.entries
     }
-    return _compact({"judge": judging.sheet.judge, "items": items, "refloor": list(judging.refloor)})
+    return _compact({"judge": stored.sheet.judge, "items": items, "refloor": list(stored.refloor)})
 
 
 def _entry(item: Item, raw: Mapping[str, Any]) -> SheetEntry:
@@ -304,24 +304,24 @@ class ReceivedSheet:
     """A validated sheet, ready to be applied."""
 
     experiment: Experiment
-    judging: StoredSheet
+    stored: StoredSheet
     filled: FilledSheet
 
 
 def receive(store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None) -> ReceivedSheet:
     """Finds the stored sheet of a filled file and validates it. Raises SheetRefused with every problem."""
-    experiment, judging = _origin(store, raw)
-    expected = replace(judging.sheet, judge=judging.owner or judging.sheet.judge)
-    filled = check_sheet(raw, expected, judge=judge, allow_reserved=judging.provisional)
-    return ReceivedSheet(experiment, judging, filled)
+    experiment, stored = _origin(store, raw)
+    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+    filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
+    return ReceivedSheet(experiment, stored, filled)
 
 
 def _origin(store: RunStore, raw: Mapping[str, Any]) -> tuple[Experiment, StoredSheet]:
     experiment, sheet_id = origin(store, raw, FORMAT)
-    judging = find_sheet(store, experiment.experiment_id, experiment.name, sheet_id)
-    if judging is None:
+    stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet_id)
+    if stored is None:
         raise unknown_sheet_error(experiment, sheet_id)
-    return experiment, judging
+    return experiment, stored
 
 
 def origin(store: RunStore, raw: Mapping[str, Any], format_: str) -> tuple[Experiment, str]:

@@ -99,8 +99,8 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
         judges=tuple(_judge(name, cells, sheets) for name in _names(cells, sheets)),
-        history=tuple(_history(judging) for judging in sheets if judging.status is not SheetStatus.EXPORTED),
-        open_sheets=tuple(_open(judging) for judging in sheets if judging.finished < len(judging.entries)),
+        history=tuple(_history(stored) for stored in sheets if stored.status is not SheetStatus.EXPORTED),
+        open_sheets=tuple(_open(stored) for stored in sheets if stored.finished < len(stored.entries)),
     )
 
 
@@ -109,21 +109,21 @@ def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[StoredSheet])
     if not tags:
         return None
     (tag, _), *_rest = tags.most_common(1)
-    return next((judging.sheet.rubric for judging in sheets if judging.sheet.rubric.tag == tag), None)
+    return next((stored.sheet.rubric for stored in sheets if stored.sheet.rubric.tag == tag), None)
 
 
 def _names(cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> list[tuple[bool, str]]:
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
-    people |= {judging.owner for judging in sheets if judging.owner and not judging.provisional}
+    people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     others = {name for cell in cells for name in cell.scores.provisional}
-    others |= {judging.owner for judging in sheets if judging.owner and judging.provisional}
+    others |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
     return [(False, name) for name in sorted(people)] + [(True, name) for name in sorted(others)]
 
 
 def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> JudgeStatus:
     provisional, name = who
-    own = [judging for judging in sheets if judging.owner == name and judging.provisional == provisional]
-    back = [judging for judging in own if judging.status is not SheetStatus.EXPORTED]
+    own = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
+    back = [stored for stored in own if stored.status is not SheetStatus.EXPORTED]
     given = [cell.scores.provisional if provisional else cell.scores.judges for cell in cells]
     newest = back[-1] if back else None
     drift = newest.drift if newest and newest.drift else {}
@@ -133,7 +133,7 @@ def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[
         cells=sum(name in each for each in given),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own),
-        open_items=sum(len(judging.entries) - judging.finished for judging in own),
+        open_items=sum(len(stored.entries) - stored.finished for stored in own),
         drift=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
@@ -142,35 +142,35 @@ def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[
 
 
 def _minutes(back: Sequence[StoredSheet]) -> float | None:
-    finished = sum(judging.finished for judging in back)
+    finished = sum(stored.finished for stored in back)
     spent = [
-        (datetime.fromisoformat(judging.applied_at) - datetime.fromisoformat(judging.exported)).total_seconds()
-        for judging in back
-        if judging.applied_at
+        (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
+        for stored in back
+        if stored.applied_at
     ]
     return sum(spent) / 60 / finished if finished and spent else None
 
 
-def _open(judging: StoredSheet) -> OpenSheet:
+def _open(stored: StoredSheet) -> OpenSheet:
     return OpenSheet(
-        sheet=judging.sheet.id,
-        judge=judging.owner,
-        exported=judging.exported,
-        provisional=judging.provisional,
-        items=len(judging.entries),
-        finished=judging.finished,
+        sheet=stored.sheet.id,
+        judge=stored.owner,
+        exported=stored.exported,
+        provisional=stored.provisional,
+        items=len(stored.entries),
+        finished=stored.finished,
     )
 
 
-def _history(judging: StoredSheet) -> SheetHistory:
+def _history(stored: StoredSheet) -> SheetHistory:
     return SheetHistory(
-        sheet=judging.sheet.id,
-        judge=judging.owner or "",
-        exported=judging.exported,
-        status=str(judging.status),
-        provisional=judging.provisional,
-        items=len(judging.entries),
-        finished=judging.finished,
-        drift=judging.drift,
-        accepted=judging.accepted,
+        sheet=stored.sheet.id,
+        judge=stored.owner or "",
+        exported=stored.exported,
+        status=str(stored.status),
+        provisional=stored.provisional,
+        items=len(stored.entries),
+        finished=stored.finished,
+        drift=stored.drift,
+        accepted=stored.accepted,
     )

@@ -118,7 +118,7 @@ def _duels(store: RunStore, experiment: Experiment, judge: str, limit: int) -> S
         if cell.pair in among and not cell.failed
     }
     request = DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit)
-    return export_duels(store, experiment, request).judging
+    return export_duels(store, experiment, request).stored
 
 
 def batch_json(batch: Batch, given: Mapping[str, ItemVersion]) -> dict[str, Any]:

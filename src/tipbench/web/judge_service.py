@@ -99,7 +99,7 @@ def sheet_for(store: RunStore, name: str, ask: SheetRequest) -> StoredSheet:
         if there := next(filter(_is_open, mine), None):
             return there
         request = replace(request, without=_left(mine))
-    return export_sheet(store, experiment, request).judging
+    return export_sheet(store, experiment, request).stored
 
 
 def sheet_file(judging: StoredSheet, ask: SheetRequest) -> str:
@@ -125,7 +125,7 @@ def _is_open(judging: StoredSheet) -> bool:
 def _left(mine: Iterable[StoredSheet]) -> frozenset[str]:
     """Return cells this judge left unanswered; on a second sheet they would reveal the controls of the first."""
     return frozenset(
-        entry.run_id for each in mine for entry in each.unanswered if entry.behind is ItemKind.CELL and entry.run_id
+        entry.run_id for each in mine for entry in each.unanswered if entry.kind is ItemKind.CELL and entry.run_id
     )
 
 
@@ -173,9 +173,9 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], wish: ApplyW
         duels = apply_duels(store, receive_duels(store, raw, judge=wish.judge), dry_run=wish.dry_run)
         return {**duels.to_json(), **_preview(wish, [vars(change) for change in duels.changes])}
     got = receive(store, raw, judge=wish.judge)
-    application = SheetApplier(store, got.experiment, got.judging, got.filled)
+    application = SheetApplier(store, got.experiment, got.stored, got.filled)
     if wish.who.is_judge and not wish.dry_run:
-        _check_revisions(got.judging, application)
+        _check_revisions(got.stored, application)
     applied = application.run(accept=wish.accept, dry_run=wish.dry_run)
     if wish.who.is_judge and wish.dry_run:
         return _preview_for_judge(applied)

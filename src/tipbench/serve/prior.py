@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 
 from tipbench.errors import UsageError
 from tipbench.files import write_output
@@ -23,6 +23,7 @@ from tipbench.plan.fingerprint import fingerprint
 _FORMAT = "tipbench-prior/1"
 
 
+@with_config(ConfigDict(allow_inf_nan=False, extra="forbid"))
 @dataclass(frozen=True)
 class Prior:
     """θ₀ of one policy; `features` is the version of its feature set and `names` its features."""
@@ -66,4 +67,4 @@ def load_prior(path: Path) -> Prior:
     return prior
 
 
-_PRIOR = TypeAdapter(Prior, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
+_PRIOR = TypeAdapter(Prior)

@@ -18,7 +18,20 @@ PACKAGE = ROOT / "src" / "tipbench"
 
 # Each may import what comes after it, never what comes before; the second line has the modules at the root.
 ORDER = (
-    *("cli", "web", "settings", "jobs", "simulate", "serve", "compare", "judge", "record", "generate", "plan"),
+    *(
+        "cli",
+        "web",
+        "settings",
+        "jobs",
+        "workflows",
+        "simulate",
+        "serve",
+        "compare",
+        "judge",
+        "record",
+        "generate",
+        "plan",
+    ),
     *("charts", "sqlite", "files", "http", "text", "errors"),
 )
 LEVEL = {step: level for level, step in enumerate(ORDER)}

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import tipbench
 from tipbench.cli import (
+    catalogue,
     collect,
     compare,
     decide,
@@ -84,6 +85,7 @@ app.command("experiments")(experiments.experiments)
 app.add_typer(runs.app, name="runs")
 app.command("panel")(panel.panel)
 app.add_typer(token.app, name="token")
+app.add_typer(catalogue.app, name="catalogue")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
 

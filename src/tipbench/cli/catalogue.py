@@ -1,0 +1,64 @@
+"""`tipbench catalogue build`: turn a pair's judged tips into candidates for the policy server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
+from tipbench.errors import UsageError
+from tipbench.files import check_output, write_output
+from tipbench.settings import load_settings
+from tipbench.text import plural, printable_lines
+
+app = typer.Typer(help="Tips for the policy server.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Tips for the policy server."""
+
+
+@app.command("build")
+def build(
+    pair: Annotated[
+        str, typer.Option("--pair", metavar="MODEL/PROMPT", help="The pair whose tips are used, as `compare` shows it.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.toml", help="The file to write; it must not exist yet.")],
+    experiment: ExperimentOption = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write a tip catalogue from a judged experiment.
+
+    The catalogue has the pair's scored tips with a valid format that are within the word limit, each with its composite
+    score, its time slot, its duration and a category found by keywords. It is a TOML file to read and edit; `tipbench
+    serve --catalogue FILE` validates it and picks from it when a request has no candidates.
+
+    Examples:
+
+      tipbench catalogue build --experiment tip-bench-may --pair qwen2.5:0.5b/v2-mentor --out tips.toml
+    """
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.workflows.catalogue import build_catalogue
+
+    settings = load_settings()
+    chosen, name = read_pair(pair, "--pair"), chosen_experiment(settings, experiment)
+    if out.exists():
+        raise UsageError(f"--out {out} exists, and may have been edited. Choose another file, or delete it first.")
+    check_output(out, "--out")
+    with open_store(settings, mlflow_url) as store:
+        built = build_catalogue(store, existing_experiment(store, name), chosen)
+    write_output(out, built.to_toml(), "--out")
+    categories = Counter(tip.category for tip in built.tips)
+    if built.provisional:
+        print_message("warning: the scores are an automatic judge's; judge the tips before you serve them to people")
+    if json_:
+        print_json({**built.model_dump(exclude={"tips"}), "tips": len(built.tips), "categories": categories})
+        return
+    listed = ", ".join(f"{category} {count}" for category, count in categories.most_common())
+    print(printable_lines(f"{plural(len(built.tips), 'tip')} of {chosen} written to {out} ({listed})"))

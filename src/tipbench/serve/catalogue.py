@@ -1,0 +1,106 @@
+"""The tip catalogue: candidates for requests that name none, in a TOML file that people may edit."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tipbench.errors import UsageError
+from tipbench.plan.toml_file import Line, Schema, TomlText
+from tipbench.serve.request import MAX_CANDIDATES, Candidate
+
+MAX_TIP = 2000  # characters
+_HEAD = """\
+# Tips for `tipbench serve --catalogue FILE`. Edit freely: remove tips, correct a category, add tips of your own.
+# tip_id must be unique; composite (2 to 17), slot_hour (of the day) and effort_min (minutes) may be left out.
+"""
+
+
+class CatalogueTip(Schema):
+    """One tip with the values that policies score; a tip without `slot_hour` fits any hour."""
+
+    tip_id: Annotated[str, Field(min_length=1, max_length=128)]
+    tip: Line
+    category: Annotated[str, Field(min_length=1, max_length=64)]
+    composite: Annotated[float, Field(ge=2, le=17)] | None = None
+    slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None
+    effort_min: Annotated[float, Field(ge=0)] | None = None
+
+
+class CatalogueFile(Schema):
+    """The content of a catalogue file, with the origin of its tips."""
+
+    format: Literal["tipbench-catalogue/1"] = "tipbench-catalogue/1"
+    experiment: str | None = None
+    pair: str | None = None
+    rubric: str | None = None
+    provisional: bool = False  # the scores come from an automatic judge
+    tips: Annotated[list[CatalogueTip], Field(min_length=1)]
+
+    def to_toml(self) -> str:
+        """Return the file's text; absent values are left out."""
+        head = [_HEAD, *_assignments(self.model_dump(exclude={"tips"}))]
+        tips = [["", "[[tips]]", *_assignments(tip.model_dump())] for tip in self.tips]
+        return "\n".join([*head, *(line for lines in tips for line in lines)]) + "\n"
+
+
+class Catalogue:
+    """Candidates by time of day."""
+
+    def __init__(self, tips: Sequence[CatalogueTip]) -> None:
+        self.texts = {tip.tip_id: tip.tip for tip in tips}
+        by_hour: dict[float | None, list[Candidate]] = defaultdict(list)
+        for tip in sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)):
+            by_hour[tip.slot_hour].append(_candidate(tip))
+        self._by_hour = dict(by_hour)
+
+    def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
+        """Return the tips nearest to this hour, the best judged first within a slot; ties by tip id."""
+        slots = sorted(self._by_hour, key=lambda slot: (_distance(slot, hour), slot or 0.0))
+        return list(islice((candidate for slot in slots for candidate in self._by_hour[slot]), limit))
+
+
+def load_catalogue(path: Path) -> Catalogue:
+    """Read a catalogue file; raises UsageError with the line and reason if it is invalid."""
+    if not path.is_file():
+        raise UsageError(f"--catalogue takes a file; there is none at {path}. `tipbench catalogue build` writes one.")
+    text = TomlText.read(path)
+    tips = text.validated(CatalogueFile).tips
+    seen: set[str] = set()
+    for place, tip in enumerate(tips):
+        if tip.tip_id in seen:
+            raise text.error(("tips", place, "tip_id"), f"'tip_id' must be unique; {tip.tip_id!r} is there twice.")
+        seen.add(tip.tip_id)
+    return Catalogue(tips)
+
+
+def _candidate(tip: CatalogueTip) -> Candidate:
+    candidate: Candidate = {"tip_id": tip.tip_id, "category": tip.category}
+    if tip.composite is not None:
+        candidate["composite"] = tip.composite
+    if tip.slot_hour is not None:
+        candidate["slot_hour"] = tip.slot_hour
+    if tip.effort_min is not None:
+        candidate["effort_min"] = tip.effort_min
+    return candidate
+
+
+def _distance(slot: float | None, hour: float) -> float:
+    """Return the hours between two times of day, at most 12; 0 for a tip of any hour."""
+    if slot is None:
+        return 0.0
+    apart = abs(slot - hour) % 24
+    return min(apart, 24 - apart)
+
+
+def _assignments(values: dict[str, Any]) -> Iterator[str]:
+    # TOML's basic strings, numbers and booleans are written as in JSON, except that TOML also escapes DEL.
+    for key, value in values.items():
+        if value is not None:
+            yield f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")

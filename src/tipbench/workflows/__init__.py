@@ -1,0 +1,1 @@
+"""Use cases that need several steps of the flow, shared by the command line and the web."""

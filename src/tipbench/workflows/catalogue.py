@@ -1,0 +1,117 @@
+"""From a judged experiment to the tip catalogue of the policy server."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from tipbench.compare.answers import ScenarioAnswers, read_answers
+from tipbench.compare.cells import CellFilter, find_rubric
+from tipbench.compare.gate import check_on_board
+from tipbench.compare.leaderboard import read_leaderboard
+from tipbench.compare.matrix import Pair
+from tipbench.errors import NotEnoughData
+from tipbench.plan.rubric import Rubric
+from tipbench.record.store import Experiment, RunStore
+from tipbench.serve.catalogue import MAX_TIP, CatalogueFile, CatalogueTip
+from tipbench.text import one_line
+
+# A tip's category is the one with the most words in it, the first on a tie; without any it is `general`.
+CATEGORIES: Mapping[str, tuple[str, ...]] = {
+    "break": ("break", "breath", "breathe", "drink", "pause", "rest", "stretch", "tea", "walk", "water"),
+    "contact": ("answer", "ask", "call", "email", "mail", "message", "phone", "reply", "send", "text"),
+    "focus": ("block", "distraction", "focus", "mute", "notification", "quiet", "single", "silence", "timer", "turn"),
+    "planning": ("calendar", "choose", "decide", "list", "note", "pick", "plan", "prioritize", "rank", "tomorrow"),
+    "start": ("begin", "draft", "first", "line", "open", "outline", "sentence", "set", "start", "write"),
+    "tidy": ("clean", "clear", "desk", "file", "inbox", "label", "put", "receipt", "sort", "tidy"),
+}
+GENERAL = "general"
+_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMBERS = {word: count for count, word in enumerate(_WORDS, 1)} | {"a": 1, "an": 1, "fifteen": 15, "twenty": 20}
+_DURATION = re.compile(rf"(?<!half )(?<!of )\b(\d{{1,3}}|{'|'.join(_NUMBERS)})[ -](second|minute|min|hour)s?\b")
+_UNIT_MIN = {"second": 1 / 60, "minute": 1, "min": 1, "hour": 60}
+_LOW, _HIGH = 2.0, 17.0  # the range of `tip-v1`, in which policies read a composite
+
+
+def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> CatalogueFile:
+    """Return the pair's scored tips with a valid format that are not overlong, best first.
+
+    The scores are those of the leaderboard. The same text in several answers is one tip with the mean composite.
+    """
+    board, cells = read_leaderboard(store, experiment, CellFilter())
+    check_on_board(cells, pair)
+    rubric = find_rubric(store, experiment.experiment_id, cells.rubric, (cell.run for cell in cells.cells))
+    answers = read_answers(store, experiment, board, cells)
+    tips = _tips(answers, pair, rubric) if rubric is not None else []
+    if not tips:
+        raise NotEnoughData(
+            f"{pair} has no scored tip in {experiment.name} with a valid format and within the word limit. "
+            "Judge it first: `tipbench judge export`, `tipbench judge apply`."
+        )
+    return CatalogueFile(
+        experiment=experiment.name,
+        pair=str(pair),
+        rubric=cells.rubric,
+        provisional=cells.provisional,
+        tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),
+    )
+
+
+def category_of(tip: str) -> str:
+    """Return the category of `CATEGORIES` with the most words in the tip; plural and -ing forms count too."""
+    words = re.findall(r"[a-z]+", tip.lower())
+    counts = {
+        name: sum(any(word in (stem, f"{stem}s", f"{stem}es", f"{stem}ing") for stem in stems) for word in words)
+        for name, stems in CATEGORIES.items()
+    }
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else GENERAL
+
+
+def effort_of(tip: str) -> float | None:
+    """Return the first duration in the tip, in whole minutes; None if it has none."""
+    found = _DURATION.search(tip.lower())
+    if found is None:
+        return None
+    count = _NUMBERS.get(found[1]) or int(found[1])
+    return float(math.ceil(count * _UNIT_MIN[found[2]]))
+
+
+def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
+    composites: dict[str, list[float]] = defaultdict(list)
+    hours: dict[str, set[float | None]] = defaultdict(set)
+    low, high = rubric.range
+    for scenario in answers:
+        for answer in scenario.answers:
+            if answer.pair != pair or not answer.format_ok:
+                continue
+            for tip in answer.tips:
+                text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()
+                if not 0 < len(text) <= MAX_TIP or not tip.scores or tip.overlong:
+                    continue
+                composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
+                composites[text].append(_LOW + (_HIGH - _LOW) * (composite - low) / (high - low))
+                hours[text].add(_hour(scenario.card))
+    return [
+        CatalogueTip(
+            tip_id=hashlib.sha256(text.encode()).hexdigest()[:12],
+            tip=text,
+            category=category_of(text),
+            composite=round(fmean(scores), 4),
+            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,
+            effort_min=effort_of(text),
+        )
+        for text, scores in composites.items()
+    ]
+
+
+def _hour(card: Mapping[str, Any] | None) -> float | None:
+    if card is None:  # the suite of the experiment is not available here
+        return None
+    hour, minute = str(card["slot"]["time"]).split(":")
+    return int(hour) + int(minute) / 60

@@ -18,7 +18,7 @@ from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
 from tipbench.web.auth import CSRF_FIELD, identify, require_admin
-from tipbench.web.concurrency import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
 
 EXAMPLES = Path(__file__).with_name("api_examples.json")
 SECTIONS = {  # tag → heading, in the order of reading

@@ -26,7 +26,7 @@ from support.command import tipbench
 from support.mlflow_server import free_port
 from support.scripted_mlflow import ScriptedMlflow
 from tipbench.plan.suite import load_suite
-from tipbench.web.paging import MOST
+from tipbench.web.forms import MOST
 from tipbench.web.signing import DELIVERY, TIME, DeliveryRefused, Seen, verify
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 from web.panel_process import PanelProcess

@@ -27,7 +27,7 @@ from tipbench.record.memory import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
 from tipbench.web.mlflow_connection import MlflowConnection
-from tipbench.web.panel.job_progress import JobText
+from tipbench.web.panel.jobs import JobText
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, Served, answered, serving

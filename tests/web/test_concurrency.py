@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tipbench.web import concurrency as turns
 from tipbench.web import judge_service as judging
-from tipbench.web.concurrency import ADMINS_AT_ONCE, JUDGES_BYTES
+from tipbench.web import security
 from tipbench.web.judge_service import judging_lock
+from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
@@ -25,8 +25,8 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a turn."""
-    monkeypatch.setattr(turns, "WAIT_S", 0.1)
-    monkeypatch.setattr(turns, "SHEET_WAIT_S", 0.1)
+    monkeypatch.setattr(security, "WAIT_S", 0.1)
+    monkeypatch.setattr(security, "SHEET_WAIT_S", 0.1)
 
 
 @pytest.fixture
@@ -127,6 +127,6 @@ def test_the_judges_limit_raises_no_other(served: Served) -> None:
 def test_only_so_many_sheets_are_read_at_a_time(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
-    monkeypatch.setattr(turns, "SHEETS_AT_ONCE", most)
+    monkeypatch.setattr(security, "SHEETS_AT_ONCE", most)
     with serving(home, answered()[0]) as served:
         assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

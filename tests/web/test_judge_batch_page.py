@@ -10,8 +10,7 @@ import pytest
 from support.judging import MODELS, agreed, always, fill
 from tipbench.web.batches import batch_service_of
 from tipbench.web.panel.judge import batch_result
-from tipbench.web.panel.pages import assets
-from tipbench.web.panel.template_filters import bias_words
+from tipbench.web.panel.pages import assets, bias_words
 from web.batching import Clerk, kept, whole_tips
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served

@@ -15,7 +15,7 @@ from tipbench.judge.charts import MOST_POINTS, drift_chart, drift_points, drift_
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetHistory
 from tipbench.web.panel.judges import alpha_words, drift_words
-from tipbench.web.panel.template_filters import bias_words
+from tipbench.web.panel.pages import bias_words
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 

@@ -134,7 +134,7 @@ def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
 
 
 def test_a_name_for_a_file_has_nothing_a_header_or_a_file_system_would_act_on() -> None:
-    from tipbench.web.responses import attachment
+    from tipbench.web.errors import attachment
 
     made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
     assert made == 'attachment; filename="tip-bench-a-b-X-y.csv"'

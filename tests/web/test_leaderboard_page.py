@@ -25,9 +25,9 @@ from tipbench.judge.export import ExportRequest as SheetWish
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
+from tipbench.web.board_query import BoardUrl, ask_params, page_ask
 from tipbench.web.panel import leaderboard
 from tipbench.web.panel import standings as standings_view
-from tipbench.web.panel.board_url import BoardUrl, ask_params, page_ask
 from tipbench.web.panel.standings import Table
 from tipbench.web.queries import BoardQuery
 from web.board_pages import (

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from tipbench.errors import TipbenchError
-from tipbench.web.panel import template_filters as showing
-from tipbench.web.panel.errors import render_error
-from tipbench.web.panel.pages import Chip, environment, here
+from tipbench.web import queries
+from tipbench.web.panel import pages
+from tipbench.web.panel.pages import Chip, environment, here, render_error
 from web.panels import EXPERIMENT, OPERATOR, Served, serving
 
 PAGE = {"Accept": "text/html,*/*"}
@@ -118,39 +118,39 @@ def test_no_part_lets_text_become_markup() -> None:
 
 @given(st.text(max_size=40))
 def test_visible_text_has_nothing_that_is_unseen_or_reorders(text: str) -> None:
-    shown = str(showing.visible(text))
+    shown = str(pages.visible(text))
     assert not re.search("[\x00-\x08\x0b-\x1f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069<>\"']", shown)
 
 
 def test_ordinary_text_of_any_script_stays_as_it_is() -> None:
     for text in ("Grüße", "שלום", "مرحبا", "日本語", "👩‍💻", "a\n\tb"):
-        assert str(showing.visible(text)) == text
+        assert str(pages.visible(text)) == text
 
 
 def test_unknown_numbers_are_a_dash() -> None:
     cases: list[float | None] = [None, math.nan, math.inf]
     for unknown in cases:
-        for shown in (showing.number, showing.signed, showing.percent, showing.duration):
+        for shown in (pages.number, pages.signed, pages.percent, pages.duration):
             assert shown(unknown) == "–"
 
 
 def test_values_are_shown_as_people_read_them() -> None:
     for shown, expected in [
-        (showing.number(1234.5), "1,234.50"),
-        (showing.number(-3), "−3"),
-        (showing.number(0.0, 1), "0.0"),
-        (showing.signed(0.5), "+0.50"),
-        (showing.signed(-0.004), "±0.00"),
-        (showing.signed(-2.0, 1), "−2.0"),
-        (showing.percent(0.425, 1), "42.5\u00a0%"),
-        (showing.duration(0.34), "340\u00a0ms"),
-        (showing.duration(2.44), "2.4\u00a0s"),
-        (showing.duration(9.99), "10\u00a0s"),
-        (showing.duration(59.7), "1\u00a0min"),
-        (showing.duration(200), "3\u00a0min 20\u00a0s"),
-        (showing.duration(7500), "2\u00a0h 5\u00a0min"),
-        (showing.duration(90_000), "1\u00a0d 1\u00a0h"),
-        (showing.experiment_path("tip-bench-a/b?", "runs"), "/experiments/tip-bench-a%2Fb%3F/runs"),
+        (pages.number(1234.5), "1,234.50"),
+        (pages.number(-3), "−3"),
+        (pages.number(0.0, 1), "0.0"),
+        (pages.signed(0.5), "+0.50"),
+        (pages.signed(-0.004), "±0.00"),
+        (pages.signed(-2.0, 1), "−2.0"),
+        (pages.percent(0.425, 1), "42.5\u00a0%"),
+        (pages.duration(0.34), "340\u00a0ms"),
+        (pages.duration(2.44), "2.4\u00a0s"),
+        (pages.duration(9.99), "10\u00a0s"),
+        (pages.duration(59.7), "1\u00a0min"),
+        (pages.duration(200), "3\u00a0min 20\u00a0s"),
+        (pages.duration(7500), "2\u00a0h 5\u00a0min"),
+        (pages.duration(90_000), "1\u00a0d 1\u00a0h"),
+        (queries.experiment_path("tip-bench-a/b?", "runs"), "/experiments/tip-bench-a%2Fb%3F/runs"),
     ]:
         assert shown == expected
 
@@ -158,7 +158,7 @@ def test_values_are_shown_as_people_read_them() -> None:
 def test_a_time_is_shown_in_utc_with_its_exact_value() -> None:
     cases: list[str | int] = ["2026-01-02T03:04:05+00:00", 1767323045, 1767323045000, "2026-01-02T05:04:05+02:00"]
     for value in cases:
-        assert str(showing.when(value)) == (
+        assert str(pages.when(value)) == (
             '<time datetime="2026-01-02T03:04:05Z">2\u00a0Jan\u00a02026,\u00a003:04 UTC</time>'
         )
 
@@ -166,12 +166,12 @@ def test_a_time_is_shown_in_utc_with_its_exact_value() -> None:
 def test_a_time_that_is_none_is_a_dash() -> None:
     cases: list[Any] = [None, "soon", 1e30, ""]
     for value in cases:
-        assert showing.when(value) == "–"
+        assert pages.when(value) == "–"
 
 
 def test_a_time_without_zone_is_taken_as_utc() -> None:
     naive = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - that is the case
-    assert showing.when(naive) == showing.when(naive.replace(tzinfo=UTC))
+    assert pages.when(naive) == pages.when(naive.replace(tzinfo=UTC))
 
 
 def test_here_changes_the_query_and_keeps_the_rest() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.web.errors import Invalid
-from tipbench.web.paging import SortKey, decode_cursor, encode_cursor, page_of
+from tipbench.web.forms import SortKey, decode_cursor, encode_cursor, page_of
 
 places = st.lists(
     st.builds(SortKey, st.integers(-50, 50), st.from_regex(r"[a-f0-9]{2}", fullmatch=True)), unique=True, max_size=40

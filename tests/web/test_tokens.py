@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
-from tipbench.web.auth import LONGEST_LIFE_S, Role, TokenStore, parse_lifetime
-from tipbench.web.database import FILE, FOLDER, panel_database
+from tipbench.web.auth import FILE, FOLDER, LONGEST_LIFE_S, Role, TokenStore, panel_database, parse_lifetime
 
 anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 

@@ -19,7 +19,7 @@ from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record.memory import MemoryStore
 from tipbench.record.run import RunChange
-from tipbench.web.database import panel_database
+from tipbench.web.auth import panel_database
 from tipbench.web.mlflow_connection import OpenStore
 from tipbench.web.signing import DELIVERY, Seen, verify
 from tipbench.web.webhook import WAITS_S, Poster, Webhook, WebhookOptions

@@ -136,8 +136,7 @@ def _meant(token: Token, token_id: str | None, name: str | None, role: RoleName 
 
 @contextmanager
 def _tokens() -> Iterator[TokenStore]:
-    from tipbench.web.auth import TokenStore
-    from tipbench.web.database import panel_database
+    from tipbench.web.auth import TokenStore, panel_database
 
     database = panel_database(writable_home(load_settings().home))
     try:

@@ -20,21 +20,18 @@ from tipbench.settings import Settings
 from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
-from tipbench.web.api import batches, config, experiments, health, hook, jobs, judge, leaderboard, plan, runs, tokens
-from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key
+from tipbench.web.api import batches, experiments, health, hook, jobs, judge, leaderboard, plan, runs, tokens
+from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
-from tipbench.web.database import panel_database
 from tipbench.web.deps import Panel
-from tipbench.web.event_stream import StreamLimits
+from tipbench.web.errors import Json
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.metrics import Metrics
 from tipbench.web.mlflow_connection import MlflowConnection
-from tipbench.web.options import PanelOptions, panel_options
+from tipbench.web.options import PanelOptions, RunPolicy, panel_options
 from tipbench.web.queries import Queries
-from tipbench.web.responses import Json
-from tipbench.web.run_policy import RunPolicy
-from tipbench.web.security import LoginLimiter, SecurityMiddleware
+from tipbench.web.security import LoginLimiter, SecurityMiddleware, StreamLimits
 from tipbench.web.webhook import hook_options, make_webhook
 
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
@@ -45,7 +42,6 @@ ROUTERS: tuple[APIRouter, ...] = (
     experiments.router,
     runs.router,
     leaderboard.router,
-    config.router,
     plan.router,
     jobs.running,
     jobs.router,

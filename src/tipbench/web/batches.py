@@ -51,6 +51,7 @@ from tipbench.web.batch_store import (
     VersionConflict,
 )
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
+from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
 from tipbench.web.judge_service import (
     ApplyWish,
     accept_drift,
@@ -59,9 +60,8 @@ from tipbench.web.judge_service import (
     parse_sheet_request,
     sheet_for,
 )
-from tipbench.web.paging import LIMIT, MOST, SortKey, page_of
+from tipbench.web.options import RunPolicy
 from tipbench.web.queries import get_experiment
-from tipbench.web.run_policy import RunPolicy
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -12,17 +12,15 @@ from tipbench.errors import MlflowUnavailable
 from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
-from tipbench.web.auth import Authenticator, Identity, require_admin, require_judge
-from tipbench.web.concurrency import ConcurrencyLimits
+from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge
 from tipbench.web.errors import Invalid
-from tipbench.web.event_stream import StreamLimits
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
 from tipbench.web.mlflow_connection import MlflowConnection
-from tipbench.web.options import PanelOptions
+from tipbench.web.options import PanelOptions, RunPolicy
 from tipbench.web.queries import Queries
-from tipbench.web.run_policy import RunPolicy
+from tipbench.web.security import JUDGES_BYTES, ConcurrencyLimits, StreamLimits
 
 
 @dataclass(frozen=True)
@@ -86,3 +84,27 @@ Judge = Annotated[Identity, Depends(require_judge)]  # judge or admin
 Store = Annotated[RunStore, Depends(open_store)]
 AskedRun = Annotated[RunBody, Depends(read_run_body)]
 RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
+
+
+def concurrency_limits(request: Request) -> ConcurrencyLimits:
+    """Return the application's concurrency limits."""
+    return panel_of(request).turns
+
+
+async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
+    """Hold one of the token's slots; lower a judge's body limit, which `SecurityMiddleware` enforces."""
+    if who.is_judge:
+        request.state.most_bytes = JUDGES_BYTES
+    async with concurrency_limits(request).taken(who):
+        yield
+
+
+async def sheet_room(request: Request) -> AsyncIterator[None]:
+    """Hold a slot for the request's filled sheet."""
+    async with concurrency_limits(request).sheet():
+        yield
+
+
+# Set on a router, it runs before authorisation, which reads the body for its CSRF token.
+LIMIT_CONCURRENCY = Depends(limit_concurrency)
+LIMIT_SHEETS = Depends(sheet_room)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from fastapi import Request
+from fastapi import Query, Request
 from starlette.exceptions import HTTPException
 
 from tipbench.web.errors import Invalid
@@ -100,3 +104,50 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is no number of JSON's")
+
+
+LIMIT = 50
+MOST = 500
+_LONGEST = 400
+
+_T = TypeVar("_T")
+
+
+class SortKey(NamedTuple):
+    """Sort key of an item in a list ordered by time, newest first."""
+
+    before: int  # negated time, so that keys sort like the list
+    id: str
+
+
+Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Items on a page, at most {MOST}.")]
+Next = Annotated[
+    str | None, Query(max_length=_LONGEST, description="The `next` of the page before; left out for the first page.")
+]
+
+
+def page_of(
+    items: Sequence[_T], place: Callable[[_T], SortKey], *, limit: int, after: str | None
+) -> tuple[Sequence[_T], str | None]:
+    """Return the items of one page and the next cursor; `items` must be sorted by `place`."""
+    start = bisect_right(items, decode_cursor(after), key=place) if after is not None else 0
+    page = items[start : start + limit]
+    more = start + limit < len(items)
+    return page, encode_cursor(place(page[-1])) if more and page else None
+
+
+def encode_cursor(place: SortKey) -> str:
+    """Encode a sort key as a cursor for URLs."""
+    return base64.urlsafe_b64encode(json.dumps(list(place)).encode()).rstrip(b"=").decode()
+
+
+def decode_cursor(text: str) -> SortKey:
+    """Decode a cursor. Raises Invalid."""
+    try:
+        raw: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        before, id_ = raw
+        if isinstance(before, int) and isinstance(id_, str) and not isinstance(before, bool):
+            return SortKey(before, id_)
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        pass
+    raise Invalid("next is what the page before gave; leave it out for the first page.", path="query.next")

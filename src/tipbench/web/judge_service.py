@@ -31,8 +31,8 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.web.api.models import SheetWish
 from tipbench.web.auth import Identity
 from tipbench.web.errors import Forbidden, Invalid, NotFound, checked
+from tipbench.web.options import RunPolicy
 from tipbench.web.queries import Queries, get_experiment, revision
-from tipbench.web.run_policy import RunPolicy
 
 WAIT_S = 20.0  # timeout for another apply to finish
 FEWEST = MIN_CONTROLS  # answers per judge's sheet; as many control tips are hidden among them

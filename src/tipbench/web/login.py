@@ -27,9 +27,8 @@ from tipbench.web.auth import (
     session_cookie,
 )
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised, WebError
+from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised, WebError
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
-from tipbench.web.responses import Json
 
 LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
 

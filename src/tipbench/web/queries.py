@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
+from urllib.parse import quote
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
 from tipbench.compare.cells import BoardCells, CellFilter, read_board
@@ -24,7 +25,7 @@ from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound
-from tipbench.web.paging import SortKey, page_of
+from tipbench.web.forms import SortKey, page_of
 
 KEPT = 4  # snapshots; 2400 cells take about 40 MB
 # Texts cached with a snapshot, needed for boards, answers and judging status. They are read along with the runs, so
@@ -292,6 +293,16 @@ class Queries:
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
         """Return the store with this experiment's runs cached."""
         return SnapshotStore(store, experiment, self.snapshots)
+
+
+def quote_path(value: object) -> str:
+    """Quotes a path segment, including slashes."""
+    return quote(str(value), safe="", errors="backslashreplace")
+
+
+def experiment_path(name: str, *rest: str) -> str:
+    """Returns the path of an experiment's page: experiment_path(name, "runs", run_id)."""
+    return "/".join(["/experiments", *(quote_path(part) for part in (name, *rest))])
 
 
 def get_experiment(store: RunStore, name: str) -> Experiment:

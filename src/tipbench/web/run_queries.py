@@ -17,7 +17,7 @@ from tipbench.record.store import RunStore
 from tipbench.text import csv_text, iso
 from tipbench.web.board_query import where_of
 from tipbench.web.errors import checked
-from tipbench.web.paging import LIMIT, MOST
+from tipbench.web.forms import LIMIT, MOST
 from tipbench.web.queries import Queries, RunListQuery, get_experiment, revision
 
 MOST_WHERE = 20

@@ -8,10 +8,12 @@ import re
 import secrets
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from asyncio import Semaphore, timeout
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,9 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
-from tipbench.web.errors import INTERNAL, TooLarge, error_json
+from tipbench.web.errors import INTERNAL, Busy, Json, TooLarge, error_json
 from tipbench.web.metrics import Metrics
-from tipbench.web.responses import Json
+
+if TYPE_CHECKING:
+    from tipbench.web.auth import Identity
 
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?", re.ASCII)
@@ -333,3 +337,61 @@ def _log_failure(scope: Scope, request_id: str) -> None:
     failure: Any = scope["state"].get("failure")
     if failure is not None:
         log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
+
+
+JUDGES_AT_ONCE = 1
+ADMINS_AT_ONCE = 4
+SHEETS_AT_ONCE = 2  # filled sheets in memory, over all tokens
+JUDGES_BYTES = 8_000_000  # maximum size of a judge's filled sheet; admins have the general limit
+WAIT_S = 2.0  # for the token's previous request: a second tab, or a client faster than our cleanup
+SHEET_WAIT_S = 20.0
+
+
+class ConcurrencyLimits:
+    """Semaphores per token and for filled sheets. Not thread-safe: use on the event loop only."""
+
+    def __init__(self) -> None:
+        self._sheets = Semaphore(SHEETS_AT_ONCE)
+        self._judges: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_AT_ONCE))
+        self._admins: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(ADMINS_AT_ONCE))
+
+    @asynccontextmanager
+    async def taken(self, who: Identity) -> AsyncIterator[None]:
+        """Hold one of the token's slots. Raises Busy if none becomes free within WAIT_S."""
+        places, most = (self._judges, JUDGES_AT_ONCE) if who.is_judge else (self._admins, ADMINS_AT_ONCE)
+        refusal = (
+            f"A token exports, previews, applies or closes {most} at a time; this one has {most} under way. "
+            "Nothing was changed: send it again when that has ended."
+        )
+        async with _held(places[who.token_id], WAIT_S, refusal):
+            yield
+
+    @asynccontextmanager
+    async def sheet(self) -> AsyncIterator[None]:
+        """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
+        refusal = "The panel is busy with other filled sheets. Nothing was changed: send it again shortly."
+        async with _held(self._sheets, SHEET_WAIT_S, refusal):
+            yield
+
+
+@asynccontextmanager
+async def _held(places: Semaphore, wait_s: float, refusal: str) -> AsyncIterator[None]:
+    try:
+        async with timeout(wait_s):
+            await places.acquire()
+    except TimeoutError as exc:
+        raise Busy(refusal) from exc
+    try:
+        yield
+    finally:
+        places.release()
+
+
+@dataclass
+class StreamLimits:
+    """Limits, intervals and number of open streams. Not thread-safe: use on the event loop only."""
+
+    most: int = 64
+    poll_s: float = 0.5
+    heartbeat_s: float = 15.0
+    open: int = 0

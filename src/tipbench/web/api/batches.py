@@ -26,13 +26,10 @@ from tipbench.web.batch_items import (
     UndoWish,
 )
 from tipbench.web.batches import BatchService, Conflict, batch_service_of
-from tipbench.web.concurrency import LIMIT_CONCURRENCY
-from tipbench.web.deps import Admin, Judge
-from tipbench.web.errors import checked, error_json
-from tipbench.web.forms import JSON, read_json
+from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Judge
+from tipbench.web.errors import Json, checked, error_json
+from tipbench.web.forms import JSON, LIMIT, Limit, Next, read_json
 from tipbench.web.job_service import Key
-from tipbench.web.paging import LIMIT, Limit, Next
-from tipbench.web.responses import Json
 
 _ALL = {**COMMON, **DATA}
 router = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)

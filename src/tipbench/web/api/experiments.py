@@ -11,9 +11,9 @@ from tipbench.errors import MlflowUnavailable, NotEnoughData
 from tipbench.web.api.models import COMMON, ExperimentList, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.paging import MOST, Limit, Next
+from tipbench.web.errors import Json
+from tipbench.web.forms import MOST, Limit, Next
 from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
-from tipbench.web.responses import Json
 
 router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
 

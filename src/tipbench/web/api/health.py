@@ -12,9 +12,8 @@ from tipbench.web.api.models import COMMON, Health, Readiness, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.cache import Cache
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import WebError
+from tipbench.web.errors import Json, WebError
 from tipbench.web.metrics import CONTENT_TYPE
-from tipbench.web.responses import Json
 
 router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
 counted = APIRouter(tags=["health"], dependencies=[ADMINS_ONLY], responses=COMMON)

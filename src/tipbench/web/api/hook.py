@@ -12,10 +12,8 @@ from tipbench.plan.config import check_experiment_name
 from tipbench.web.api.models import COMMON, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin
-from tipbench.web.errors import Invalid, WebError, checked
-from tipbench.web.forms import JSON, read_json
-from tipbench.web.paging import LIMIT, Limit, Next, SortKey, page_of
-from tipbench.web.responses import Json
+from tipbench.web.errors import Invalid, Json, WebError, checked
+from tipbench.web.forms import JSON, LIMIT, Limit, Next, SortKey, page_of, read_json
 from tipbench.web.webhook import Webhook
 from tipbench.web.webhook_store import Delivery
 

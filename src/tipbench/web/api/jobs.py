@@ -1,26 +1,35 @@
-"""Job endpoints: start, list, watch, cancel, retry."""
+"""Job endpoints: start, list, cancel, retry, and the event stream."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from tipbench.errors import JobNotFound, ServerUnavailable, TipbenchError
+from tipbench.jobs.event_file import RecordedEvent
+from tipbench.jobs.events import event_json
 from tipbench.jobs.folder import MOST_LOG
-from tipbench.jobs.job import JobKind, JobState
+from tipbench.jobs.job import ENDED, JobKind, JobState
+from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter
 from tipbench.jobs.supervisor import Submitted
 from tipbench.web.api.models import COMMON, DATA, JobAnswer, JobDetail, JobList, JobStarted, JudgeWish, refusals
 from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
-from tipbench.web.auth import ADMINS_ONLY, session_cookie
+from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, session_cookie
 from tipbench.web.deps import Admin, AskedRun, Panel, PanelState, RunConfig
-from tipbench.web.event_stream import MEDIA_TYPE, EventStream, JobStream, may_watch
-from tipbench.web.forms import JSON, read_json
-from tipbench.web.job_service import Key, RunTarget, job_json, retry_job, start_judge, start_run
-from tipbench.web.paging import LIMIT, Limit, Next
-from tipbench.web.responses import Json
+from tipbench.web.errors import Json, error_json, to_json
+from tipbench.web.forms import JSON, LIMIT, Limit, Next, read_json
+from tipbench.web.job_service import JobService, Key, RunTarget, job_json, retry_job, start_judge, start_run
+from tipbench.web.security import StreamLimits
 
 running = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
@@ -28,7 +37,9 @@ router = APIRouter(
     prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **refusals(404)}
 )
 
+_logger = logging.getLogger("tipbench.web")
 LOG_BYTES = 65_536
+MEDIA_TYPE = "text/event-stream"
 _STARTED: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "The job, new or that of an earlier request with the same key.",
@@ -216,3 +227,124 @@ def _started(panel: Panel, submitted: Submitted) -> Response:
 def _shown(panel: Panel, job_id: str) -> dict[str, Any]:
     job, place = panel.jobs.placed(job_id)
     return {"job": job_json(job), "place": place}
+
+
+RETRY_MS = 3000  # reconnection delay of browsers
+_AT_ONCE = 200
+_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # JSON escapes the others
+
+
+class JobStream:
+    """Frames of one job for one client. Not thread-safe."""
+
+    def __init__(self, desk: JobService, job_id: str, after: int | None = None) -> None:
+        """Start after the cursor `after`, or from the current progress if None. Raises JobNotFound."""
+        self._desk = desk
+        self._job = desk.store.get(job_id)
+        self._after = after
+        self._told = ProgressSnapshot()
+        self._shown: dict[str, Any] = {}
+
+    def begin(self) -> bytes:
+        """Return the snapshot frame."""
+        self._shown = self._look()
+        book = self._desk.book
+        self._told = book.told(self._job) if self._after is None else book.told_until(self._job, self._after)
+        body = {**self._shown, "progress": self._told.progress.to_json(), "cursor": self._told.cursor}
+        return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._told.cursor)
+
+    def more(self) -> tuple[bytes, bool]:
+        """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
+        face = self._look()
+        found = self._events()
+        frames = []
+        for recorded in found:
+            self._told = self._told.after(recorded)
+            frames.append(frame(*_named(recorded), recorded.cursor))
+        if found:
+            frames.append(frame("progress", self._told.progress.to_json(), self._told.cursor))
+        if face != self._shown:
+            self._shown = face
+            frames.append(frame("job", face, self._told.cursor))
+        ended = self._job.state in ENDED and not found
+        if ended:
+            frames.append(frame("end", face, self._told.cursor))
+        return b"".join(frames), ended
+
+    def _events(self) -> list[RecordedEvent]:
+        try:
+            return list(self._desk.supervisor.runner_of(self._job).events(self._job, self._told.cursor, _AT_ONCE))
+        except ServerUnavailable:
+            return []
+
+    def _look(self) -> dict[str, Any]:
+        self._job, place = self._desk.placed(self._job.id)
+        return {"job": job_json(self._job), "place": place}
+
+
+class EventStream(StreamingResponse):
+    """Response of …/events. Responds with 503 if too many streams are open."""
+
+    def __init__(self, streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]) -> None:
+        self._streams = streams
+        headers = {"X-Accel-Buffering": "no"}  # a buffering proxy would delay events
+        super().__init__(_tell(streams, stream, request, allowed), media_type=MEDIA_TYPE, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send frames until the job ends, the client disconnects or is no longer authorised."""
+        if self._streams.open >= self._streams.most:
+            await _too_many(self._streams)(scope, receive, send)
+            return
+        self._streams.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.open -= 1
+
+
+async def _tell(
+    streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    try:
+        yield await run_in_threadpool(stream.begin)
+        beat = time.monotonic() + streams.heartbeat_s
+        while not await request.is_disconnected():
+            news, ended = await run_in_threadpool(stream.more)
+            if news:
+                yield news
+            if ended:
+                return
+            if time.monotonic() >= beat:
+                if not await run_in_threadpool(allowed):
+                    return
+                yield b": still here\n\n"
+                beat = time.monotonic() + streams.heartbeat_s
+            await asyncio.sleep(streams.poll_s)
+    except JobNotFound:
+        return  # deleted while streaming
+    except TipbenchError as exc:
+        _logger.warning("event stream ended: %s", exc)  # the client reconnects
+
+
+def frame(event: str, data: Any, cursor: int) -> bytes:
+    """Return one event; its data is one line, also for clients that split at Unicode line ends."""
+    line = to_json(data).decode().translate(_LINE_ENDS)
+    return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
+
+
+def _named(recorded: RecordedEvent) -> tuple[str, dict[str, Any]]:
+    body = event_json(recorded.event)
+    return body["event"], {"at": recorded.at, **body}
+
+
+def _too_many(streams: StreamLimits) -> Json:
+    message = f"{streams.most} streams of events are open already. Close a page of the panel, or try again shortly."
+    return Json(error_json("too_many_streams", message), 503, headers={"Retry-After": "5"})
+
+
+def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:
+    """Whether the client is still authorised: token not revoked or expired, session not ended."""
+    if identity.session is not None:
+        return guard.by_cookie(cookie) is not None
+    token = guard.tokens.get(identity.token_id)
+    return token is None or token.state(guard.tokens.clock()) == "active"  # None: the operator's token

@@ -18,9 +18,8 @@ from tipbench.judge.sheet_file import parse_sheet
 from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
-from tipbench.web.concurrency import LIMIT_CONCURRENCY, concurrency_limits
-from tipbench.web.deps import Judge, PanelState, Store
-from tipbench.web.errors import Invalid
+from tipbench.web.deps import LIMIT_CONCURRENCY, Judge, PanelState, Store, concurrency_limits
+from tipbench.web.errors import Invalid, Json, attachment
 from tipbench.web.forms import JSON, content_type, read_json
 from tipbench.web.judge_service import (
     ApplyWish,
@@ -31,7 +30,6 @@ from tipbench.web.judge_service import (
     sheet_file,
     sheet_for,
 )
-from tipbench.web.responses import Json, attachment
 
 _ALL = {**COMMON, **DATA}
 router = APIRouter(

@@ -16,9 +16,9 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import BoardQueryParam
 from tipbench.web.deps import PanelState, Store
+from tipbench.web.errors import Json, attachment
 from tipbench.web.pair_queries import pair_view
 from tipbench.web.queries import get_experiment, revision
-from tipbench.web.responses import Json, attachment
 
 router = APIRouter(
     prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}

@@ -1,11 +1,11 @@
-"""POST /api/bench/plan: a dry run of a collect."""
+"""POST /api/bench/plan, the configuration schema, and the OpenAPI document."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tipbench.errors import LocalServerError, MlflowUnavailable, NotEnoughData
@@ -20,7 +20,7 @@ from tipbench.record.plan_check import Recorded, plan_json, read_recorded
 from tipbench.web.api.models import COMMON, PlanShape, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState, RunConfig
-from tipbench.web.responses import Json
+from tipbench.web.errors import Json
 
 router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
@@ -94,3 +94,18 @@ def _free_memory(model: str, config: CollectConfig) -> Memory:
     """Returns this machine's free memory; unknown if the model runs on a remote server."""
     elsewhere = engine_of(model) == "ollama" and not is_loopback(config.ollama_url)
     return Memory() if elsewhere else free_memory()
+
+
+@router.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
+def config(panel: PanelState) -> Response:
+    """Returns the JSON schema of the options of `tipbench collect`.
+
+    Defaults are those of this server; URLs are limited to the allowed ones.
+    """
+    return Json(panel.allowed.schema())
+
+
+@router.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
+def openapi(request: Request) -> Response:
+    """Returns the OpenAPI document of the whole API."""
+    return Json(request.app.openapi())

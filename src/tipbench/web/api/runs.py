@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tipbench.web.api.models import COMMON, DATA, RunDetail, RunList
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.responses import Json, attachment
+from tipbench.web.errors import Json, attachment
 from tipbench.web.run_queries import RunsQuery, runs_csv
 
 

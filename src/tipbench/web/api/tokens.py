@@ -13,9 +13,8 @@ from tipbench.errors import UsageError
 from tipbench.web.api.models import COMMON, refusals
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Invalid, NotFound, checked
+from tipbench.web.errors import Invalid, Json, NotFound, checked
 from tipbench.web.forms import JSON, read_json
-from tipbench.web.responses import Json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
 

@@ -17,10 +17,9 @@ from tipbench.compare.report import label_of, state_of
 from tipbench.text import join_names, number, one_line, plural, short_name
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.board_query import ChartKind, ChartQuery, ThemeName, chart
+from tipbench.web.board_query import BoardUrl, ChartKind, ChartQuery, PageAsk, ThemeName, chart
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.errors import NotFound
-from tipbench.web.panel.board_url import BoardUrl, PageAsk
 from tipbench.web.queries import get_experiment
 from tipbench.web.queries import revision as revision_of
 

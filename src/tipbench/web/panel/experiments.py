@@ -16,8 +16,7 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import KINDS
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import experiment_path, quote_path
-from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
+from tipbench.web.queries import ExperimentsPage, ExperimentsQuery, experiment_path, quote_path
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 

@@ -19,15 +19,12 @@ from tipbench.web.api.batches import SheetPath
 from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_store import Kind, Status
 from tipbench.web.batches import ANSWERS, batch_service_of
-from tipbench.web.concurrency import LIMIT_CONCURRENCY, LIMIT_SHEETS, concurrency_limits
-from tipbench.web.deps import Judge, Panel, PanelState, Store
-from tipbench.web.errors import Invalid, NotFound, refused_sheet
+from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
+from tipbench.web.errors import Invalid, NotFound, attachment, refused_sheet
 from tipbench.web.forms import read_form, read_parts
 from tipbench.web.judge_service import ApplyWish, apply_sheet, judging_lock, parse_sheet_request, sheet_file, sheet_for
-from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import bias_words, number, percent
+from tipbench.web.panel.pages import bias_words, number, page, percent
 from tipbench.web.queries import get_experiment
-from tipbench.web.responses import attachment
 from tipbench.web.uploads import Upload, quota_of, uploads_of
 
 _DECIMALS = 1  # of the bias shown to a judge

@@ -21,9 +21,8 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
 from tipbench.web.batch_items import LONGEST_ACCEPTANCE, LONGEST_RETURN
 from tipbench.web.batches import BatchService, Conflict, batch_service_of
-from tipbench.web.concurrency import LIMIT_CONCURRENCY
-from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
+from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
+from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, attachment
 from tipbench.web.forms import JSON, Parts, read_parts
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
@@ -40,10 +39,8 @@ from tipbench.web.judge_service import (
 )
 from tipbench.web.panel.charts import charts_there
 from tipbench.web.panel.judge import home_of
-from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import bias_words, experiment_path, number, quote_path
-from tipbench.web.queries import get_experiment, revision
-from tipbench.web.responses import attachment
+from tipbench.web.panel.pages import bias_words, number, page
+from tipbench.web.queries import experiment_path, get_experiment, quote_path, revision
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed

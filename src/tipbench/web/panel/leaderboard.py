@@ -24,14 +24,12 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import interval, join_names, number, one_line, percent, plural, probability, short_name
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.board_query import Facets, facets
+from tipbench.web.board_query import BoardUrl, Facets, PageAsk, Params, baseline_text, facets, row_text, tidy_url
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.board_url import BoardUrl, PageAsk, Params, baseline_text, row_text, tidy_url
 from tipbench.web.panel.charts import charts_there, figures
 from tipbench.web.panel.pages import environment, page
 from tipbench.web.panel.standings import LONGEST, Table, standings
-from tipbench.web.panel.template_filters import experiment_path
-from tipbench.web.queries import BoardQuery, Queries, get_experiment, revision
+from tipbench.web.queries import BoardQuery, Queries, experiment_path, get_experiment, revision
 
 _FACETS = (("params.model", "Model"), ("params.prompt_version", "Prompt"), ("params.persona", "Persona"))
 _RARE = (("params.suite", "Suite"), ("conditions", "Conditions"))

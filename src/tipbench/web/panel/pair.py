@@ -16,14 +16,13 @@ from tipbench.text import interval, number, one_line, short_name
 from tipbench.web.api.leaderboard import RowModel, RowPrompt
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.board_query import BoardUrl, PageAsk, baseline_text, row_text, tidy_url
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.pair_queries import PairView, Role, ScenarioComparison, Side, pair_view
-from tipbench.web.panel.board_url import BoardUrl, PageAsk, baseline_text, row_text, tidy_url
 from tipbench.web.panel.leaderboard import load_board
 from tipbench.web.panel.pages import here, page
 from tipbench.web.panel.standings import LONGEST, baseline_words, rank_words
-from tipbench.web.panel.template_filters import experiment_path
-from tipbench.web.queries import get_experiment
+from tipbench.web.queries import experiment_path, get_experiment
 
 PAGE = 20  # scenarios per page
 OPEN = 3  # of them expanded

@@ -16,7 +16,7 @@ from tipbench.record.run import RunKind, StoredRun
 from tipbench.web.api.runs import ExperimentPath, RunPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.pages import page
+from tipbench.web.panel.pages import duration, number, page, percent
 from tipbench.web.panel.runs import (
     PROMPT,
     answer_view,
@@ -28,7 +28,7 @@ from tipbench.web.panel.runs import (
     run_title,
     shown_params,
 )
-from tipbench.web.panel.template_filters import duration, experiment_path, number, percent, quote_path
+from tipbench.web.queries import experiment_path, quote_path
 from tipbench.web.run_queries import Related, RunQueries
 
 Facts = list[tuple[str, str]]

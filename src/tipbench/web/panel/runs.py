@@ -19,7 +19,7 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import experiment_path, quote_path
+from tipbench.web.queries import experiment_path, quote_path
 from tipbench.web.run_queries import RunFilters, RunQueries, filters_of
 
 PROMPT = "artifact:prompt.txt"

@@ -20,8 +20,7 @@ from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import read_form
-from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import duration
+from tipbench.web.panel.pages import duration, page
 from tipbench.web.webhook import shown_address
 
 _SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown

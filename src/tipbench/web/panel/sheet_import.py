@@ -18,15 +18,13 @@ from tipbench.judge.sheet_file import parse_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Identity
-from tipbench.web.concurrency import LIMIT_CONCURRENCY, LIMIT_SHEETS
-from tipbench.web.deps import Admin, Panel, PanelState, Store
+from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
 from tipbench.web.judge_service import ApplyWish, apply_sheet, judging_lock
 from tipbench.web.panel.judges import SentForm, drift_words, judges_response
 from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import experiment_path, quote_path
-from tipbench.web.queries import get_experiment
+from tipbench.web.queries import experiment_path, get_experiment, quote_path
 from tipbench.web.uploads import Upload, quota_of, uploads_of
 
 router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_schema=False)

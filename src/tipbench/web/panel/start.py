@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,14 +28,12 @@ from tipbench.text import file_size, parameter_count
 from tipbench.web.api.plan import plan_of
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Forbidden, Invalid
+from tipbench.web.errors import Forbidden, Invalid, Json
 from tipbench.web.forms import FORM, content_type
 from tipbench.web.job_service import RunTarget, start_run
-from tipbench.web.panel.job_progress import RUNNERS
-from tipbench.web.panel.pages import page
-from tipbench.web.panel.template_filters import NOTHING
-from tipbench.web.responses import Json
-from tipbench.web.run_policy import RunPolicy
+from tipbench.web.options import RunPolicy
+from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
+from tipbench.web.panel.pages import NOTHING, page
 
 LISTS = ("models", "prompts")  # sent as several fields of one name: checkboxes and a text field
 WHOLE = ""  # error key for the whole form
@@ -649,8 +646,3 @@ def _read(schema: Schema, pairs: list[tuple[str, str]]) -> SubmittedForm:
     return SubmittedForm(
         form_values(schema, pairs), key if fit else new_idempotency_key(), named.get("do") == "start", where
     )
-
-
-def new_idempotency_key() -> str:
-    """Returns a new idempotency key, so that a form submitted twice starts one job."""
-    return f"form-{secrets.token_urlsafe(18)}"

@@ -1,9 +1,11 @@
-"""Text for people: plurals, lists of names, numbers, sizes and times, and sanitised untrusted text."""
+"""Text for people: plurals, lists of names, numbers, sizes and times, and sanitised untrusted text. Fingerprints."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -168,3 +170,12 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _csv_value(value: object) -> object:
     safe = escape_formula(value)
     return replace_controls(safe) if isinstance(safe, str) else safe
+
+
+# Hashes
+
+
+def fingerprint(value: object, length: int = 64) -> str:
+    """Return the SHA-256 of a value's canonical JSON, truncated to `length` hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -10,7 +10,7 @@ import pytest
 from support.panel_pages import Visit
 from support.panel_site import Site, listening, make_app
 from support.paper_jobs import PaperRunner
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 

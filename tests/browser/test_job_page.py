@@ -18,7 +18,7 @@ from tipbench.jobs import events
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

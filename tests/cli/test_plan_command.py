@@ -14,8 +14,8 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.generate.template import TemplateEngine
 from tipbench.http import canonical_url
 from tipbench.record.journal import Journal, journal_folder
+from tipbench.record.mlflow import find_tracking
 from tipbench.record.run import NewRun, RunKind
-from tipbench.record.tracking import find_tracking
 
 SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
 

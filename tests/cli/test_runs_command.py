@@ -17,9 +17,8 @@ from invoke_command import invoke, refused
 from support.command import tipbench
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ScriptedOllama, tips
-from tipbench.record.mlflow import MlflowStore
+from tipbench.record.mlflow import MlflowStore, find_tracking
 from tipbench.record.run import NewRun, RunKind
-from tipbench.record.tracking import find_tracking
 
 EXPERIMENT = "tip-bench-reading"
 COMMANDS_OF_A_TERMINAL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\x00\ud800"

@@ -17,8 +17,8 @@ from tipbench.compare.matrix import Pair
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.scores import NO_SCORES, CellScores, Judgement, run_change, scores_text
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import NewRun, RunKind, StoredRun
+from tipbench.record.store import MemoryStore
 
 A, B = Pair("a:1b", "v1"), Pair("b:1b", "v1")
 RUBRIC, OTHER_RUBRIC = f"tip-v1@{'ab' * 32}", f"tip-v1@{'cd' * 32}"

@@ -16,7 +16,7 @@ from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 
 A, B, C = Pair("a:1b", "v1"), Pair("a:1b", "v2"), Pair("c:1b", "v1")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]

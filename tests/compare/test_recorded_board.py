@@ -9,8 +9,8 @@ import pytest
 
 from support.boards import board
 from tipbench.compare.leaderboard import BOARD, record_board
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import StoredRun
+from tipbench.record.store import MemoryStore
 
 EXPERIMENT = "tip-bench-test"
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from tipbench.errors import CorruptText, MlflowError
 from tipbench.record import mlflow
-from tipbench.record.memory import MemoryStore
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
-from tipbench.record.store import RunStore
+from tipbench.record.store import MemoryStore, RunStore
 from tipbench.record.texts import to_tags
 
 TEXT = ("tip 😀\x00 — done\n" * 20_000)[:200_000]

@@ -27,9 +27,9 @@ from tipbench.judge.controls import compose
 from tipbench.judge.material import Candidate, Selection, choose_cells
 from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
+from tipbench.text import fingerprint
 
 SUITE = load_suite("tips")
 CARDS = {scenario.id: scenario.to_card() for scenario in SUITE.scenarios}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig, make_config, split_names
-from tipbench.plan.fingerprint import fingerprint
+from tipbench.text import fingerprint
 
 
 def test_defaults_are_those_of_the_contract() -> None:

@@ -31,9 +31,9 @@ from tipbench.record.cell_run import RunContext
 from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Resumed, Waiting
 from tipbench.record.journal import count_orphaned
-from tipbench.record.memory import MemoryStore
 from tipbench.record.plan_check import plan_json, read_recorded
 from tipbench.record.run import NewRun
+from tipbench.record.store import MemoryStore
 
 CELLS = 2 * 3 * 4
 

@@ -18,9 +18,8 @@ from tipbench.errors import LocalServerError, MlflowUnavailable, TipbenchError, 
 from tipbench.http import canonical_url
 from tipbench.record import local_mlflow
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowStore
+from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
 from tipbench.record.run import NewRun, RunKind
-from tipbench.record.tracking import Tracking, find_tracking
 
 pytestmark = pytest.mark.real  # the real server and its stand-ins use the same ports
 
@@ -301,7 +300,7 @@ def test_somebody_else_on_the_port_of_the_local_server_is_not_it(home: Path, mlf
 def test_the_local_server_is_started_when_asked(
     local: LocalMlflow, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tipbench.record.tracking.LocalMlflow", lambda _: local)
+    monkeypatch.setattr("tipbench.record.mlflow.LocalMlflow", lambda _: local)
     found = find(None, home, start=True)
     assert found.how == f"local MLflow at {found.url} (started by tipbench)"
     assert local.status().healthy

@@ -9,8 +9,8 @@ from tipbench.generate.engine import Memory
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.record.collect import CollectEnvironment, TrackingStore, run_collect
 from tipbench.record.events import Event, Message
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import StoredRun
+from tipbench.record.store import MemoryStore
 from tipbench.record.summary import Summary
 
 SMALL = {"n_tips": 2, "num_predict": 64, "n_scenarios": 4, "server_wait_s": 5, "timeout_s": 5}

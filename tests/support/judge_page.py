@@ -13,7 +13,7 @@ from support.judging import EXPERIMENT, Desk, Rule, agreed, fill, record_cells
 from support.panel_pages import Sight, Visit
 from support.panel_site import JUDGE, Site, panel_site
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batch_items import ItemWish
 from tipbench.web.batch_store import Kind

@@ -22,9 +22,8 @@ from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.cell_run import RunContext, Timing, cell_run
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import NewRun, StoredRun
-from tipbench.record.store import Experiment, RunStore
+from tipbench.record.store import Experiment, MemoryStore, RunStore
 
 EXPERIMENT = "tip-bench-judging"
 MODELS = ("alpha:135m", "beta:1b")

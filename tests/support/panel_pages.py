@@ -24,7 +24,7 @@ from tipbench.jobs.job import Job, JobRequest, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Role
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from support.judged import judge_at
 from support.judging import EXPERIMENT, Desk, fill, record_cells
 from tipbench.judge.sheet_store import stored_sheets
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.batching import Clerk
 from web.panels import API, Served, copied, serving
 

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from support.judged import judge_at
 from support.judging import Desk, record_cells
 from tipbench.plan.suite import load_suite
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.store import MemoryStore
 from web.panels import EXPERIMENT, Served, copied, serving
 
 HTML = {"Accept": "text/html"}

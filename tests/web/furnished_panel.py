@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from support.furnished import Furnished, Words, furnish
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.panels import Served, serving
 
 HTML = {"Accept": "text/html"}

@@ -23,8 +23,7 @@ from starlette.routing import Mount
 
 from support.judging import EXPERIMENT, record_cells
 from support.panel_site import make_app
-from tipbench.record.memory import MemoryStore
-from tipbench.record.store import Experiment, RunStore
+from tipbench.record.store import Experiment, MemoryStore, RunStore
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
 from tipbench.web.auth import Role

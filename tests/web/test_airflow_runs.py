@@ -23,7 +23,7 @@ from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Progress
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
 from tipbench.web.mlflow_connection import MlflowConnection

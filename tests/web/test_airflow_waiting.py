@@ -17,9 +17,9 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
+from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
 from tipbench.web.job_service import PanelRecords

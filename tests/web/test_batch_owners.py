@@ -12,7 +12,7 @@ import pytest
 from support.judged import judge_at
 from support.judging import MODELS, always, fill, honest, record_cells
 from tipbench.judge.duels import Winner, duel_json, find_duel
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
 from tipbench.web.errors import Forbidden

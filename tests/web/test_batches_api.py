@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from support.judging import fill, record_cells
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.batching import BATCHES, GOOD, Clerk, blank_scores, desk_of, first_item, kept, refused, whole_tips
 from web.panels import API, EXPERIMENT, JUDGE, Served, serving
 

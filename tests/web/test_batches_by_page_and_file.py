@@ -12,7 +12,7 @@ from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import check_sheet
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import StoredSheet
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.batching import Clerk, desk_of, given, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, copied, serving
 

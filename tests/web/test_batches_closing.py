@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.judging import always, by_hand, fill, items_of
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.batching import Clerk, desk_of, first_item, given, kept, refused, whole_tips
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
 

@@ -25,7 +25,7 @@ from support.panel_site import fixed_draws
 from tipbench.judge import export as exporting
 from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from web.batching import Clerk, kept, whole_tips
 from web.blind_worlds import MODELS, PROMPTS, marked_suite
 from web.panels import API, Served, serving

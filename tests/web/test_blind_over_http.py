@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.judging import EXPERIMENT, agreed, always, fill, fill_csv
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web.auth import CSRF_HEADER
 from tipbench.web.panel.pages import assets
 from web.batching import BATCHES, Clerk, first_item, kept, whole_tips

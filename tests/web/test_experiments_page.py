@@ -7,7 +7,7 @@ from typing import Any
 
 from support.judging import Desk, record_cells
 from tipbench.errors import MlflowUnavailable
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web.panel.experiments import MANY, row_of
 from web.panels import API, EXPERIMENT, Served, serving
 

@@ -20,7 +20,7 @@ from tipbench.jobs import events
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from web.page_forms import HEADERS, PageForm

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from support.judging import Desk
-from tipbench.record.memory import MemoryStore
 from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
-from tipbench.record.store import Experiment
+from tipbench.record.store import Experiment, MemoryStore
 from tipbench.web.queries import COUNTS
 from web.panels import API, EXPERIMENT, Served, serving
 
@@ -55,7 +54,7 @@ def test_where_nothing_was_ever_recorded_the_list_is_empty(empty: Served) -> Non
 
 
 def test_without_any_mlflow_the_list_is_empty_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tipbench.record.tracking._answering", lambda _urls: None)
+    monkeypatch.setattr("tipbench.record.mlflow._first_mlflow", lambda _urls: None)
     with serving(home, find_mlflow=True) as served:
         assert served.get(f"{API}/experiments").json() == {"items": [], "next": None}
         assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "none yet"}

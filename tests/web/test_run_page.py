@@ -179,7 +179,7 @@ def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> Non
     import json
 
     from support.judging import record_cells
-    from tipbench.record.memory import MemoryStore
+    from tipbench.record.store import MemoryStore
 
     many = json.dumps([{"tip": f"Tip {n}", "rationale": "r"} for n in range(5)])
     store = MemoryStore()

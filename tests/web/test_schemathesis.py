@@ -27,7 +27,7 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.web import security as limits
 from tipbench.web.auth import Role
 from web.hook_receiver import SECRET, receiving

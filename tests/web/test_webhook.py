@@ -17,8 +17,8 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
-from tipbench.record.memory import MemoryStore
 from tipbench.record.run import RunChange
+from tipbench.record.store import MemoryStore
 from tipbench.web.auth import panel_database
 from tipbench.web.mlflow_connection import OpenStore
 from tipbench.web.signing import DELIVERY, Seen, verify

@@ -15,7 +15,7 @@ from support.judging import Desk, record_cells
 from tipbench.compare.matrix import Pair
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.plan.grid import PlannedCell
-from tipbench.record.memory import MemoryStore
+from tipbench.record.store import MemoryStore
 from tipbench.serve.catalogue import Catalogue, CatalogueFile, CatalogueTip, load_catalogue
 from tipbench.workflows.catalogue import CATEGORIES, build_catalogue, category_of, effort_of
 

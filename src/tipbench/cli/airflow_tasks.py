@@ -2,6 +2,9 @@
 
 `conf` is the configuration of a DAG run: the keys of CollectConfig and `wait_for_judge`. Missing URLs are taken from
 the worker's settings; all other worker settings are ignored, so that every task uses the same configuration.
+
+A collect task runs `python -m tipbench.cli.airflow_tasks collect …` as its child process: `tipbench`, which also exits
+as on SIGTERM when its stdin closes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tipbench.cli import airflow_child as scheduled_child
 from tipbench.cli.console import print_message
 from tipbench.cli.events import VARIABLE
 from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
@@ -474,7 +476,7 @@ class ChildProcess:
     """Runs the command as a child process; prints its stderr and events line by line, and stores its stdout."""
 
     def __init__(self, words: list[str], private: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-P", "-m", scheduled_child.__name__, *words]
+        self._command = [sys.executable, "-P", "-m", __name__, *words]
         self._private = dict(private)
         self.printed = b""
         self.failure = ""
@@ -552,3 +554,25 @@ def _closed_with_us(pipe: IO[bytes]) -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def main() -> None:
+    """Run the command line with a thread that watches stdin.
+
+    Nothing is written to that pipe. The task closes it when it is terminated, and the kernel when the task has died.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        # To the main thread: a signal delivered to another thread does not interrupt the main thread's blocking call.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    from tipbench.cli.main import main as tipbench
+
+    tipbench()
+
+
+if __name__ == "__main__":
+    main()

@@ -173,29 +173,15 @@ class _Translation:
         from tipbench.record import events as record
 
         if isinstance(event, record.BlockStarted):
-            self._done, self._total, self._failed = event.recorded, event.total, 0
-            emit(wire.BlockStarted(event.model, event.total, event.recorded))
-        elif isinstance(event, record.CellFinished):
-            self._cell(event)
-        elif isinstance(event, record.BlockFinished):
-            emit(wire.BlockFinished(event.model))
-        elif isinstance(event, record.Waiting):
-            emit(wire.Waiting(event.what, event.limit_s))
-        elif isinstance(event, record.Resumed):
-            emit(wire.Resumed(event.what))
-        elif isinstance(event, record.Recording):
-            emit(wire.Recording(event.left))
-        else:
-            emit(wire.Message(event.text, event.warning))
-
-    def _cell(self, event: record.CellFinished) -> None:
-        from tipbench.jobs.events import CellFinished
-
+            self._done, self._total, self._failed = event.done, event.total, 0
+        if not isinstance(event, record.CellFinished):
+            emit(event)
+            return
         self._done += 1
         self._failed += event.failure is not None
         cell = event.cell
         emit(
-            CellFinished(
+            wire.CellFinished(
                 cell.model,
                 cell.prompt,
                 cell.scenario,

@@ -68,10 +68,10 @@ class LineProgress:
     def __call__(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, BlockStarted):
-                self._model, self._done, self._total = event.model, event.recorded, event.total
+                self._model, self._done, self._total = event.model, event.done, event.total
                 self._next = time.monotonic() + _LINE_EVERY_S
-                left = f"{event.total - event.recorded} to generate"
-                before = f"{event.recorded} of {event.total} recorded before, {left}" if event.recorded else left
+                left = f"{event.total - event.done} to generate"
+                before = f"{event.done} of {event.total} recorded before, {left}" if event.done else left
                 print_message(f"{event.model}: {before}")
             elif isinstance(event, CellFinished):
                 self._cell(event)
@@ -130,7 +130,7 @@ class BarProgress:
         with self._lock:
             if isinstance(event, BlockStarted):
                 self._model = self._progress.add_task(
-                    printable(event.model), total=event.total, completed=event.recorded, speed=""
+                    printable(event.model), total=event.total, completed=event.done, speed=""
                 )
             elif isinstance(event, CellFinished) and self._model is not None:
                 speed = f"{event.tokens_per_s:.0f} tok/s" if event.tokens_per_s else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def open_tracking_store(settings: Settings, url: str | None) -> TrackingStore:
     """Open the MLflow to write to; starts the local one if there is no other."""
     from tipbench.record.collect import TrackingStore
-    from tipbench.record.tracking import find_tracking
+    from tipbench.record.mlflow import find_tracking
 
     tracking = find_tracking(url, writable_home(settings.home), start=True, report=print_message)
     store = _store(settings, tracking.url)
@@ -34,14 +34,14 @@ def open_tracking_store(settings: Settings, url: str | None) -> TrackingStore:
 
 def local_mlflow(settings: Settings) -> str:
     """Return the URL of the local MLflow, starting it if needed; ignores other servers."""
-    from tipbench.record.tracking import find_tracking
+    from tipbench.record.mlflow import find_tracking
 
     return find_tracking(None, writable_home(settings.home), start=True, report=print_message, local_only=True).url
 
 
 def is_default_server(settings: Settings, url: str) -> bool:
     """Return whether a command without --mlflow-url reads from the server at `url`."""
-    from tipbench.record.tracking import find_tracking
+    from tipbench.record.mlflow import find_tracking
 
     try:
         usual = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
@@ -53,7 +53,7 @@ def is_default_server(settings: Settings, url: str) -> bool:
 def journal_of(settings: Settings, url: str | None, experiment: str) -> Path:
     """Return the folder of an experiment's results that are not yet recorded in MLflow."""
     from tipbench.record.journal import journal_folder
-    from tipbench.record.tracking import find_tracking
+    from tipbench.record.mlflow import find_tracking
 
     tracking = find_tracking(url or settings.get("mlflow_url"), settings.home, start=False, report=print_message)
     return journal_folder(settings.home, tracking.identity, experiment)
@@ -63,7 +63,7 @@ def journal_of(settings: Settings, url: str | None, experiment: str) -> Path:
 def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
     """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if there is none."""
     from tipbench.record.local_mlflow import LocalMlflow
-    from tipbench.record.tracking import find_tracking
+    from tipbench.record.mlflow import find_tracking
 
     wanted = url or settings.get("mlflow_url")
     has_data = LocalMlflow(settings.home).has_data()

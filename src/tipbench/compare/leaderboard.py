@@ -21,12 +21,11 @@ from tipbench.compare.verdict import VerdictFacts, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.duels import JudgedDuel, Winner, read_duels
 from tipbench.judge.scores import RUBRIC
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.record.mlflow_wire import RECORD_TAG
 from tipbench.record.reader import newest_run
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import join_names, plural
+from tipbench.text import fingerprint, join_names, plural
 
 MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
 

@@ -13,10 +13,34 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tipbench.record.events import BlockFinished, BlockStarted, Message, Recording, Resumed, Waiting
 from tipbench.text import iso
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+__all__ = [
+    "EVENT_TYPES",
+    "BlockFinished",
+    "BlockStarted",
+    "CellFinished",
+    "Collected",
+    "Event",
+    "Exit",
+    "Failure",
+    "Judged",
+    "Judging",
+    "Memory",
+    "Message",
+    "Recording",
+    "Resumed",
+    "Started",
+    "Waiting",
+    "event_json",
+    "event_line",
+    "parse_line",
+    "strip_logins",
+]  # fmt: skip
 
 MOST_TEXT = 2000
 MOST_LINE = 65_536
@@ -28,15 +52,6 @@ class Started:
     """The command has started."""
 
     version: str
-
-
-@dataclass(frozen=True)
-class BlockStarted:
-    """A model's cells start, before its weights are loaded; `done` of `total` were already recorded."""
-
-    model: str
-    total: int
-    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,35 +70,6 @@ class CellFinished:
 
 
 @dataclass(frozen=True)
-class BlockFinished:
-    """A model's weights are confirmed unloaded."""
-
-    model: str
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Generation is complete; `left` results are not yet recorded in MLflow."""
-
-    left: int
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A server is unavailable; the command waits for at most `limit_s` (0: while other work continues)."""
-
-    what: str
-    limit_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """The server is available again."""
-
-    what: str
-
-
-@dataclass(frozen=True)
 class Judging:
     """Progress of an automatic judge."""
 
@@ -91,14 +77,6 @@ class Judging:
     scored: int
     unscored: int
     total: int
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message or a warning."""
-
-    text: str
-    warning: bool = False
 
 
 @dataclass(frozen=True)

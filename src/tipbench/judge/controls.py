@@ -14,8 +14,8 @@ from tipbench.generate.parsing import Tip, is_overlong
 from tipbench.judge.material import Candidate
 from tipbench.judge.sheet import Item, SheetTip
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, control_id
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Control, Rubric, Scale
+from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
 MOST_REPEATS = 8

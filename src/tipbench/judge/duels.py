@@ -44,10 +44,10 @@ from tipbench.judge.sheet_store import (
     origin,
     unknown_sheet_error,
 )
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
+from tipbench.text import fingerprint
 
 Name = tuple[str, str]  # model and prompt version of a pair
 

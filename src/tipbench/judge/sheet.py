@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Rubric
+from tipbench.text import fingerprint
 
 FORMAT = "tipbench-sheet/1"
 

@@ -16,10 +16,10 @@ from tipbench.judge.check import Problem, check_sheet, refusal, shown
 from tipbench.judge.scores import RUBRIC, read_tip_score, tip_score_json
 from tipbench.judge.sheet import FORMAT, FilledSheet, Item, ItemScore, Sheet, SheetTip, instructions
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.rubric import Control, Rubric, parse_rubric
 from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
+from tipbench.text import fingerprint
 
 
 class ItemKind(StrEnum):

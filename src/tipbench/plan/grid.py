@@ -9,10 +9,10 @@ from itertools import groupby, product
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, Rendered, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import Suite, load_suite
+from tipbench.text import fingerprint
 
 
 @dataclass(frozen=True)

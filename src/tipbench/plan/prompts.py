@@ -8,8 +8,8 @@ from datetime import date
 from pathlib import Path
 
 from tipbench.errors import SuiteError
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.scenarios import Scenario, Task
+from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
 ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."

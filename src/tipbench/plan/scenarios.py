@@ -8,7 +8,7 @@ from datetime import date, time
 from math import lcm
 from typing import Any
 
-from tipbench.plan.fingerprint import fingerprint
+from tipbench.text import fingerprint
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")  # independent of the locale
 

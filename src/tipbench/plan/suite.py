@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from tipbench.errors import SuiteError
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.prompts import Prompt, parse_prompt
 from tipbench.plan.rubric import Control, Rubric, load_controls, load_rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenarios
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_bounded
+from tipbench.text import fingerprint
 
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 

@@ -12,12 +12,12 @@ from tipbench.generate.diversity import diversity
 from tipbench.generate.engine import Completion, EngineFailure, ModelFacts
 from tipbench.generate.parsing import Answer, is_overlong, parse_answer, tips_json
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.plan.grid import PlannedCell
 from tipbench.plan.prompts import Rendered
 from tipbench.plan.rubric import Rubric
 from tipbench.plan.suite import Suite
 from tipbench.record.run import NewRun, RunKind, RunState
+from tipbench.text import fingerprint
 
 
 @dataclass(frozen=True)

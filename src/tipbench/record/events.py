@@ -1,11 +1,13 @@
-"""Progress events of a collect, in order, for a progress bar, a log or the panel."""
+"""Progress events of a collect, in order, for a progress bar or a log; `tipbench.jobs.events` writes them to a file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tipbench.plan.grid import Cell
+if TYPE_CHECKING:
+    from tipbench.plan.grid import Cell
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,11 @@ class Message:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """Generation of a model's cells starts; `recorded` of `total` are already recorded."""
+    """A model's cells start, before its weights are loaded; `done` of `total` are already recorded."""
 
     model: str
     total: int
-    recorded: int
+    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,17 @@ class CellFinished:
 
 @dataclass(frozen=True)
 class BlockFinished:
-    """A model's weights are unloaded."""
+    """A model's weights are confirmed unloaded."""
 
     model: str
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable; the run pauses for at most `limit_s` seconds."""
+    """A server is unreachable; the run pauses for at most `limit_s` seconds (0: while other work continues)."""
 
     what: str
-    limit_s: float
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True)

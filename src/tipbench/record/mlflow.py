@@ -1,18 +1,22 @@
-"""MlflowStore: the RunStore port on MLflow's REST API. Thread-safe; never imports `mlflow`."""
+"""MlflowStore: the RunStore port on MLflow's REST API, and the choice of the server. Never imports `mlflow`."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from tipbench.errors import MlflowError, MlflowUnavailable
+from tipbench.errors import LocalServerError, MlflowError, MlflowUnavailable
+from tipbench.http import canonical_url
 from tipbench.record import mlflow_wire as wire
+from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
@@ -20,12 +24,14 @@ from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
 
 PAGE = 250  # runs per page: as fast as larger pages, and 6 MB of runs with long texts at a time
 EXPERIMENTS_PAGE = 1000
+USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
+PROBE_S = 1.0
 
 Parsed = TypeVar("Parsed")
 
 
 class MlflowStore:
-    """Stores runs in an MLflow tracking server."""
+    """Stores runs in an MLflow tracking server. Thread-safe."""
 
     def __init__(
         self,
@@ -250,3 +256,68 @@ class MlflowStore:
         except MlflowError as exc:
             if exc.code != "RESOURCE_DOES_NOT_EXIST" and "Current state is deleted" not in str(exc):
                 raise
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The tracking server in use. `identity` is stable if the local server's port changes; journals depend on it."""
+
+    url: str  # may contain a login; never print it
+    identity: str
+    how: str  # for people, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
+
+
+def find_tracking(
+    url: str | None,
+    home: Path,
+    *,
+    start: bool,
+    report: Callable[[str], None],
+    usual: tuple[str, ...] = USUAL_URLS,
+    local_only: bool = False,
+) -> Tracking:
+    """Return the server to use; starts the local one if there is no other and `start` is set.
+
+    With `local_only` an MLflow on the usual port is ignored. Raises LocalServerError if there is no server.
+    """
+    local = LocalMlflow(home)
+    if url:
+        return _configured(url, local, home)
+    if not local_only and (found := _first_mlflow(usual)):
+        return Tracking(found, canonical_url(found), f"MLflow at {found} (found there)")
+    status = local.status()
+    if status.running and status.healthy and status.url:
+        return Tracking(status.url, _local_identity(home), f"local MLflow at {status.url}")
+    if not start:
+        raise LocalServerError(
+            f"No MLflow answers on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
+            "Start it with `tipbench mlflow up`, or give --mlflow-url."
+        )
+    started = local.up(report=report)
+    return Tracking(started, _local_identity(home), f"local MLflow at {started} (started by tipbench)")
+
+
+def _configured(url: str, local: LocalMlflow, home: Path) -> Tracking:
+    with closing(MlflowHttp(url, timeout_s=PROBE_S)) as http:
+        status = local.status()
+        same = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
+        # If the local server is down, another server may use its port.
+        if same and (status.running or not http.is_mlflow()):
+            return Tracking(url, _local_identity(home), f"local MLflow at {http.url}")
+        return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
+
+
+def _first_mlflow(urls: tuple[str, ...]) -> str | None:
+    deadline = time.monotonic() + PROBE_S
+    for url in urls:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        with closing(MlflowHttp(url, timeout_s=left)) as http:
+            if http.is_mlflow():
+                return url
+    return None
+
+
+def _local_identity(home: Path) -> str:
+    return f"local:{home.resolve()}"

@@ -1,12 +1,20 @@
-"""The RunStore port: experiments, and runs that are written in one piece, read in bulk and updated."""
+"""The RunStore port: experiments, and runs that are written in one piece, read in bulk and updated.
+
+`tipbench.record.mlflow.MlflowStore` implements it, and for tests `MemoryStore`, with the same limits and rules.
+"""
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tipbench.errors import MlflowError, MlflowUnavailable
+from tipbench.record import mlflow_wire as wire
 from tipbench.record.run import NewRun, RunChange, StoredRun
+from tipbench.record.texts import PREFIX, check_key, from_tags, leftovers, unescape
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,145 @@ class RunStore(Protocol):
     def touch(self, experiment_id: str) -> None:
         """Give the experiment a new `tipbench.revision`, which invalidates readers' caches."""
         ...
+
+
+@dataclass
+class _Stored:
+    experiment_id: str
+    run: StoredRun
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """Stores runs for the lifetime of the process. Set `away` to simulate an unreachable server."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self._lock = threading.RLock()
+        self._experiments: dict[str, Experiment] = {}
+        self._runs: dict[str, _Stored] = {}
+
+    def experiment(self, name: str) -> Experiment | None:
+        """Return the experiment of this name, or None."""
+        return next((each for each in self.experiments() if each.name == name), None)
+
+    def ensure_experiment(self, name: str) -> Experiment:
+        """Return the experiment of this name, created if missing."""
+        with self._reached():
+            there = self.experiment(name)
+            if there is None:
+                there = Experiment(str(len(self._experiments) + 1), name)
+                self._experiments[there.experiment_id] = there
+                return replace(there, created=True)
+            return there
+
+    def experiments(self) -> list[Experiment]:
+        """Return all experiments."""
+        with self._reached():
+            return list(self._experiments.values())
+
+    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        """Record a run and return its id."""
+        wire.checked_tags(run)
+        with self._reached():
+            found = wire.ExistingRuns()
+            if maybe_there:
+                where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
+                found = wire.classify_existing(run, self.search(experiment_id, where=where, half_written=True))
+            run_id = found.done or self._finish(found.half or self.begin(experiment_id, run), run)
+            for old in run.supersedes:
+                if old != run_id and old in self._runs:
+                    self._tag(old, wire.SUPERSEDED_TAG, "true")
+            for half in found.abandoned:
+                del self._runs[half]
+            return run_id
+
+    def begin(self, experiment_id: str, run: NewRun) -> str:
+        """Create a half-written run, as an interrupted `record` leaves it."""
+        with self._reached():
+            if experiment_id not in self._experiments:
+                raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
+            run_id = uuid.uuid4().hex
+            tags = {key: value for key, value in wire.checked_tags(run).items() if not key.startswith(PREFIX)}
+            tags = {key: unescape(value) for key, value in tags.items()}
+            self._runs[run_id] = _Stored(experiment_id, StoredRun(run_id, "RUNNING", run.start_ms, None, {}, {}, tags))
+            return run_id
+
+    def search(
+        self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None, half_written: bool = False
+    ) -> Iterator[StoredRun]:
+        """Search runs by tags or params, newest first, without texts; half-written ones only with `half_written`."""
+        return (run for run, _ in self._found(experiment_id, where, limit, half_written=half_written))
+
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """Like `search`, with the named texts of each run."""
+        for key in texts:
+            check_key(key)
+        return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
+
+    def _found(
+        self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
+    ) -> list[tuple[StoredRun, dict[str, str]]]:
+        with self._reached():
+            runs = [(kept.run, kept.texts) for kept in self._runs.values() if kept.experiment_id == experiment_id]
+        runs.sort(key=lambda found: (-found[0].start_ms, found[0].run_id))
+        hits = [
+            (run, texts)
+            for run, texts in runs
+            if (half_written or run.status in wire.DONE) and wire.matches(run, where)
+        ]
+        return hits if limit is None else hits[: max(0, limit)]
+
+    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+        """Return one run with all its texts."""
+        with self._reached():
+            kept = self._kept(run_id)
+            return kept.run, from_tags(kept.texts)[0]
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """Update a recorded run."""
+        with self._reached():
+            kept = self._kept(run_id)
+            texts = wire.texts_after(kept.texts, wire.changes(change, wire.CurrentRun(kept.run, kept.texts)))
+            for key in change.texts:
+                for tag in leftovers(key, texts):
+                    del texts[tag]
+            kept.texts = texts
+            metrics = {key: float(number) for key, number in change.metrics.items()}
+            kept.run = replace(kept.run, metrics={**kept.run.metrics, **metrics}, tags={**kept.run.tags, **change.tags})
+
+    def touch(self, experiment_id: str) -> None:
+        """Give the experiment a new `tipbench.revision`."""
+        with self._reached():
+            there = self._experiments[experiment_id]
+            tags = {**there.tags, wire.REVISION_TAG: uuid.uuid4().hex}
+            self._experiments[experiment_id] = replace(there, tags=tags)
+
+    def _finish(self, run_id: str, run: NewRun) -> str:
+        kept = self._runs[run_id]
+        kept.texts = {key: value for key, value in wire.checked_tags(run).items() if key.startswith(PREFIX)}
+        kept.run = replace(
+            kept.run,
+            status="FINISHED" if run.ok else "FAILED",
+            end_ms=run.end_ms,
+            params=dict(run.params),
+            metrics={key: float(number) for key, number in run.metrics.items()},
+        )
+        return run_id
+
+    def _kept(self, run_id: str) -> _Stored:
+        kept = self._runs.get(run_id)
+        if kept is None:
+            raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
+        return kept
+
+    def _tag(self, run_id: str, key: str, value: str) -> None:
+        kept = self._runs[run_id]
+        kept.run = replace(kept.run, tags={**kept.run.tags, key: value})
+
+    def _reached(self) -> threading.RLock:
+        if self.away:
+            raise MlflowUnavailable("The store in memory is set to be unreachable.")
+        return self._lock

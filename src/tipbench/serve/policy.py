@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from tipbench.errors import UsageError
-from tipbench.plan.fingerprint import fingerprint
 from tipbench.serve.features import FEATURES, FeatureSet, Matrix
 from tipbench.serve.prior import Prior
 from tipbench.serve.reward import REWARD_VERSION
 from tipbench.serve.ridge import Ridge
+from tipbench.text import fingerprint
 
 LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0
 _DECIMALS = 9

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from tipbench.errors import UsageError
 from tipbench.files import write_output
-from tipbench.plan.fingerprint import fingerprint
+from tipbench.text import fingerprint
 
 _FORMAT = "tipbench-prior/1"
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from tipbench.errors import LocalServerError, NotEnoughData
 from tipbench.record.journal import journal_folder
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowStore
+from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
 from tipbench.record.store import RunStore
-from tipbench.record.tracking import Tracking, find_tracking
 from tipbench.settings import Settings, mlflow_pages
 
 log = logging.getLogger("tipbench.web")

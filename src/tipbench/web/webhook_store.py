@@ -16,10 +16,10 @@ from tipbench.errors import MlflowUnavailable, TipbenchError
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import check_experiment_name
+from tipbench.record.mlflow import find_tracking
 from tipbench.record.reader import cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
-from tipbench.record.tracking import find_tracking
 from tipbench.settings import Settings
 from tipbench.sqlite import Connection, Database, Row
 from tipbench.text import iso

@@ -22,7 +22,7 @@ from tipbench.serve.ridge import Ridge
 from tipbench.text import fingerprint
 
 LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0
-_DECIMALS = 9
+DECIMALS = 9
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Policy:
         estimate = x @ ridge.theta
         if self.alpha:
             estimate = estimate + self.alpha * np.sqrt(((x @ ridge.v) * x).sum(axis=1))
-        scores: list[float] = estimate.round(_DECIMALS).tolist()
+        scores: list[float] = estimate.round(DECIMALS).tolist()
         return scores
 
     def probabilities(self, scores: list[float]) -> list[float]:

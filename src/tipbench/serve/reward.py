@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from tipbench.serve.request import RewardRequest
 
 REWARD_VERSION = "reward-1"
-_BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
+BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
+WITHOUT_DWELL = 0.6
+BY_DWELL = (  # of completed tips: the reward below a dwell in ms
+    (15_000.0, -0.3),  # too fast to have been read
+    (120_000.0, 1.0),
+    (math.nextafter(600_000.0, math.inf), 0.6),  # 10 minutes are included
+    (math.inf, 0.3),
+)
 
 
 def reward_of(request: RewardRequest) -> float:
@@ -15,12 +24,8 @@ def reward_of(request: RewardRequest) -> float:
         return float(number)
     action = request.get("action")
     if action != "completed":
-        return _BY_ACTION[action or "ignored"]
+        return BY_ACTION[action or "ignored"]
     dwell_ms = request.get("dwell_ms")
     if dwell_ms is None:
-        return 0.6
-    if dwell_ms < 15_000:
-        return -0.3  # too fast to have been read
-    if dwell_ms < 120_000:
-        return 1.0
-    return 0.6 if dwell_ms <= 600_000 else 0.3
+        return WITHOUT_DWELL
+    return next(reward for limit, reward in BY_DWELL if dwell_ms < limit)

@@ -14,8 +14,8 @@ from tipbench.serve.request import CategoryTally
 
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
-_OVERALL_WEIGHT, _CATEGORY_WEIGHT = 2.0, 4.0
-_COMPLETION, _DISMISSAL, _DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
+OVERALL_WEIGHT, CATEGORY_WEIGHT = 2.0, 4.0
+COMPLETION, DISMISSAL, DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
 _LOG_101 = math.log(101)
 
 
@@ -81,9 +81,9 @@ class Tallies:
         seen, completed, dismissed, dwell_s_sum, dwell_n, hour_x, hour_y = self.by_category.get(category, _EMPTY)
         angle = math.tau * hour / 24
         return (
-            min((completed + _CATEGORY_WEIGHT * completion) / (seen + _CATEGORY_WEIGHT), 1.0),
-            min((dismissed + _CATEGORY_WEIGHT * dismissal) / (seen + _CATEGORY_WEIGHT), 1.0),
-            min((dwell_s_sum / MAX_DWELL_S + _CATEGORY_WEIGHT * dwell) / (dwell_n + _CATEGORY_WEIGHT), 1.0),
+            min((completed + CATEGORY_WEIGHT * completion) / (seen + CATEGORY_WEIGHT), 1.0),
+            min((dismissed + CATEGORY_WEIGHT * dismissal) / (seen + CATEGORY_WEIGHT), 1.0),
+            min((dwell_s_sum / MAX_DWELL_S + CATEGORY_WEIGHT * dwell) / (dwell_n + CATEGORY_WEIGHT), 1.0),
             max(-1.0, min((math.cos(angle) * hour_x + math.sin(angle) * hour_y) / (completed + 1), 1.0)),
             min(math.log1p(seen) / _LOG_101, 1.0),
         )
@@ -95,13 +95,13 @@ class Tallies:
             tallies = [self.by_category[name] for name in sorted(self.by_category)]
             seen = sum(tally.seen for tally in tallies)
             self._overall = (
-                min(_shrink(sum(tally.completed for tally in tallies), seen, _COMPLETION), 1.0),
-                min(_shrink(sum(tally.dismissed for tally in tallies), seen, _DISMISSAL), 1.0),
+                min(_shrink(sum(tally.completed for tally in tallies), seen, COMPLETION), 1.0),
+                min(_shrink(sum(tally.dismissed for tally in tallies), seen, DISMISSAL), 1.0),
                 min(
                     _shrink(
                         sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S,
                         sum(tally.dwell_n for tally in tallies),
-                        _DWELL,
+                        DWELL,
                     ),
                     1.0,
                 ),
@@ -110,4 +110,4 @@ class Tallies:
 
 
 def _shrink(total: float, count: float, prior: float) -> float:
-    return (total + _OVERALL_WEIGHT * prior) / (count + _OVERALL_WEIGHT)
+    return (total + OVERALL_WEIGHT * prior) / (count + OVERALL_WEIGHT)

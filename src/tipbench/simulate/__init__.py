@@ -1,0 +1,1 @@
+"""Simulation of users, off-policy evaluation and the promotion gate: which policy may serve."""

@@ -1,0 +1,376 @@
+"""Simulated users, the tips they are offered and how they respond; all numbers come from personas.toml.
+
+Everything random is drawn per (seed, round, user, candidate) before a policy chooses, so that every policy meets the
+same users, candidates and luck (common random numbers), and adding users or rounds changes nothing that was there.
+
+The last axis of every array is the user: operations then run over users in memory order, which is what makes a
+simulation fast.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tipbench.serve.features import COMPOSITE_HALF, COMPOSITE_MIDDLE
+from tipbench.serve.reward import BY_ACTION, BY_DWELL
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
+ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
+COMPLETED = ACTIONS.index("completed")
+_USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5)
+_DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
+_DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
+_LEVELS = 2**16  # of the random numbers that offers are made of
+_QUANTILES = 1024
+_LINEAR_NOISE = 0.5
+_LINEAR_SIZES = (0.05, 0.05, 0.3, 0.3, 0.2)  # of hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm
+
+
+class WorldName(StrEnum):
+    """A variant of the simulated world."""
+
+    STANDARD = "standard"
+    NO_TASTE = "no-taste"  # categories do not matter
+    NULL = "null"  # nothing matters: every tip has the same chances
+    DRIFT = "drift"  # tastes are dealt again half-way
+    LOSSY = "lossy"  # some rewards never arrive
+    LINEAR = "linear"  # the mean reward is linear in LinUCB's features; for tests
+
+
+@dataclass(frozen=True)
+class Persona:
+    """A type of simulated user; personas.toml explains the numbers."""
+
+    name: str
+    numbers: Mapping[str, float]
+    likes: Mapping[str, float]  # by category
+    profile: Mapping[str, float]  # by PROFILE_KEYS
+
+
+@dataclass(frozen=True)
+class Personas:
+    """The content of personas.toml."""
+
+    version: str
+    settings: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    personas: tuple[Persona, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the personas; a user's persona is an index into them."""
+        return tuple(persona.name for persona in self.personas)
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Names of the categories; a tip's category is an index into them."""
+        return tuple(self.settings["categories"])
+
+    def column(self, key: str) -> Floats:
+        """Return one number of every persona."""
+        return np.array([persona.numbers[key] for persona in self.personas])
+
+
+@lru_cache(maxsize=1)
+def load_personas() -> Personas:
+    """Read the personas that come with the package."""
+    raw = tomllib.loads((resources.files("tipbench.simulate") / "personas.toml").read_text("utf-8"))
+    personas = tuple(
+        Persona(name, {k: v for k, v in row.items() if k not in ("likes", "profile")}, row["likes"], row["profile"])
+        for name, row in raw.pop("persona").items()
+    )
+    return Personas(raw.pop("version"), raw, raw.pop("candidate"), personas)
+
+
+@dataclass(frozen=True)
+class Tastes:
+    """What users like; categories × users."""
+
+    utility: Floats
+    log_dwell: Floats  # logarithm of the median dwell in seconds
+    value: Floats  # mean reward of a completion
+
+
+@dataclass(frozen=True)
+class Round:
+    """One decision of every user: the offer, the true mean reward of each candidate, and the luck.
+
+    `hour`, `open_tasks` and `arrives` have one entry per user, the other arrays are candidates × users.
+    """
+
+    number: int
+    weekday: int  # Monday is 0
+    hour: Floats
+    open_tasks: Ints
+    category: Ints
+    is_overdue: Ints
+    age_days: Ints
+    priority: Ints
+    composite: Floats
+    slot_hour: Ints
+    effort_min: Ints
+    mean: Floats
+    odds: tuple[Floats, ...]  # cumulated chances of completed, snoozed, dismissed; empty in the linear world
+    log_dwell: Floats
+    action_luck: Floats
+    dwell_luck: Floats
+    arrives: NDArray[np.bool_]  # whether the reward reaches the policy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the users did with the chosen tips."""
+
+    action: Ints | None  # index into ACTIONS; None in the linear world, which has rewards only
+    dwell_ms: Floats  # whole milliseconds; NaN unless completed
+    reward: Floats
+    regret: Floats  # best candidate's mean reward − that of the chosen
+
+
+class World:
+    """Users and rounds of one seed. `luck_seed` replaces the luck alone, to measure what sharing it saves."""
+
+    def __init__(
+        self, name: WorldName | str, seed: int, users: int, rounds: int, *, luck_seed: int | None = None
+    ) -> None:
+        self.name = WorldName(name)
+        self.seed = seed
+        self.rounds = rounds
+        self.personas = load_personas()
+        self.candidates = int(self.personas.settings["candidates"])
+        self.persona: Ints = np.arange(users) % len(self.personas.personas)
+        self._luck_seed = seed if luck_seed is None else luck_seed
+        self._columns = np.arange(users)
+        categories = len(self.personas.categories)
+        normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
+        offset = self._of("spread") * normal[0]
+        self.profile = self._make_profile(offset, normal[1:4])  # PROFILE_KEYS × users
+        self._base = self._of("base") + offset
+        self._tastes = self._deal(normal[4:])
+        again = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
+        self._later = self._deal(again) if self.name is WorldName.DRIFT else self._tastes
+        self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(again[:5])
+        self._tables = _response_tables(self.personas)
+
+    def __len__(self) -> int:
+        """Return the number of users."""
+        return len(self.persona)
+
+    def draws(self, number: int) -> Floats:
+        """Return a number in [0, 1) for each user, with which its policy draws from its probabilities."""
+        return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
+
+    def time(self, offered: Round, user: int) -> datetime:
+        """Return the local time of a user's decision, without an offset."""
+        days = offered.number // int(self.personas.settings["decisions_per_day"])
+        start = datetime.combine(date.fromisoformat(self.personas.settings["first_day"]), datetime.min.time())
+        return start + timedelta(days=days, minutes=round(float(offered.hour[user]) * 60))
+
+    def _of(self, key: str) -> Floats:
+        """Return a persona's number for every user."""
+        return np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+
+    def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
+        """Return each user's `profile_features`: the persona's, moved as the user's own behaviour is."""
+        table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
+        completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
+        return np.stack(
+            [
+                _sigmoid(_logit(completed) + 0.8 * offset),
+                _sigmoid(_logit(dismissed) - 0.8 * offset),
+                dwell * np.exp(0.2 * normal[0]),
+                (hour + 0.5 * normal[1]) % 24,
+                np.round(volume * np.exp(0.3 * normal[2])),
+            ]
+        )
+
+    def _deal(self, normal: Floats) -> Tastes:
+        """Return the users' tastes from standard normal numbers."""
+        half = len(normal) // 2
+        log_dwell = np.log(self._of("dwell_s")) + np.zeros((half, 1))
+        if self.name in (WorldName.NO_TASTE, WorldName.NULL):
+            log_dwell = log_dwell.mean() + 0 * log_dwell if self.name is WorldName.NULL else log_dwell
+            return Tastes(np.zeros_like(normal[:half]), log_dwell, _completion_value(log_dwell))
+        likes = [[p.likes.get(name, 0.0) for p in self.personas.personas] for name in self.personas.categories]
+        utility = np.array(likes)[:, self.persona] + self._of("taste") * normal[:half]
+        log_dwell = log_dwell + _DWELL_TASTE * normal[half:]
+        return Tastes(utility, log_dwell, _completion_value(log_dwell))
+
+    def round(self, number: int) -> Round:
+        """Return the decision that every user faces in this round."""
+        offer, settings, k = self.personas.candidate, self.personas.settings, self.candidates
+        rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
+        raw = np.ascontiguousarray(rng.integers(0, _LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16).T).astype(np.int64)
+        luck = np.random.default_rng((self._luck_seed, _LUCK_STREAM, number)).random((len(self), 1 + 2 * k)).T
+        parts = raw[2:].reshape(7, k, len(self))
+        first, last = settings["first_hour"], settings["last_hour"]
+        hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
+        open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
+        category = _pick(parts[0], len(self.personas.categories))
+        overdue = (parts[1] < offer["overdue"] * _LEVELS).astype(np.int64)
+        age = _age_quantiles(offer["mean_age_days"], offer["longest_age_days"]).take(_pick(parts[2], _QUANTILES))
+        priority = np.ones_like(category)
+        for share in np.cumsum(offer["priorities"])[:-1]:
+            priority += parts[3] >= share * _LEVELS
+        low, high = offer["lowest_composite"], offer["highest_composite"]
+        grade = _pick(parts[4], int(4 * (high - low)) + 1)
+        slot = _pick(parts[5], len(offer["slot_hours"]))
+        effort = _pick(parts[6], len(offer["efforts_min"]))
+        odds: tuple[Floats, ...] = ()
+        log_dwell = np.empty(0)
+        if self.name is WorldName.LINEAR:
+            mean = self._linear_mean(hour, overdue, age, priority)
+        else:
+            tastes = self._later if number >= self.rounds // 2 else self._tastes
+            place = category * len(self) + self._columns  # in an array of categories × users
+            utility = self._utility(hour, open_tasks, (overdue, priority, age), (effort, grade), slot)
+            utility += tastes.utility.take(place)
+            mean, odds = self._response(utility, tastes.value.take(place))
+            log_dwell = tastes.log_dwell.take(place)
+        return Round(
+            number,
+            number // int(settings["decisions_per_day"]) % 7,
+            hour,
+            open_tasks,
+            category,
+            overdue,
+            age,
+            priority,
+            composite=low + grade / 4,
+            slot_hour=np.array(offer["slot_hours"]).take(slot),
+            effort_min=np.array(offer["efforts_min"]).take(effort),
+            mean=mean,
+            odds=odds,
+            log_dwell=log_dwell,
+            action_luck=luck[1 : 1 + k],
+            dwell_luck=luck[1 + k :],
+            arrives=luck[0] >= (settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0),
+        )
+
+    def _utility(
+        self, hour: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
+    ) -> Floats:
+        if self.name is WorldName.NULL:
+            return np.full(slot.shape, float(self.personas.column("base").mean()))
+        task_table, tip_table = self._tables
+        persona = self.persona
+        common = self._base + self._of("hour") * np.exp(4 * (_cosine(hour - self._of("preferred_hour")) - 1))
+        hours = np.array(self.personas.candidate["slot_hours"])[:, None]
+        fit = common + self._of("slot") * np.maximum(_cosine(hour - hours), 0.0) ** 2  # slots × users
+        (overdue, priority, age), (effort, grade) = task, tip
+        busy = (open_tasks > 10).astype(np.int64)
+        _, flags, priorities, ages = task_table.shape
+        place = ((persona * flags + overdue) * priorities + priority - 1) * ages + age
+        _, loads, efforts, grades = tip_table.shape
+        other = ((persona * loads + busy) * efforts + effort) * grades + grade
+        return np.asarray(fit.take(slot * len(self) + self._columns) + task_table.take(place) + tip_table.take(other))
+
+    def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
+        """Return the mean reward and the cumulated chances of the actions; personas.toml has the formula."""
+        snooze, dismiss = self._of("snooze"), self._of("dismiss")
+        if self.name is WorldName.NULL:
+            snooze, dismiss = snooze.mean() + 0 * snooze, dismiss.mean() + 0 * dismiss
+        completed, snoozed, dismissed = np.exp(utility), np.exp(snooze), np.exp(dismiss - 0.8 * utility)
+        scale = 1 / (completed + snoozed + dismissed + 1.0)
+        completed *= scale
+        dismissed *= scale
+        snoozed = snoozed * scale
+        second = completed + snoozed
+        mean = completed * value + BY_ACTION["snoozed"] * snoozed + BY_ACTION["dismissed"] * dismissed
+        return mean, (completed, second, second + dismissed)
+
+    def _linear_mean(self, hour: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
+        theta, angle = self._theta, 2 * np.pi * hour / 24
+        task = theta[2] * overdue + theta[3] * np.minimum(age / 30, 1.0) + theta[4] * (priority - 1) / 3
+        return np.asarray(theta[0] * np.sin(angle) + theta[1] * np.cos(angle) + task)
+
+    def outcome(self, offered: Round, chosen: Ints) -> Outcome:
+        """Return what each user does with the chosen candidate."""
+        place = chosen * len(self) + self._columns
+        mean, luck = offered.mean.take(place), offered.action_luck.take(place)
+        regret = offered.mean.max(axis=0) - mean
+        if not offered.odds:
+            reward = mean + _LINEAR_NOISE * (luck - 0.5)
+            return Outcome(None, np.full(len(self), np.nan), reward, regret)
+        action = np.zeros(len(self), dtype=np.int64)
+        for odds in offered.odds:
+            action += luck >= odds.take(place)
+        spread = _DWELL_SCALE * _logit(offered.dwell_luck.take(place))
+        dwell = np.round(1000 * np.exp(offered.log_dwell.take(place) + spread))
+        dwell[action != COMPLETED] = np.nan
+        return Outcome(action, dwell, rewards(action, dwell), regret)
+
+
+def rewards(action: Ints, dwell_ms: Floats) -> Floats:
+    """Return the reward of each outcome by the table of `serve.reward`; completed ones have a dwell."""
+    limits, values = np.array(BY_DWELL).T
+    of_action = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS]).take(action)
+    return np.where(action == COMPLETED, values.take(np.searchsorted(limits[:-1], dwell_ms, side="right")), of_action)
+
+
+def _completion_value(log_dwell: Floats) -> Floats:
+    """Return the mean reward of a completion whose log-logistic dwell has this median."""
+    total = np.full(log_dwell.shape, BY_DWELL[-1][1])
+    for (limit, value), (_, later) in pairwise(BY_DWELL):
+        total += (value - later) * _sigmoid((np.log(limit / 1000) - log_dwell) / _DWELL_SCALE)
+    return total
+
+
+def _response_tables(known: Personas) -> tuple[Floats, Floats]:
+    """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × grade)."""
+
+    def number(key: str) -> Floats:
+        return known.column(key)[:, None, None, None]
+
+    offer = known.candidate
+    overdue, priority = np.arange(2)[:, None, None], np.arange(4)[:, None] / 3
+    age = np.arange(offer["longest_age_days"] + 1)
+    task = (
+        number("overdue") * overdue * (1 + priority) / 2
+        - number("priority_curve") * (priority - number("priority_peak")) ** 2
+        + number("age") * np.tanh(age / 7)
+    )
+    busy, effort = np.arange(2)[:, None, None], np.array(offer["efforts_min"])[:, None]
+    composite = np.arange(offer["lowest_composite"], offer["highest_composite"] + 0.25, 0.25)
+    quality = (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF
+    tip = number("load") * busy * (1 - effort / 15) + number("quality") * (quality - quality**3 / 3)
+    return task, tip
+
+
+@lru_cache(maxsize=8)
+def _age_quantiles(mean_age: float, longest: int) -> Ints:
+    """Return quantiles of an exponential age in whole days."""
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    return np.minimum(-mean_age * np.log1p(-shares), longest).astype(np.int64)
+
+
+def _pick(raw: Ints, count: int) -> Ints:
+    """Map random 16-bit numbers to 0 … count − 1."""
+    return (raw * count) >> 16
+
+
+def _cosine(hours: Floats) -> Floats:
+    return np.asarray(np.cos(2 * np.pi / 24 * hours))
+
+
+def _sigmoid(values: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-values)))
+
+
+def _logit(share: Floats) -> Floats:
+    share = np.clip(share, 1e-12, 1 - 1e-12)
+    return np.asarray(np.log(share / (1 - share)))

@@ -19,10 +19,11 @@ from support.paper_jobs import PaperRunner
 from tipbench.jobs.job import Runner
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings, load_settings
-from tipbench.web.app import create_app, listen, panel_url
+from tipbench.web.app import create_app
 from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
 from tipbench.web.options import PanelOptions
+from tipbench.web.server import listen, server_url
 
 START_S = 30.0
 JUDGE = "reviewer-1"
@@ -88,7 +89,7 @@ def panel_site(
 def listening(app: FastAPI) -> Iterator[str]:
     """Any application on a port of its own; its address without the last slash."""
     options = PanelOptions(port=0)
-    sock = listen(options)
+    sock = listen(options.host, options.port)
     server = uvicorn.Server(
         uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=2
@@ -101,7 +102,7 @@ def listening(app: FastAPI) -> Iterator[str]:
         while not server.started and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert server.started, "the panel did not start"
-        yield panel_url(sock, options).rstrip("/")
+        yield server_url(sock, options.host).rstrip("/")
     finally:
         server.should_exit = True
         thread.join(START_S)

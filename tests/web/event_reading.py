@@ -14,8 +14,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from tipbench.web.app import listen, panel_url
 from tipbench.web.options import PanelOptions
+from tipbench.web.server import listen, server_url
 
 START_S = 30.0
 
@@ -86,7 +86,7 @@ def reading(client: httpx.Client, job_id: str, query: str = "", **headers: str) 
 def on_a_port(app: FastAPI) -> Iterator[str]:
     """The application on a port of its own; its address."""
     options = PanelOptions(port=0)
-    sock = listen(options)
+    sock = listen(options.host, options.port)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=1
     )
@@ -95,7 +95,7 @@ def on_a_port(app: FastAPI) -> Iterator[str]:
     thread.start()
     try:
         until(lambda: server.started, START_S)
-        yield panel_url(sock, options).rstrip("/")
+        yield server_url(sock, options.host).rstrip("/")
     finally:
         server.should_exit = True
         thread.join(START_S)

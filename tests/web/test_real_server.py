@@ -24,10 +24,10 @@ from support.panel_site import make_app
 from tipbench.cli.main import app as commands
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
-from tipbench.web.app import listen, panel_url
 from tipbench.web.auth import Role
 from tipbench.web.options import PanelOptions
 from tipbench.web.security import HEADERS
+from tipbench.web.server import listen, server_url
 from web.panels import API
 
 START_S = 30.0
@@ -43,7 +43,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 def running(app: FastAPI) -> Iterator[str]:
     """The application on a port of its own; its address."""
     options = PanelOptions(port=0)
-    sock = listen(options)
+    sock = listen(options.host, options.port)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -53,7 +53,7 @@ def running(app: FastAPI) -> Iterator[str]:
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.02)
         assert server.started
-        yield panel_url(sock, options).rstrip("/")
+        yield server_url(sock, options.host).rstrip("/")
     finally:
         server.should_exit = True
         thread.join(START_S)

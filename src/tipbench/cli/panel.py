@@ -45,8 +45,9 @@ def panel(
       tipbench panel --port 8080 --mlflow-url http://mlflow.example:5000
     """
     _check_installed()
-    from tipbench.web.app import create_app, listen, panel_url, serve
+    from tipbench.web.app import create_app
     from tipbench.web.options import panel_options
+    from tipbench.web.server import listen, run_server, server_url
 
     settings = load_settings()
     if mlflow_url is not None:
@@ -54,12 +55,17 @@ def panel(
     writable_home(settings.home)
     options = panel_options(settings, host=host, port=port)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    with contextlib.closing(listen(options)) as sock:
+    with contextlib.closing(listen(options.host, options.port)) as sock:
         app = create_app(settings, options)
         _first_token(app.state.panel)
         _warn(options)
         _find_mlflow(app.state.panel)
-        serve(app, options, sock, started=lambda: print_message(f"panel: {panel_url(sock, options)} (Ctrl-C ends it)"))
+        run_server(
+            app,
+            sock,
+            started=lambda: print_message(f"panel: {server_url(sock, options.host)} (Ctrl-C ends it)"),
+            proxies=options.proxies,
+        )
 
 
 def _check_installed() -> None:

@@ -1,19 +1,14 @@
-"""Application factory and server: `create_app` assembles the panel and its API, `serve` runs them."""
+"""Application factory: `create_app` assembles the panel and its API."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-import uvicorn
 from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
 
 import tipbench
-from tipbench.errors import TipbenchError, UsageError
 from tipbench.jobs.job import JobState, Runner
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
@@ -159,64 +154,3 @@ def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], floa
         cache = getattr(queries, name)
         for result in ("hits", "misses"):
             yield (("cache", name), ("result", result)), float(getattr(cache, result))
-
-
-_BACKLOG = 128
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_CLOSE_S = 5  # timeout for open streams at shutdown
-
-
-def listen(options: PanelOptions) -> socket.socket:
-    """Return a listening socket. Raises UsageError if the address is in use or not of this machine."""
-    family, kind, protocol, _, address = _resolved(options)
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError as exc:
-        sock.close()
-        hint = "Is another panel running? " if exc.errno == errno.EADDRINUSE else ""
-        raise UsageError(
-            f"The panel cannot listen on {options.host} port {options.port}: {exc.strerror or exc}. {hint}"
-            "Choose another --host or --port."
-        ) from exc
-    return sock
-
-
-def panel_url(sock: socket.socket, options: PanelOptions) -> str:
-    """Return the URL of the panel."""
-    name, port = options.host, sock.getsockname()[1]
-    if name in _EVERYWHERE:  # not a usable address in a URL
-        name = "localhost"
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-
-
-def serve(app: FastAPI, options: PanelOptions, sock: socket.socket, *, started: Callable[[], None]) -> None:
-    """Serve requests until stopped; Ctrl-C is a normal exit."""
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=bool(options.proxies),
-        forwarded_allow_ips=list(options.proxies),
-        timeout_graceful_shutdown=_CLOSE_S,
-        ws="none",
-        lifespan="on",
-    )
-    server = uvicorn.Server(config)
-    started()
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[sock])
-    if not server.started:
-        raise TipbenchError("The panel could not start; the log above has the reason.")
-
-
-def _resolved(options: PanelOptions) -> tuple[int, int, int, str, tuple[str, int]]:
-    try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as exc:
-        raise UsageError(f"--host {options.host} is no address of this machine: {exc}. Use 127.0.0.1.") from exc
-    family, kind, protocol, name, address = found[0]
-    return family, kind, protocol, name, (str(address[0]), int(address[1]))

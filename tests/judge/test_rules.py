@@ -25,7 +25,7 @@ from tipbench.judge.rules import (
     score_tip,
     update_measured_table,
 )
-from tipbench.judge.rules_text import RoutineTime, parse_card, read, stem
+from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
 from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip
 from tipbench.plan.rubric import Anchor, Scale
@@ -283,7 +283,7 @@ def test_the_reasons_say_what_was_found() -> None:
 
 
 def test_a_reading_keeps_clock_times_whole() -> None:
-    assert [len(clause) for clause in read("At 12:30: open it, then stop.").clauses] == [3, 2, 2]
+    assert [len(clause) for clause in parse_tip("At 12:30: open it, then stop.").clauses] == [3, 2, 2]
 
 
 # --- the filler ---

@@ -10,20 +10,23 @@ from itertools import pairwise
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.judge import rules_words as words
 from tipbench.judge.rules_text import (
+    DAYPARTS,
     NAMED,
+    ORDERS,
+    PHRASES,
+    WORDS,
     Card,
     Hook,
     ParsedTip,
     RoutineTime,
     Word,
-    broken,
     clause_verb,
     clock_times,
     opening,
     parse_card,
-    read,
+    parse_tip,
+    unusable_reason,
 )
 from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
@@ -40,6 +43,7 @@ class Finding:
     because: tuple[str, ...]
 
 
+EVENING = 18  # hour; from then on, phrases such as "tonight" mean now
 _POINTERS = frozenset({"the", "your", "this", "that", "her", "his", "their"})
 
 
@@ -61,112 +65,102 @@ class Hooks:
         return bool(self.tasks) + bool(self.now) + bool(self.personal)
 
 
-def find_hooks(reading: ParsedTip, card: Card) -> Hooks:
+def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     """Finds the parts of the card that the tip refers to or contradicts."""
-    stems = reading.stems
-    tasks = [task for task in card.tasks if _names_task(reading, task)]
+    stems = parsed.stems
+    tasks = [task for task in card.tasks if _names_task(parsed, task)]
     taken = frozenset(word for task in tasks for word in task.weights)
-    people = _people(reading, card, taken)
+    # A name inside a task's title, as in "Ada's form", is not a separate hook.
+    people = [
+        word
+        for index, word in enumerate(parsed.words)
+        if word.stem in card.people
+        and not (word.stem in taken and any(later.stem in taken for later in parsed.words[index + 1 : index + 3]))
+    ]
     free = stems - taken | {word.stem for word in people}
     routines = {when: [r for r in card.routines if r.when is when and r.weight_in(free) >= 1] for when in RoutineTime}
     now = routines[RoutineTime.NOW]
     own = frozenset(word for routine in now for word in routine.weights)
-    passed = [
-        routine for routine in card.routines if routine.when is RoutineTime.PASSED and _retells(routine, free - own)
-    ]
+    passed = []
+    for routine in card.routines:
+        weight = routine.weight_in(free - own)
+        if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
+            passed.append(routine)
     personal = [
         hook for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]) if hook.weight_in(free - own) >= 1
     ]
-    wishes = [wish for wish in card.wanted if wish.weight_in(free) >= 1]
+    preferences = [preference for preference in card.wanted if preference.weight_in(free) >= 1]
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
-        joined=any(_hangs_on(clause, own) for clause in reading.clauses),
-        personal=(*_texts(personal), *_texts(wishes), *dict.fromkeys(word.text for word in people)),
+        joined=any(_is_tied_to(clause, own) for clause in parsed.clauses),
+        personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         near=tuple(sorted(free & card.trade)),
-        hour=_names_hour(reading, card, free),
-        against=(*_texts(passed), *_against_wishes(reading, card), *_passed_hours(reading, card)),
-        later=_later(reading, card),
+        hour=_names_hour(parsed, card, free),
+        against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
+        later=_later(parsed, card),
     )
-
-
-def _people(reading: ParsedTip, card: Card, taken: frozenset[str]) -> list[Word]:
-    named = [index for index, word in enumerate(reading.words) if word.stem in card.people]
-    return [reading.words[index] for index in named if not _in_title(reading, index, taken)]
-
-
-def _in_title(reading: ParsedTip, index: int, taken: frozenset[str]) -> bool:
-    """Returns whether the name is part of a task's title, as in 'Ada's form', and thus not a separate hook."""
-    return reading.words[index].stem in taken and any(w.stem in taken for w in reading.words[index + 1 : index + 3])
-
-
-def _retells(routine: Hook, stems: frozenset[str]) -> bool:
-    weight = routine.weight_in(stems)
-    return weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values())
 
 
 def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
     return tuple(hook.text for hook in hooks)
 
 
-def _names_task(reading: ParsedTip, task: Hook) -> bool:
+def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Returns whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
-    weight = task.weight_in(reading.stems)
-    return weight >= NAMED or (
-        weight >= 1 and any(_pointed_at(reading.words, i, task) for i in range(len(reading.words)))
+    weight = task.weight_in(parsed.stems)
+    if weight < 1 or weight >= NAMED:
+        return weight >= NAMED
+    return any(
+        task.weights.get(word.stem) == 1
+        and _POINTERS & {before.lower for before in parsed.words[max(0, index - 3) : index]}
+        for index, word in enumerate(parsed.words)
     )
 
 
-def _pointed_at(all_words: Sequence[Word], index: int, task: Hook) -> bool:
-    before = {word.lower for word in all_words[max(0, index - 3) : index]}
-    return task.weights.get(all_words[index].stem) == 1 and bool(before & _POINTERS)
-
-
-def _hangs_on(clause: Sequence[Word], routine: frozenset[str]) -> bool:
+def _is_tied_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
+    """Returns whether a word such as 'after' or 'when' in the clause is followed by a word of the routine."""
     for index, word in enumerate(clause):
-        opens = word.lower in words.MOMENTS or (index == 0 and word.lower in words.TRIGGERS)
+        opens = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if opens and any(later.stem in routine for later in clause[index + 1 :]):
             return True
     return False
 
 
-def _names_hour(reading: ParsedTip, card: Card, free: frozenset[str]) -> bool:
-    parts = (words.DAYPARTS[word.lower] for word in reading.words if word.lower in words.DAYPARTS)
+def _names_hour(parsed: ParsedTip, card: Card, free: frozenset[str]) -> bool:
+    parts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     touched = any(routine.when is RoutineTime.NOW and routine.weight_in(free) for routine in card.routines)
     return touched or bool(free & card.label) or any(low * 60 <= card.minute <= high * 60 for low, high in parts)
 
 
-def _against_wishes(reading: ParsedTip, card: Card) -> tuple[str, ...]:
-    found = []
-    for wish in card.ruled_out:
-        for index, word in enumerate(reading.words):
-            before = {earlier.lower for earlier in reading.words[max(0, index - 3) : index]}
+def _ruled_out(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
+    """Returns the first word that the person's preferences rule out."""
+    for preference in card.ruled_out:
+        for index, word in enumerate(parsed.words):
+            before = {earlier.lower for earlier in parsed.words[max(0, index - 3) : index]}
             excused = before & {"no", "not", "without", "than", "instead"}
-            if wish.weights.get(word.stem) == 1 and not excused:
-                found.append(f"{word.lower} (ruled out: {wish.text})")
-    return tuple(found[:1])
+            if preference.weights.get(word.stem) == 1 and not excused:
+                return (f"{word.lower} (ruled out: {preference.text})",)
+    return ()
 
 
-def _passed_hours(reading: ParsedTip, card: Card) -> tuple[str, ...]:
-    morning = reading.has(words.MORNING_ONLY) if card.minute >= 12 * 60 else []
-    night = reading.has(("the night before", "last night")) if card.minute < 12 * 60 else []
+def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
+    morning = parsed.has(PHRASES["morning_only"]) if card.minute >= 12 * 60 else []
+    night = parsed.has(("the night before", "last night")) if card.minute < 12 * 60 else []
     clock = [
-        time for time in clock_times(reading.raw, bare=False) if time < card.minute - 60 and not _either_half(time)
+        time
+        for time in clock_times(parsed.raw, bare=False)
+        if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # eight to noon may also mean the evening
     ]
     return (*morning, *night, *(f"{time // 60:02}:{time % 60:02}" for time in clock))
 
 
-def _later(reading: ParsedTip, card: Card) -> tuple[str, ...]:
+def _later(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
     """Returns phrases that postpone the tip, except in later clauses that open with 'leave', which end the action."""
-    phrases = words.LATER_DAYS + (words.LATER_TODAY if card.minute < words.EVENING * 60 else ())
-    kept = [clause for index, clause in enumerate(reading.clauses) if not index or opening(clause) != "leave"]
+    phrases = PHRASES["later_days"] + (PHRASES["later_today"] if card.minute < EVENING * 60 else ())
+    kept = [clause for index, clause in enumerate(parsed.clauses) if not index or opening(clause) != "leave"]
     plain = f" {' '.join(word.lower for clause in kept for word in clause)} "
     return tuple(phrase for phrase in phrases if f" {phrase} " in plain)
-
-
-def _either_half(time: int) -> bool:
-    """Returns whether the time, from eight to noon, may also mean the evening."""
-    return 8 * 60 <= time < 12 * 60
 
 
 def relevance(hooks: Hooks) -> Finding:
@@ -189,7 +183,7 @@ def relevance(hooks: Hooks) -> Finding:
     return Finding(1, ("no hook",))
 
 
-_NOT_COUNTED = words.UNITS | words.FUNCTION - {"of"}
+_NOT_COUNTED = WORDS["units"] | WORDS["function"] - {"of"}
 _DURATION = re.compile(
     r" (?:(?P<n>\d{1,3})|one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty(?: five)?|thirty|a few)"
     r"(?: more| quiet| full| short)? (?:min|mins|minutes?|sec|secs|seconds?)(?= )"
@@ -219,77 +213,69 @@ class Instructions:
         return bool(self.steps) or self.trigger
 
 
-def find_instructions(reading: ParsedTip, card: Card) -> Instructions:
+def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
     """Finds the instructions in the tip's clauses."""
     found: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}
     first: int | None = None
-    for index, clause in enumerate(reading.clauses):
+    for index, clause in enumerate(parsed.clauses):
         at = clause_verb(clause, card.orders)
-        if at is None or _negated(clause, at):
+        if at is None or any(word.lower in WORDS["negations"] for word in clause[max(0, at - 3) : at]):
             continue
         kind = _kind(clause, at, card)
         found[kind].append(clause[at].lower)
         first = index if first is None and kind in {"step", "action"} else first
-    after = reading.clauses[first:] if first is not None else ()
+    after = parsed.clauses[first:] if first is not None else ()
+    durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)  # an hour
     return Instructions(
         steps=tuple(found["step"]),
         actions=tuple(found["action"]),
         directions=tuple(found["direction"]),
-        trigger=bool(first) and reading.clauses[0][0].lower in words.TRIGGERS,
-        duration=_duration(reading),
+        trigger=bool(first) and parsed.clauses[0][0].lower in WORDS["triggers"],
+        duration=next((match.group().strip() for match in durations), None),
         size=_size([word for clause in after for word in clause]),
         stop=_stop(after),
-        open_object=next(iter(reading.has(words.OPEN_OBJECTS)), None),
+        open_object=next(iter(parsed.has(PHRASES["open_objects"])), None),
     )
 
 
-def _negated(clause: Sequence[Word], at: int) -> bool:
-    return any(word.lower in words.NEGATIONS for word in clause[max(0, at - 3) : at])
-
-
 def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
+    """Returns whether the verb at this index gives a step, an action, only a direction, or none of these."""
     verb, rest = clause[at].lower, [word.lower for word in clause[at + 1 :]]
-    onward = _onward(verb, rest)
-    if onward is not None:
-        return _kind(clause, at + 1 + onward, card)
-    if verb in words.LIGHT_VERBS and set(rest[:4]) & words.VAGUE_OBJECTS and not set(rest) & words.UNITS:
+    main_verb = _main_verb(verb, rest)
+    if main_verb is not None:
+        return _kind(clause, at + 1 + main_verb, card)
+    if verb in WORDS["light_verbs"] and set(rest[:4]) & WORDS["vague_objects"] and not set(rest) & WORDS["units"]:
         return "direction"
-    if verb in {"use", "spend"} and not set(rest) & words.UNITS:
+    if verb in {"use", "spend"} and not set(rest) & WORDS["units"]:
         return "direction"
-    if f"{verb} {rest[0] if rest else ''}" in words.STEP_PAIRS or verb in words.STEP_VERBS:
+    if f"{verb} {rest[0] if rest else ''}" in PHRASES["step_pairs"] or verb in WORDS["step_verbs"]:
         return "step"
     if verb in {"stop", "remember"}:
         return "none"
-    if verb in words.ACTION_VERBS or verb in card.task_verbs:
+    if verb in WORDS["action_verbs"] or verb in card.task_verbs:
         return "action"
-    return "direction" if verb in words.VAGUE_VERBS else "none"
+    return "direction" if verb in WORDS["vague_verbs"] else "none"
 
 
-def _onward(verb: str, rest: Sequence[str]) -> int | None:
+def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
     """Returns the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
-        return 1 if len(rest) > 1 and rest[1] in words.ORDERS else None
-    if verb in words.TIME_VERBS:
-        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in words.ORDERS), None)
+        return 1 if len(rest) > 1 and rest[1] in ORDERS else None
+    if verb in WORDS["time_verbs"]:
+        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in ORDERS), None)
     return None
-
-
-def _duration(reading: ParsedTip) -> str | None:
-    """Returns the first duration of at most an hour."""
-    fitting = (found for found in _DURATION.finditer(reading.plain) if 0 < int(found["n"] or 1) <= 60)
-    return next((found.group().strip() for found in fitting), None)
 
 
 def _size(after: Sequence[Word]) -> str | None:
     for word, following in pairwise(after):
-        if word.lower in words.SIZES and following.lower not in _NOT_COUNTED:
+        if word.lower in WORDS["sizes"] and following.lower not in _NOT_COUNTED:
             return f"{word.lower} {following.lower}"
     return None
 
 
 def _stop(after: Sequence[Sequence[Word]]) -> str | None:
     for index, clause in enumerate(after):
-        if words.STOPS & {word.lower for word in clause} or (index and opening(clause) in words.STOP_VERBS):
+        if WORDS["stops"] & {word.lower for word in clause} or (index and opening(clause) in WORDS["stop_verbs"]):
             return " ".join(word.lower for word in clause[:6])
     return None
 
@@ -320,10 +306,10 @@ def actionability(moves: Instructions, hooks: Hooks) -> Finding:
 _EMOJI_FROM = "\u2300"  # symbols below, such as ™ and °, are not emoji
 
 
-def tone(reading: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Finding:
+def tone(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Finding:
     """Scores tone by the wording, lowered for hype, jargon, scolding, exclamation marks and emoji."""
-    loud, marks = _loud_words(reading, card), _marks(reading)
-    base, why = _manner(reading, card, hooks, moves)
+    loud, marks = _loud_words(parsed, card), _marks(parsed)
+    base, why = _manner(parsed, card, hooks, moves)
     weight = sum(loud.values())
     because = (*loud, *marks, why)
     if weight >= 3 or (weight >= 2 and (sum(marks.values()) >= 2 or not moves.real)):
@@ -334,51 +320,51 @@ def tone(reading: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> F
     return Finding(min(base, 3), because) if slips else Finding(base, (why,))
 
 
-def _loud_words(reading: ParsedTip, card: Card) -> dict[str, int]:
-    lowers = {word.lower for word in reading.words if word.stem not in card.said}
-    found: dict[str, int] = {f"hype: {word}": 1 for word in sorted(lowers & words.HYPE)}
-    found |= {f"jargon: {word}": 1 for word in sorted(lowers & words.JARGON)}
-    found |= {f"slogan: {phrase}": 1 for phrase in reading.has(words.SLOGANS)}
-    found |= {f"cheering: {phrase}": 1 for phrase in reading.has(words.CHEERS)}
-    found |= {f"lecture: {phrase}": 1 for phrase in reading.has(words.LECTURE)}
-    found |= {f"scolding: {phrase}": 2 for phrase in reading.has(words.SCOLD)}
-    shouted = [word.text for word in reading.words if len(word.text) > 3 and word.text.isupper()]
+def _loud_words(parsed: ParsedTip, card: Card) -> dict[str, int]:
+    lowers = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
+    found: dict[str, int] = {f"hype: {word}": 1 for word in sorted(lowers & WORDS["hype"])}
+    found |= {f"jargon: {word}": 1 for word in sorted(lowers & WORDS["jargon"])}
+    found |= {f"slogan: {phrase}": 1 for phrase in parsed.has(PHRASES["slogans"])}
+    found |= {f"cheering: {phrase}": 1 for phrase in parsed.has(PHRASES["cheers"])}
+    found |= {f"lecture: {phrase}": 1 for phrase in parsed.has(PHRASES["lecture"])}
+    found |= {f"scolding: {phrase}": 2 for phrase in parsed.has(PHRASES["scold"])}
+    shouted = [word.text for word in parsed.words if len(word.text) > 3 and word.text.isupper()]
     return found | {f"capitals: {text[:20]}": 1 for text in shouted[:3]}
 
 
-def _marks(reading: ParsedTip) -> dict[str, int]:
-    exclamations = reading.raw.count("!") + reading.raw.count("！")
-    emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in reading.raw)
+def _marks(parsed: ParsedTip) -> dict[str, int]:
+    exclamations = parsed.raw.count("!") + parsed.raw.count("！")
+    emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in parsed.raw)
     found = {plural(exclamations, "exclamation mark"): min(exclamations, 2)} if exclamations else {}
     return found | ({f"{emoji} emoji": min(emoji, 2)} if emoji else {})
 
 
-def _manner(reading: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> tuple[int, str]:
+def _manner(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> tuple[int, str]:
     """Returns the highest tone score the wording allows, before deductions, with the reason."""
-    spoken_to = {"you", "your", "yourself"} & {word.lower for word in reading.words}
-    length = len(reading.words)
-    if not spoken_to and _about_them(reading, card):
+    addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
+    length = len(parsed.words)
+    if not addressed and _is_about_person(parsed, card):
         return 3, "about the person, not to them"
     if length < 9:
         return 3, "curt"
-    if reading.has(words.STIFF) or length / reading.sentences > 34:
+    if parsed.has(PHRASES["stiff"]) or length / parsed.sentences > 34:
         return 3, "stiff or wordy"
     if not moves.real and not hooks.count:
         return 3, "flat"
-    if reading.has(words.PRESSURE):
-        return 4, "calm, with a word of pressure or praise"
+    if parsed.has(PHRASES["pressure"]):
+        return 4, "calm, with some pressure or praise"
     if hooks.count and moves.start and (moves.size or moves.duration or moves.stop):
         return 5, "calm and specific"
     return 4, "calm, a little general"
 
 
-def _about_them(reading: ParsedTip, card: Card) -> bool:
+def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
     """Returns whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
-    named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in reading.clauses)
-    subjects = {clause[0].lower for clause in reading.clauses}
+    named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
+    subjects = {clause[0].lower for clause in parsed.clauses}
     trade = any(
-        len(clause) > 1 and clause[0].stem in card.trade and clause[1].lower in words.MODALS
-        for clause in reading.clauses
+        len(clause) > 1 and clause[0].stem in card.trade and clause[1].lower in WORDS["modals"]
+        for clause in parsed.clauses
     )
     return named or trade or bool(subjects & {"she", "he", "they", "i", "i'm"})
 
@@ -424,8 +410,8 @@ class RulesJudge:
     def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """Returns an iterator over all items' scores. Raises UsageError immediately if the rubric's scales differ."""
         check_rubric(sheet.rubric)
-        report(f"rules: {len(sheet.items)} items by text rules, which know English only; the scores are provisional.")
-        return (_fill_item(item) for item in sheet.items)
+        report(f"rules: {len(sheet.items)} items by text rules, for English only; the scores are provisional.")
+        return (_score_item(item) for item in sheet.items)
 
 
 def check_rubric(rubric: Rubric) -> None:
@@ -439,7 +425,7 @@ def check_rubric(rubric: Rubric) -> None:
         )
 
 
-def _fill_item(item: Item) -> ItemScore:
+def _score_item(item: Item) -> ItemScore:
     card = parse_card(item.scenario)
     explained = [(_explain(card, tip.tip), tip.overlong) for tip in item.tips]
     return ItemScore(item.id, item.format_ok, tuple(TipScore(e.scores, overlong, e.note) for e, overlong in explained))
@@ -448,40 +434,37 @@ def _fill_item(item: Item) -> ItemScore:
 def rules_error(
     examples: Sequence[CalibratedTip], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Returns, per scale, the rules' error against agreed scores: n, bias, mean absolute error, share within one step.
+    """Returns the rules' error against reference scores per scale: n, bias, mean absolute error, share within one step.
 
     `cards` maps scenario ids to cards. Without examples for a scale, its values are None and n is 0.
     """
-    read_cards = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
-    scored = [(_explain(read_cards[example.scenario], example.tip).scores, example.scores) for example in examples]
-    off = {scale: [own[scale] - agreed[scale] for own, agreed in scored if scale in agreed] for scale in SCALES}
-    return {scale: _summary(differences) for scale, differences in off.items()}
-
-
-def _summary(off: Sequence[int]) -> dict[str, float | None]:
-    n = len(off)
-    if not n:
-        return {"n": 0, "bias": None, "error": None, "within_one": None}
-    return {
-        "n": n,
-        "bias": sum(off) / n,
-        "error": sum(map(abs, off)) / n,
-        "within_one": sum(abs(difference) <= 1 for difference in off) / n,
-    }
+    parsed = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
+    scored = [(_explain(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]
+    errors: dict[str, dict[str, float | None]] = {}
+    for scale in SCALES:
+        off = [own[scale] - reference[scale] for own, reference in scored if scale in reference]
+        n = len(off)
+        errors[scale] = {
+            "n": n,
+            "bias": sum(off) / n if n else None,
+            "error": sum(map(abs, off)) / n if n else None,
+            "within_one": sum(abs(difference) <= 1 for difference in off) / n if n else None,
+        }
+    return errors
 
 
 def _explain(card: Card, tip: str) -> Explanation:
-    reading = read(tip)
-    why = broken(reading, card.orders)
-    if why:
-        return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {why}",))))
-    hooks = find_hooks(reading, card)
-    moves = find_instructions(reading, card)
+    parsed = parse_tip(tip)
+    reason = unusable_reason(parsed, card.orders)
+    if reason:
+        return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
+    hooks = find_hooks(parsed, card)
+    moves = find_instructions(parsed, card)
     return Explanation(
         {
             "relevance": relevance(hooks),
             "actionability": actionability(moves, hooks),
-            "tone": tone(reading, card, hooks, moves),
+            "tone": tone(parsed, card, hooks, moves),
         }
     )
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from tipbench.judge import rules_words as words
+_LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
+WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
+PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
+FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
+DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
+ORDERS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
+HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 LONGEST = 4000  # characters of a tip that are parsed, a hundred times the usual length
 NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
@@ -23,7 +31,7 @@ _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
 _NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # by Unicode category: joined or separated
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
-_NUMBERS = {word: number for number, word in enumerate(words.HOUR_NAMES, start=1)}
+_NUMBERS = {word: number for number, word in enumerate(HOUR_NAMES, start=1)}
 _HOUR_WORDS = "|".join(_NUMBERS)
 _CLOCK = re.compile(
     rf"\b(?P<h>\d{{1,2}}):(?P<m>\d{{2}})\b"
@@ -31,7 +39,7 @@ _CLOCK = re.compile(
     rf"|\b(?:at|by|from|to|until|till|about|the) (?P<plain>{_HOUR_WORDS})\b(?! (?:minute|second|hour|day|step|thing))"
 )
 _MINUTES_OF = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
-_REPEATABLE = words.FUNCTION | words.UNITS | words.STOPS | words.SIZES
+_REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,11 @@ class ParsedTip:
         return [phrase for phrase in phrases if f" {phrase} " in self.plain]
 
 
-def read(tip: str) -> ParsedTip:
+def parse_tip(tip: str) -> ParsedTip:
     """Parses a tip into words and clauses, ignoring emoji and markup."""
     raw = tip[:LONGEST]
-    text = _straight(raw)
+    text = unicodedata.normalize("NFC", raw).translate(_QUOTES)
+    text = "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
     flat = tuple(word for clause in clauses for word in clause)
@@ -94,25 +103,25 @@ def stem(word: str) -> str:
     return word.removesuffix("e") if len(word) > 3 else word
 
 
-def broken(reading: ParsedTip, verbs: frozenset[str]) -> str | None:
+def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
     """Returns why the text is not a usable tip, or None."""
-    lowers = [word.lower for word in reading.words]
+    lowers = [word.lower for word in parsed.words]
     if len(lowers) < 2:
         return "no sentence"
-    marks = [character for character in reading.raw if not character.isspace() and character not in ".,;:!?"]
+    marks = [character for character in parsed.raw if not character.isspace() and character not in ".,;:!?"]
     if sum(character.isalpha() for character in marks) < len(marks) * 0.6:
         return "mostly not letters"
     doubled = [a for a, b in pairwise(lowers) if a == b and a not in _REPEATABLE]
-    told = any(clause_verb(clause, verbs) is not None for clause in reading.clauses)
-    if len(doubled) > 1 or (doubled and not told):
+    has_verb = any(clause_verb(clause, verbs) is not None for clause in parsed.clauses)
+    if len(doubled) > 1 or (doubled and not has_verb):
         return f"repeats '{doubled[0][:30]}'"
     content = [word for word in lowers if word not in _REPEATABLE]
     if len(content) >= 8 and len(set(content)) < len(content) * 0.45:
         return "the same words again and again"
-    english = sum(word in words.FUNCTION for word in lowers) / len(lowers)
-    if not told and english < 0.15 and len(lowers) >= 4:
+    english = sum(word in WORDS["function"] for word in lowers) / len(lowers)
+    if not has_verb and english < 0.15 and len(lowers) >= 4:
         return "not English, or no sentence"
-    if not told and not any(word in verbs or word in words.BE_HAVE or "'" in word for word in lowers):
+    if not has_verb and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in lowers):
         return "no verb"
     return None
 
@@ -122,7 +131,12 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
     start = _after_lead_ins(clause)
     if start < len(clause) and clause[start].lower in verbs:
         return start
-    return next(_urged(clause, start, verbs), None)
+    for at in range(start + 1, len(clause)):
+        before, word = clause[at - 1].lower, clause[at].lower
+        urged = before == "to" and any(w.lower in WORDS["urges"] for w in clause[max(0, at - 4) : at - 1])
+        if word in verbs and (before in WORDS["modals"] or urged):
+            return at
+    return None
 
 
 def opening(clause: Sequence[Word]) -> str:
@@ -132,16 +146,8 @@ def opening(clause: Sequence[Word]) -> str:
 
 
 def _after_lead_ins(clause: Sequence[Word]) -> int:
-    leads = (i for i, word in enumerate(clause) if word.lower not in words.LEAD_INS and not word.lower.isdigit())
+    leads = (i for i, word in enumerate(clause) if word.lower not in WORDS["lead_ins"] and not word.lower.isdigit())
     return next(leads, len(clause))
-
-
-def _urged(clause: Sequence[Word], start: int, verbs: frozenset[str]) -> Iterator[int]:
-    for at in range(start + 1, len(clause)):
-        before, word = clause[at - 1].lower, clause[at].lower
-        urged = before == "to" and any(w.lower in words.URGES for w in clause[max(0, at - 4) : at - 1])
-        if word in verbs and (before in words.MODALS or urged):
-            yield at
 
 
 class RoutineTime(Enum):
@@ -179,41 +185,39 @@ class Card:
     people: frozenset[str]  # stems of other people's names
     trade: frozenset[str]  # stems of role and circumstances
     label: frozenset[str]  # stems of the slot's label
-    said: frozenset[str]  # stems of all its texts except preferences; not penalised as hype or jargon
+    vocabulary: frozenset[str]  # stems of all its texts except preferences; not penalised as hype or jargon
     minute: int  # of the day
 
 
 def parse_card(card: Mapping[str, Any]) -> Card:
     """Parses a scenario's card, as returned by `Scenario.to_card`."""
     persona, slot = card["persona"], card["slot"]
-    minute = _minute_of(str(slot["time"]))
+    clock_hour, _, clock_minute = str(slot["time"]).partition(":")
+    minute = int(clock_hour) * 60 + int(clock_minute)
     names = frozenset(word.stem for word in _words(str(persona["name"])[:_CARD_LONGEST]))
     titles = [str(task["title"])[:_CARD_LONGEST] for task in persona["tasks"]]
     habits = [str(habit)[:_CARD_LONGEST] for habit in persona["habits"]]
     about = str(persona["about"])[:_CARD_LONGEST]
     preferences = [_split_preference(str(text)[:_CARD_LONGEST]) for text in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
-    people = _names([about, *habits, *(wish for wish, _ in preferences)]) - names
+    people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
     verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
     return Card(
         names=names,
         tasks=tuple(_task_hook(title, people) for title in titles),
         task_verbs=verbs,
-        orders=words.ORDERS | verbs,
+        orders=ORDERS | verbs,
         routines=tuple(_routine_hook(text, minute, people) for text in routines),
-        wanted=tuple(_wish_hook(wish) for wish, _ in preferences if wish),
-        ruled_out=tuple(_wish_hook(against) for _, against in preferences if against),
+        wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
+        ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
         people=people,
         trade=_content(f"{persona['role']} {about}"),
-        label=_content(str(slot["label"])) - {stem(word) for word in words.DAYPARTS},
-        said=frozenset(word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)),
+        label=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
+        vocabulary=frozenset(
+            word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)
+        ),
         minute=minute,
     )
-
-
-def _straight(text: str) -> str:
-    text = unicodedata.normalize("NFC", text).translate(_QUOTES)
-    return "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
 
 
 def _words(text: str) -> list[Word]:
@@ -233,9 +237,11 @@ def _clauses(part: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
 
 
 # Includes words for durations and stops, which are common in advice and do not refer to the card.
-_EMPTY = frozenset(stem(w) for w in words.FUNCTION | words.HOURS | words.UNITS | words.STOPS | set(words.HOUR_NAMES))
-_COMMON = frozenset(stem(word) for word in words.COMMON)
-_VERBS = frozenset(stem(word) for word in words.STEP_VERBS | words.ACTION_VERBS)
+_EMPTY = frozenset(
+    stem(w) for w in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
+)
+_COMMON = frozenset(stem(word) for word in WORDS["common"])
+_VERBS = frozenset(stem(word) for word in WORDS["step_verbs"] | WORDS["action_verbs"])
 
 
 def _content(text: str) -> frozenset[str]:
@@ -244,12 +250,12 @@ def _content(text: str) -> frozenset[str]:
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
     """Returns word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
-    found = [word for word in _words(text) if word.stem not in _EMPTY]
-    return {word.stem: 0.5 if _slight(word) or any(word.stem in group for group in weak) else 1.0 for word in found}
-
-
-def _slight(word: Word) -> bool:
-    return word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+    weights = {}
+    for word in _words(text):
+        half = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+        if word.stem not in _EMPTY:
+            weights[word.stem] = 0.5 if half or any(word.stem in group for group in weak) else 1.0
+    return weights
 
 
 def _task_hook(title: str, people: frozenset[str]) -> Hook:
@@ -261,9 +267,9 @@ def _routine_hook(text: str, minute: int, people: frozenset[str]) -> Hook:
     return Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
 
 
-def _wish_hook(text: str) -> Hook:
+def _preference_hook(text: str) -> Hook:
     weights = _weights(text, _VERBS)
-    for family in words.FAMILIES:
+    for family in FAMILIES:
         if any(word.lower in family and word.stem not in _COMMON for word in _words(text)):
             weights.update({stem(word): 1.0 for word in family})
     return Hook(text.strip(), weights)
@@ -273,8 +279,8 @@ def _split_preference(text: str) -> tuple[str, str]:
     """Splits a preference into what is wanted and what is ruled out."""
     if re.match(r"(?i)(no|not|never|without)\b", text):
         return "", text
-    wish, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
-    return wish, against
+    wanted, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
+    return wanted, against
 
 
 def _names(texts: Iterable[str]) -> frozenset[str]:
@@ -283,12 +289,7 @@ def _names(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word.stem for word in inside if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
 
 
-_CALENDAR = frozenset(stem(word) for word in words.CALENDAR)
-
-
-def _minute_of(clock: str) -> int:
-    hour, _, minute = clock.partition(":")
-    return int(hour) * 60 + int(minute)
+_CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 
 
 def clock_times(text: str, *, bare: bool = True) -> list[int]:
@@ -310,22 +311,17 @@ def _when(text: str, minute: int) -> RoutineTime:
     times = clock_times(text)
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
     evenings = [time + 720 for time in mornings]  # "eight" may be morning or evening
-    if any(abs(time - minute) <= 60 for time in (*times, *evenings)) or _spans(text, times, minute):
+    if len(times) == 2 and re.search(r"\bto\b", text):
+        spans_now = times[0] <= minute <= times[1]
+    else:
+        ends = [time + 720 if time < 6 * 60 else time for time in times]
+        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - 240 <= minute <= end for end in ends)
+    if spans_now or any(abs(time - minute) <= 60 for time in (*times, *evenings)):
         return RoutineTime.NOW
-    ranges = [words.DAYPARTS[word] for word in _WORD.findall(text) if word in words.DAYPARTS]
+    ranges = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]
     if any(low * 60 <= minute <= high * 60 for low, high in ranges):
         return RoutineTime.NOW
     if not times and not ranges:
         return RoutineTime.ANY
-    ends = [*times, *(time for time in evenings if time >= 20 * 60), *(high * 60 for _, high in ranges)]
-    return RoutineTime.PASSED if max(ends) < minute else RoutineTime.LATER
-
-
-def _spans(text: str, times: Sequence[int], minute: int) -> bool:
-    if len(times) == 2 and re.search(r"\bto\b", text):
-        return times[0] <= minute <= times[1]
-    return bool(re.search(r"\buntil\b", text)) and any(time - 240 <= minute <= time for time in _ends(times))
-
-
-def _ends(times: Sequence[int]) -> list[int]:
-    return [time + 720 if time < 6 * 60 else time for time in times]
+    last = max([*times, *(time for time in evenings if time >= 20 * 60), *(high * 60 for _, high in ranges)])
+    return RoutineTime.PASSED if last < minute else RoutineTime.LATER

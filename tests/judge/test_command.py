@@ -103,7 +103,7 @@ def test_a_program_that_dies_half_way_keeps_what_it_finished(tmp_path: Path) -> 
     said: list[str] = []
     outcomes = judged(run("dies_halfway", tmp_path / "calls"), said=said)
     assert (tmp_path / "calls").read_text().split() == ["4", "2"], "asked again for the missing, once"
-    assert "2 of 4 came back" in "\n".join(said)
+    assert "2 of 4 scored" in "\n".join(said)
     assert scored(outcomes) == {"item-0", "item-1", "item-2"}
     assert "exit code 3: Out of credit" in reason(outcomes["item-3"])
 
@@ -114,7 +114,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkey
     outcomes = judged(run("hangs", tmp_path / "pids"), timeout_s=1.5)
     assert time.monotonic() - began < 300
     assert scored(outcomes) == {"item-0", "item-1"}, "one from each of the two calls"
-    assert "had not ended after 1.5 s" in reason(outcomes["item-3"])
+    assert "exceeded 1.5 s" in reason(outcomes["item-3"])
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
@@ -160,7 +160,7 @@ def test_batches_are_asked_one_after_the_other(tmp_path: Path) -> None:
         ("off scale", "a whole number from 1 to 5"),
         ("unfinished", "unfinished"),
         ("twice", "more than once"),
-        ("foreign item", "did not come back"),
+        ("foreign item", "not returned"),
     ],
 )
 def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how: str, complaint: str) -> None:
@@ -203,7 +203,7 @@ def test_a_program_that_floods_without_an_answer_is_told_so(monkeypatch: pytest.
     monkeypatch.setattr(command, "MOST_OUTPUT", 1_000_000)
     outcomes = judged(run("ignores_stdin"))
     assert scored(outcomes) == set()
-    assert "wrote more than 1 MB" in reason(outcomes["item-0"])
+    assert "exceeded 1 MB of output" in reason(outcomes["item-0"])
 
 
 def test_a_program_may_fill_the_file_in_place() -> None:
@@ -216,7 +216,7 @@ def test_a_program_may_write_to_a_file_of_its_own() -> None:
 
 def test_an_untouched_file_is_no_answer() -> None:
     outcomes = judged(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
-    assert {reason(outcome) for outcome in outcomes.values()} == {"did not come back"}
+    assert {reason(outcome) for outcome in outcomes.values()} == {"not returned"}
 
 
 def test_the_program_gets_the_environment_without_what_is_tipbenchs(

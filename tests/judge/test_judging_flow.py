@@ -790,7 +790,7 @@ def test_a_judge_that_counts_is_held_like_a_person(desk: Desk) -> None:
     assert states(desk) == {"pending": CELLS}
     script = Script()
     script.provisional = False
-    again = rf"held.* If the scores of the sheet {ran.applied.sheet} shall stand: the same command with --accept-drift"
+    again = rf"held.* To accept the scores of the sheet {ran.applied.sheet}: the same command with --accept-drift"
     with pytest.raises(NotEnoughData, match=again):
         run_script(desk, script)
     assert script.asked == []
@@ -818,7 +818,7 @@ def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int,
     said: list[str] = []
     ran = run_script(desk, script, said)
     assert script.asked == [ran.applied.finished], "nothing was scored twice"
-    assert said == [f"the sheet {ran.applied.sheet} was not applied to its end: doing so now"]
+    assert said == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in desk.cells().values()} == {11.0}
     assert ran.continued
@@ -875,7 +875,7 @@ def test_an_mlflow_that_is_away_for_a_while_stops_nobody(monkeypatch: pytest.Mon
     said: list[str] = []
     ran = run_script(desk, Outage(store, 5, 20), said)
     assert ran.applied.unfinished == 0
-    assert sum("Judging goes on" in line for line in said) == 1
+    assert sum("Judging continues" in line for line in said) == 1
     assert all("provisional_composite" in run.metrics for run in desk.cells().values())
 
 

@@ -183,9 +183,9 @@ def test_a_useless_answer_is_asked_for_once_more_with_another_seed(server: Scrip
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [
-        (Fault("length"), "cut off (length)"),
+        (Fault("length"), "truncated (length)"),
         (Fault("error_line", 2), "incomplete"),
-        (Fault("truncated"), "cut the question"),
+        (Fault("truncated"), "truncated the prompt"),
     ],
 )
 def test_a_failed_call_is_unscored_with_the_reason(
@@ -209,7 +209,7 @@ def test_a_model_that_will_not_load_is_not_asked_for_every_item(server: Scripted
     server.add_faults(Fault("load_error"))
     said = reasons(judged(server, home, sheet_of(20)))
     assert len(server.log.calls()) < 10
-    assert said[-1].startswith("not asked any more")
+    assert said[-1].startswith("skipped")
 
 
 def test_a_tip_that_does_not_fit_is_unscored_and_never_cut(server: ScriptedOllama, home: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_server_that_comes_back_in_time_costs_no_item(server: ScriptedOllama, 
         server.pause_listening(lose_models=True)
         threading.Timer(0.7, server.resume).start()
         assert [type(outcome) for outcome in outcomes] == [ItemScore, ItemScore]
-    assert "ollama is back" in said
+    assert "ollama is available again" in said
 
 
 def test_a_server_that_stays_away_ends_the_judging_with_what_came_before(server: ScriptedOllama, home: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_was_said_is_somewhere_for_ever(scores: CellScores, given_: Judgeme
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
         moved = replace(former, held=given_.held, at=given_.at) == given_
-        assert moved or any(kept.says_the_same_as(former) for kept in after)
+        assert moved or any(kept.equals_except_time(former) for kept in after)
 
 
 @settings(max_examples=15)
@@ -111,7 +111,7 @@ def test_a_judgement_touches_nobody_else(scores: CellScores, given_: Judgement) 
 def test_a_counted_judgement_stands_unless_a_sheet_exported_later_does(scores: CellScores, given_: Judgement) -> None:
     new = replace(given_, held=False)
     standing = scores.with_judgement(new).judges[new.judge]
-    assert standing.says_the_same_as(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
+    assert standing.equals_except_time(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
     held = scores.with_judgement(new).held.get(new.judge)
     assert held is None or held.sheet != new.sheet
 

@@ -77,7 +77,7 @@ def test_half_a_character_in_a_tip_survives_the_file() -> None:
         (b"Here is your sheet!", "Here is your sheet!"),
         (b"PK\x03\x04\x14\x00", "judge export"),
         (b"a,b,c\n1,2,3\n", "'row' and 'item'"),
-        (CONTENT[:-40], "no whole JSON"),
+        (CONTENT[:-40], "not valid JSON"),
         (b'{\n "format": "tipbench-sheet/1",\n "items": [,]}', "Line 3, column 12"),
         (b"[]", "an object {"),
         (b'{\n"a": 1,\n  "a": 2}', "Line 3, column 3: expected each key once in an object; found 'a' again"),

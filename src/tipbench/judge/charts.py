@@ -10,7 +10,7 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetHistory
 
-_SUBTITLE = "sheet by sheet, oldest above; a verdict also goes by the error and the contrast over all scales"
+_SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
 def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
     panel = alt.layer(zero, line, dot).properties(width=200, height=alt.Step(26))
     names = list(dict.fromkeys(row["scale"] for row in rows))
     return panel.facet(column=alt.Column("scale:N", sort=names, title=None)).properties(
-        title=alt.Title("How the judges score the hidden controls", subtitle=_SUBTITLE)
+        title=alt.Title("Judges' bias on the hidden controls", subtitle=_SUBTITLE)
     )
 
 
@@ -88,24 +88,19 @@ class DriftPoint:
 def drift_points(history: Sequence[SheetHistory], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
     """Returns one point per sheet of the judge with a known bias on the scale: the newest MOST_POINTS, oldest first."""
     own = [sheet for sheet in history if sheet.judge == judge and sheet.provisional == provisional]
-    found = [
-        _point(sheet, each)
-        for sheet in own
-        for each in (sheet.drift or {}).get("scales", ())
-        if each["scale"] == scale and each["bias"] is not None
-    ]
-    return found[-MOST_POINTS:]
-
-
-def _point(sheet: SheetHistory, scale: dict[str, Any]) -> DriftPoint:
-    low, high = scale["interval"] or (scale["bias"], scale["bias"])
-    return DriftPoint(sheet.sheet, sheet.exported[:10], scale["bias"], low, high, bool(scale["beyond"]))
+    points = []
+    for sheet in own:
+        for found in (sheet.drift or {}).get("scales", ()):
+            if found["scale"] == scale and found["bias"] is not None:
+                bias, (low, high) = found["bias"], found["interval"] or (found["bias"], found["bias"])
+                points.append(DriftPoint(sheet.sheet, sheet.exported[:10], bias, low, high, bool(found["beyond"])))
+    return points[-MOST_POINTS:]
 
 
 def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     """Plots bias with intervals, oldest on the left; a drifted sheet is a diamond."""
     alt = import_altair()
-    rows = [{**vars(point), "number": at, "text": _said(point)} for at, point in enumerate(points, start=1)]
+    rows = [{**vars(point), "number": at, "text": _point_text(point)} for at, point in enumerate(points, start=1)]
     reach = max([_LEAST_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
     scale = alt.Scale(domain=[-reach, reach], nice=False)
     whole = math.floor(reach)
@@ -129,9 +124,9 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
 
 def drift_sentence(points: Sequence[DriftPoint]) -> str:
     """Returns a text alternative for the chart."""
-    return "; ".join(_said(point) for point in points) or "no sheet with a known bias"
+    return "; ".join(_point_text(point) for point in points) or "no sheet with a known bias"
 
 
-def _said(point: DriftPoint) -> str:
+def _point_text(point: DriftPoint) -> str:
     limit = ", beyond the limit" if point.beyond else ""
     return f"{point.date}: bias {point.bias:+.2f} ({point.low:+.2f} to {point.high:+.2f}){limit}"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tipbench.errors import SheetRefused
 from tipbench.judge.sheet import FORMAT, FilledSheet, Item, ItemScore, Sheet, SheetTip, TipScore
-from tipbench.plan.rubric import Rubric, Scale
+from tipbench.plan.rubric import Rubric
 from tipbench.text import plural
 
 MAX_PROBLEMS = 1000
@@ -199,12 +199,12 @@ class Location:
         return replace(self, tip=tip, row=_row(raw_tip) or self.row)
 
     def refuse(self, field: str, seen: object, expected: str) -> None:
-        text = seen.text if isinstance(seen, _Said) else shown(seen)
+        text = seen.text if isinstance(seen, _Description) else shown(seen)
         self.problems.append(Problem(self.item, self.tip, field, text, expected, self.row))
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Description:
     """A description of the value found, used in a message as is."""
 
     text: str
@@ -250,7 +250,7 @@ def check_judge(
             place.refuse("judge", name, f"{shown(owner)}, whose sheet this is")
             return None
     if names[0] != names[-1]:
-        place.refuse("judge", names[0], f"{shown(names[-1])}, as --judge says; name one of the two")
+        place.refuse("judge", names[0], f"{shown(names[-1])}, as given by --judge; use one of the two names")
     return names[0]
 
 
@@ -270,7 +270,7 @@ def check_items(
             yield Problem(None, None, _path(number, raw_item), seen, f"an item of sheet {sheet_id}", _row(raw_item))
         elif id_ in outcomes:
             expected = "each item once; remove one of the two"
-            yield Problem(id_, None, _path(number, raw_item), "it a second time", expected, _row(raw_item))
+            yield Problem(id_, None, _path(number, raw_item), "a duplicate", expected, _row(raw_item))
         else:
             outcome = check(raw_item)
             outcomes[id_] = None if isinstance(outcome, list) else outcome
@@ -285,8 +285,12 @@ def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> T
     check_text(place, raw, "rationale", tip.rationale)
     overlong = _flag(place, raw, "overlong")
     scores = _scores(place, raw, rubric)
-    note = _note(place, raw)
-    return TipScore(scores, overlong, note) if scores is not None else None
+    note = raw.get("note")
+    if note is not None and not isinstance(note, str):
+        place.refuse("note", note, "a text")
+    elif note is not None and len(note) > MAX_NOTE:
+        place.refuse("note", _Description(f"{len(note)} characters"), f"at most {MAX_NOTE} characters")
+    return TipScore(scores, overlong, _newlines(note) if isinstance(note, str) else "") if scores is not None else None
 
 
 def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
@@ -297,21 +301,18 @@ def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str
         return None
     for name in islice((name for name in given if name not in rubric.scale_names), 20):
         place.refuse(f"scores.{_bare(name)}", given[name], f"only the rubric's scales: {', '.join(rubric.scale_names)}")
-    scores = {scale.name: _score(place, given, scale) for scale in rubric.scales}
-    whole = {name: score for name, score in scores.items() if score is not None}
-    return whole if len(whole) == len(scores) else None
-
-
-def _score(place: Location, given: Mapping[str, Any], scale: Scale) -> int | None:
-    value = given.get(scale.name, _MISSING)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not scale.min <= value <= scale.max or value != int(value):
-        seen = describe_value(given, scale.name)
-        place.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
-        return None
-    return int(value)
+    scores: dict[str, int] = {}
+    for scale in rubric.scales:
+        value = given.get(scale.name, _MISSING)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and scale.min <= value <= scale.max and value == int(value):
+            scores[scale.name] = int(value)
+        else:
+            seen = describe_value(given, scale.name)
+            place.refuse(f"scores.{scale.name}", seen, f"a whole number from {scale.min} to {scale.max}, or null")
+    return scores if len(scores) == len(rubric.scales) else None
 
 
 def _flag(place: Location, raw: Mapping[str, Any], key: str) -> bool:
@@ -319,18 +320,6 @@ def _flag(place: Location, raw: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         place.refuse(key, describe_value(raw, key), "true or false")
     return value is True
-
-
-def _note(place: Location, raw: Mapping[str, Any]) -> str:
-    value = raw.get("note")
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        place.refuse("note", value, "a text")
-        return ""
-    if len(value) > MAX_NOTE:
-        place.refuse("note", _Said(f"{len(value)} characters"), f"at most {MAX_NOTE} characters")
-    return _newlines(value)
 
 
 def expect(place: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
@@ -352,7 +341,7 @@ def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, fie
     start = max(0, (min(len(given), len(whole)) if equal is None else equal) - 12)
     there = f" from character {start + 1} on" if start else ""
     expected = f"the text as exported, {shown(whole[start : start + 200])}{there}"
-    place.refuse(field or key, _Said(shown(given[start : start + 200]) + there), expected)
+    place.refuse(field or key, _Description(shown(given[start : start + 200]) + there), expected)
 
 
 def check_card(place: Location, given: object, card: Mapping[str, Any]) -> None:
@@ -366,13 +355,13 @@ def check_card(place: Location, given: object, card: Mapping[str, Any]) -> None:
         place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
 
 
-def describe_value(raw: Mapping[str, Any], key: str) -> _Said:
+def describe_value(raw: Mapping[str, Any], key: str) -> _Description:
     """Describes the value of a key; if the key is missing, suggests a similar one."""
     if key in raw:
-        return _Said(shown(raw[key]))
+        return _Description(shown(raw[key]))
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
     close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
-    return _Said(f"no such key, but {shown(others[close[0]])}" if close else "no such key")
+    return _Description(f"no such key, but {shown(others[close[0]])}" if close else "no such key")
 
 
 def _bare(name: object) -> str:

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,9 +54,15 @@ class CommandJudge:
         self._command = _words(command)
         self._timeout_s = timeout_s
         self._batch = batch
-        _require_program(self._command[0])
+        program = self._command[0]
+        if shutil.which(program) is None:
+            found = Path(program).exists() and os.sep in program
+            problem = "is not executable" if found else "was not found"
+            raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
         if timeout_s <= 0 or (batch is not None and batch < 1):
-            raise UsageError(f"A judge's time limit and batch are above 0 (got {timeout_s:g} s and {batch}).")
+            raise UsageError(
+                f"The judge's time limit and batch size must be above 0 (got {timeout_s:g} s and {batch})."
+            )
 
     def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         size = self._batch or max(1, len(sheet.items))
@@ -69,7 +75,9 @@ class CommandJudge:
                 else:
                     yield outcome
             if missing:
-                report(_again(self.name, missing, len(items)))
+                reason = next(iter(missing.values()))
+                scored = len(items) - len(missing)
+                report(f"{self.name}: {scored} of {len(items)} scored; retrying the others once ({reason})")
                 again = tuple(item for item in items if item.id in missing)
                 yield from self._ask(replace(sheet, items=again), report)
 
@@ -80,28 +88,29 @@ class CommandJudge:
         with tempfile.TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             files = {"{sheet}": Path(folder, "sheet.json"), "{out}": Path(folder, "out.json")}
             used = {mark: path for mark, path in files.items() if any(mark in word for word in self._command[1:])}
-            content = _bytes(sheet)
+            try:
+                content = sheet_text(sheet).encode()
+            except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
+                content = json.dumps(sheet_json(sheet)).encode()
             if "{sheet}" in used:
                 _write(used["{sheet}"], content)
-            ended = _run(_filled_in(self._command, used), b"" if "{sheet}" in used else content, self._timeout_s)
+            command = list(self._command)
+            for mark, path in used.items():
+                command[1:] = [word.replace(mark, str(path)) for word in command[1:]]
+            ended = _run(command, b"" if "{sheet}" in used else content, self._timeout_s)
             out, filled = (_read(used[mark]) if mark in used else b"" for mark in ("{out}", "{sheet}"))
         places = (out, ended.output, filled if filled != content else b"")
         found = [recover_items(place, sheet) for place in places if place]
         for item in sheet.items:
-            yield choose_answer(item, sheet.rubric, found, ended.trouble)
+            yield choose_answer(item, sheet.rubric, found, ended.failure)
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _ProgramOutput:
     """The output and exit status of one run of the program."""
 
     output: bytes
-    trouble: str  # empty if it exited with code 0
-
-
-def _again(name: str, missing: Mapping[str, str], asked: int) -> str:
-    reason = next(iter(missing.values()))
-    return f"{name}: {asked - len(missing)} of {asked} came back; asking once more for the others ({reason})"
+    failure: str  # empty if it exited with code 0
 
 
 # The command
@@ -111,30 +120,12 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as exc:
-        raise UsageError(f"The judge's command cannot be read: {exc} in {command[:80]!r}. Check its quotes.") from exc
+        raise UsageError(
+            f"The judge's command cannot be parsed: {exc} in {command[:80]!r}. Check its quoting."
+        ) from exc
     if not words or not words[0] or "\0" in command:
-        raise UsageError(f'The judge\'s command names no program (got {command[:80]!r}). Write command:"program …".')
+        raise UsageError(f'The judge\'s command has no program (got {command[:80]!r}). Write command:"program …".')
     return words
-
-
-def _require_program(program: str) -> None:
-    if shutil.which(program) is None:
-        seen = "may not be run" if Path(program).exists() and os.sep in program else "was not found"
-        raise UsageError(f"The judge's program {program[:200]!r} {seen}. Check its name, its rights and PATH.")
-
-
-def _filled_in(command: Sequence[str], files: Mapping[str, Path]) -> list[str]:
-    words = list(command)
-    for mark, path in files.items():
-        words = [words[0], *(word.replace(mark, str(path)) for word in words[1:])]
-    return words
-
-
-def _bytes(sheet: Sheet) -> bytes:
-    try:
-        return sheet_text(sheet).encode()
-    except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
-        return json.dumps(sheet_json(sheet)).encode()
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -156,13 +147,10 @@ def _read(path: Path) -> bytes:
 # The process
 
 
-def _environment() -> dict[str, str]:
-    """Returns the environment without tipbench and MLflow settings, which would give access to the hidden controls."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-
-
-def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
+def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _ProgramOutput:
     """Runs the program until it exits or exceeds the time or size limit; always terminates its process group."""
+    # Without tipbench and MLflow settings, which would give access to the hidden controls.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     try:
         process = subprocess.Popen(
             command,
@@ -171,19 +159,19 @@ def _run(command: Sequence[str], content: bytes, timeout_s: float) -> _Ended:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            env=_environment(),
+            env=environment,
         )
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise UsageError(f"The judge's program {command[0][:200]!r} could not be started: {why}.") from exc
-    talk = _Talk(process, content, timeout_s)
+    program_run = _ProgramRun(process, content, timeout_s)
     try:
-        return talk.run()
+        return program_run.run()
     finally:
-        talk.end()
+        program_run.end()
 
 
-class _Talk:
+class _ProgramRun:
     """Writes stdin and reads stdout and stderr concurrently with a selector, to avoid deadlocks."""
 
     def __init__(self, process: subprocess.Popen[bytes], content: bytes, timeout_s: float) -> None:
@@ -195,12 +183,12 @@ class _Talk:
         self._stopped = ""  # why it was terminated; empty if it was not
         self._selector = selectors.DefaultSelector()
 
-    def run(self) -> _Ended:
+    def run(self) -> _ProgramOutput:
         self._watch(self._process.stdin, selectors.EVENT_WRITE, self._write)
         self._watch(self._process.stdout, selectors.EVENT_READ, self._read_output)
         self._watch(self._process.stderr, selectors.EVENT_READ, self._read_errors)
-        self._pump(time.monotonic() + self._timeout_s)
-        return _Ended(bytes(self._output), self._trouble())
+        self._transfer(time.monotonic() + self._timeout_s)
+        return _ProgramOutput(bytes(self._output), self._failure())
 
     def end(self) -> None:
         """Terminates the program if it still runs, also after Ctrl-C: SIGTERM, then SIGKILL."""
@@ -231,7 +219,7 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, event, act)
 
-    def _pump(self, deadline: float) -> None:
+    def _transfer(self, deadline: float) -> None:
         """Transfers data until the program has exited and its output is read; enforces limits by SIGTERM, SIGKILL."""
         ended_at: float | None = None
         while True:
@@ -244,14 +232,11 @@ class _Talk:
                 return
             if self._stopped and now > deadline:
                 _signal(self._process, signal.SIGKILL)
-            elif not self._stopped and (limit := self._limit(now > deadline)):
-                self._stopped, deadline = f"the program {limit} and was stopped", now + _TERM_S
+            elif not self._stopped and (now > deadline or len(self._output) > MOST_OUTPUT):
+                too_long = len(self._output) > MOST_OUTPUT
+                limit = f"{MOST_OUTPUT // 10**6} MB of output" if too_long else f"{self._timeout_s:g} s"
+                self._stopped, deadline = f"the program exceeded {limit} and was stopped", now + _TERM_S
                 _signal(self._process, signal.SIGTERM)
-
-    def _limit(self, late: bool) -> str:
-        if len(self._output) > MOST_OUTPUT:
-            return f"wrote more than {MOST_OUTPUT // 10**6} MB"
-        return f"had not ended after {self._timeout_s:g} s" if late else ""
 
     @property
     def _reading(self) -> bool:
@@ -286,12 +271,14 @@ class _Talk:
             self._selector.unregister(pipe)
         return piece
 
-    def _trouble(self) -> str:
+    def _failure(self) -> str:
         code = self._process.returncode
         if self._stopped:
             ended = self._stopped
         elif code < 0:
-            ended = f"the program was ended by {_signal_name(-code)}"
+            known = {each.value for each in signal.Signals}
+            name = signal.Signals(-code).name if -code in known else f"signal {-code}"
+            ended = f"the program was ended by {name}"
         elif code > 0:
             ended = f"the program ended with exit code {code}"
         else:
@@ -304,10 +291,3 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Sends a signal to the whole process group; the program was started in a new session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

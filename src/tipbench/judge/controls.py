@@ -40,18 +40,19 @@ def compose(
     """Returns the sheet's items in final order. `shown` has a control's id once per time this judge has seen it."""
     real = sorted(cells, key=lambda cell: cell.run_id)
     repeats = _choose_repeats(real, earlier, rng)
-    places = _places(real, repeats, controls, Counter(shown), rng)
-    plans = _plan(places, min(CONTROL_TIPS, len(real)), rng)
-    chosen = _choose_controls(places, [sum(len(donor.tips) for donor in plan) for plan in plans], rubric)
-    entries = [_answer(cell, ItemKind.CELL, suite_cards, rubric) for cell in real]
-    entries += [_answer(cell, ItemKind.REPEAT, suite_cards, rubric) for cell in repeats]
+    pools = _pools(real, repeats, controls, Counter(shown), rng)
+    plans = _plan(pools, min(CONTROL_TIPS, len(real)), rng)
+    chosen = _choose_controls(pools, [sum(len(donor.tips) for donor in plan) for plan in plans], rubric)
+    entries = [_entry(cell, ItemKind.CELL, suite_cards, rubric) for cell in real]
+    entries += [_entry(cell, ItemKind.REPEAT, suite_cards, rubric) for cell in repeats]
     for donors, tips in zip(plans, chosen, strict=True):
         rng.shuffle(tips)
-        pile = iter(tips)
-        worn = [list(islice(pile, len(donor.tips))) for donor in donors]
-        entries += [_dressed(*pair, suite_cards, rubric) for pair in zip(worn, donors, strict=True)]
+        rest = iter(tips)
+        for donor in donors:
+            entries.append(_control_entry(list(islice(rest, len(donor.tips))), donor, suite_cards, rubric))
     rng.shuffle(entries)
-    return tuple(_named(entry, sheet_id, at, rng) for at, entry in enumerate(entries))
+    ids = [fingerprint([sheet_id, rng.getrandbits(64), position], 12) for position in range(len(entries))]
+    return tuple(replace(entry, item=replace(entry.item, id=id_)) for entry, id_ in zip(entries, ids, strict=True))
 
 
 def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
@@ -65,24 +66,24 @@ def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng
 # Items
 
 
-def _answer(cell: Candidate, kind: ItemKind, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric) -> SheetEntry:
+def _entry(cell: Candidate, kind: ItemKind, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric) -> SheetEntry:
     return SheetEntry(_item(cell.scenario, cell.tips, cell.format_ok, cards, rubric), kind, cell.run_id)
 
 
-def _dressed(
-    worn: Sequence[Control], donor: Candidate, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric
+def _control_entry(
+    controls: Sequence[Control], donor: Candidate, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric
 ) -> SheetEntry:
     tips = [
         Tip(control.tip, control.rationale if model.rationale else "")
-        for control, model in zip(worn, donor.tips, strict=True)
+        for control, model in zip(controls, donor.tips, strict=True)
     ]
     # A well-formed answer has every rationale; a user's control may lack one.
     format_ok = donor.format_ok and all(tip.rationale for tip in tips)
     return SheetEntry(
         _item(donor.scenario, tips, format_ok, cards, rubric),
         ItemKind.CONTROL,
-        controls=tuple(map(control_id, worn)),
-        references=tuple(control.scores for control in worn),
+        controls=tuple(map(control_id, controls)),
+        references=tuple(control.scores for control in controls),
     )
 
 
@@ -93,16 +94,11 @@ def _item(
     return Item("", cards[scenario], format_ok, seen)
 
 
-def _named(entry: SheetEntry, sheet_id: str, position: int, rng: random.Random) -> SheetEntry:
-    name = fingerprint([sheet_id, rng.getrandbits(64), position], 12)
-    return replace(entry, item=replace(entry.item, id=name))
-
-
 # Number of control tips per scenario
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
     donors: Sequence[Candidate]
@@ -111,20 +107,20 @@ class _Place:
     seen: Sequence[int]  # times each was shown, ascending
 
 
-class _Way(NamedTuple):
-    """Hiding a number of tips: the fewest earlier showings of the controls used, and the log number of ways."""
+class _Option(NamedTuple):
+    """A number of control tips: the fewest earlier showings of the controls used, and the log number of ways."""
 
     again: int
     ways: float
 
 
-def _places(
+def _pools(
     real: Sequence[Candidate],
     repeats: Sequence[Candidate],
     controls: Sequence[Control],
     seen: Mapping[str, int],
     rng: random.Random,
-) -> list[_Place]:
+) -> list[_ScenarioPool]:
     donors, pools = defaultdict(list), defaultdict(list)
     for cell in real:
         if cell.tips:
@@ -133,7 +129,7 @@ def _places(
         pools[control.scenario].append((seen.get(name, 0), rng.random(), name, control))
     others = Counter(cell.scenario for cell in (*real, *repeats))
     return [
-        _Place(
+        _ScenarioPool(
             donors[scenario],
             others[scenario],
             [control for *_, control in sorted(pools[scenario], key=lambda drawn: drawn[:3])],
@@ -143,90 +139,91 @@ def _places(
     ]
 
 
-def _plan(places: Sequence[_Place], wanted: int, rng: random.Random) -> list[list[Candidate]]:
-    """Draws each place's donors: `wanted` tips in total, or else the next larger total, or else the largest."""
-    largest = max((len(donor.tips) for place in places for donor in place.donors), default=1)
+def _plan(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
+    """Draws each scenario's donors: `wanted` tips in total, or else the next larger total, or else the largest."""
+    largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, some item would be superfluous
-    draws = [_draws(place, bound) for place in places]
-    ways = [_ways(place, drawn) for place, drawn in zip(places, draws, strict=True)]
-    tables = [{0: _Way(0, 0.0)}]  # element i: totals possible with the last i places
+    draws = [_draws(pool, bound) for pool in pools]
+    ways = [_ways(pool, drawn) for pool, drawn in zip(pools, draws, strict=True)]
+    tables = [{0: _Option(0, 0.0)}]  # element i: totals possible with the last i scenarios
     for own in reversed(ways):
-        tables.append(_together(own, tables[-1], bound))
+        tables.append(_combine(own, tables[-1], bound))
     enough = [tips for tips in tables[-1] if tips >= wanted]
     left = min(enough) if enough else max(tables[-1])
     plans = []
-    for place, drawn, own, rest in zip(places, draws, ways, reversed(tables[:-1]), strict=True):
-        fitting = {tips: _both(way, rest[left - tips]) for tips, way in own.items() if left - tips in rest}
+    for pool, drawn, own, rest in zip(pools, draws, ways, reversed(tables[:-1]), strict=True):
+        fitting = {tips: _add(way, rest[left - tips]) for tips, way in own.items() if left - tips in rest}
         least = min(way.again for way in fitting.values())
-        tips = _drawn({tips: way.ways for tips, way in fitting.items() if way.again == least}, rng)
-        plans.append(_draw_donors(place, drawn, tips, rng))
+        tips = _draw_one({tips: way.ways for tips, way in fitting.items() if way.again == least}, rng)
+        plans.append(_draw_donors(pool, drawn, tips, rng))
         left -= tips
     return plans
 
 
-def _draws(place: _Place, bound: int) -> list[dict[int, float]]:
+def _draws(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     """Returns, as element k, the log probability of each total number of tips when k donors are drawn."""
-    most = min(bound, len(place.controls))
-    sizes = Counter(len(donor.tips) for donor in place.donors)
+    most = min(bound, len(pool.controls))
+    sizes = Counter(len(donor.tips) for donor in pool.donors)
     draws = [{0: 0.0}]
-    while len(draws) <= place.most and draws[-1]:
+    while len(draws) <= pool.most and draws[-1]:
         logs: dict[int, list[float]] = defaultdict(list)
         for total, chance in draws[-1].items():
             for size, donors in sizes.items():
                 if total + size <= most:
-                    logs[total + size].append(chance + log(donors / len(place.donors)))
+                    logs[total + size].append(chance + log(donors / len(pool.donors)))
         draws.append({total: _log_sum(terms) for total, terms in logs.items()})
     return draws
 
 
-def _ways(place: _Place, draws: Sequence[Mapping[int, float]]) -> dict[int, _Way]:
+def _ways(pool: _ScenarioPool, draws: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
     ways = {}
     for tips in sorted({total for drawn in draws for total in drawn}):
-        dress = _log_sum([drawn[tips] for drawn in draws if tips in drawn])
-        sure, free = _by_freshness(place, tips)
-        ways[tips] = _Way(sum(place.seen[:tips]), dress + log(comb(free, tips - sure)))
+        chance = _log_sum([drawn[tips] for drawn in draws if tips in drawn])
+        sure, free = _by_freshness(pool, tips)
+        ways[tips] = _Option(sum(pool.seen[:tips]), chance + log(comb(free, tips - sure)))
     return ways
 
 
-def _by_freshness(place: _Place, tips: int) -> tuple[int, int]:
+def _by_freshness(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
     """Returns how many of the `tips` least shown controls are fixed, and how many tie for the remaining ones."""
     if not tips:
         return 0, 0
-    limit = place.seen[tips - 1]
-    return sum(times < limit for times in place.seen), sum(times == limit for times in place.seen)
+    limit = pool.seen[tips - 1]
+    return sum(times < limit for times in pool.seen), sum(times == limit for times in pool.seen)
 
 
-def _together(own: Mapping[int, _Way], rest: Mapping[int, _Way], bound: int) -> dict[int, _Way]:
-    found: dict[int, list[_Way]] = defaultdict(list)
+def _combine(own: Mapping[int, _Option], rest: Mapping[int, _Option], bound: int) -> dict[int, _Option]:
+    found: dict[int, list[_Option]] = defaultdict(list)
     for tips, way in own.items():
         for more, other in rest.items():
             if tips + more <= bound:
-                found[tips + more].append(_both(way, other))
-    return {tips: _either(ways) for tips, ways in found.items()}
+                found[tips + more].append(_add(way, other))
+    combined = {}
+    for tips, ways in found.items():
+        least = min(way.again for way in ways)
+        combined[tips] = _Option(least, _log_sum([way.ways for way in ways if way.again == least]))
+    return combined
 
 
-def _both(one: _Way, other: _Way) -> _Way:
-    return _Way(one.again + other.again, one.ways + other.ways)
+def _add(one: _Option, other: _Option) -> _Option:
+    return _Option(one.again + other.again, one.ways + other.ways)
 
 
-def _either(ways: Sequence[_Way]) -> _Way:
-    least = min(way.again for way in ways)
-    return _Way(least, _log_sum([way.ways for way in ways if way.again == least]))
-
-
-def _draw_donors(place: _Place, draws: Sequence[Mapping[int, float]], tips: int, rng: random.Random) -> list[Candidate]:
+def _draw_donors(
+    pool: _ScenarioPool, draws: Sequence[Mapping[int, float]], tips: int, rng: random.Random
+) -> list[Candidate]:
     """Draws donors with `tips` tips in total, with the probabilities of independent draws."""
-    items = _drawn({count: drawn[tips] for count, drawn in enumerate(draws) if tips in drawn}, rng)
+    items = _draw_one({count: drawn[tips] for count, drawn in enumerate(draws) if tips in drawn}, rng)
     donors = []
     for count in range(items, 0, -1):
         rest = draws[count - 1]
-        fitting = {at: rest[tips - len(d.tips)] for at, d in enumerate(place.donors) if tips - len(d.tips) in rest}
-        donors.append(place.donors[_drawn(fitting, rng)])
+        fitting = {at: rest[tips - len(d.tips)] for at, d in enumerate(pool.donors) if tips - len(d.tips) in rest}
+        donors.append(pool.donors[_draw_one(fitting, rng)])
         tips -= len(donors[-1].tips)
     return donors
 
 
-def _drawn(logs: Mapping[int, float], rng: random.Random) -> int:
+def _draw_one(logs: Mapping[int, float], rng: random.Random) -> int:
     top = max(logs.values())
     return rng.choices(list(logs), [exp(value - top) for value in logs.values()])[0]
 
@@ -239,13 +236,13 @@ def _log_sum(logs: Sequence[float]) -> float:
 # Choice of controls
 
 
-def _choose_controls(places: Sequence[_Place], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Chooses `tips` least shown controls per place, balancing the references of all towards their targets."""
+def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
+    """Chooses `tips` least shown controls per place, balancing all references towards their targets."""
     groups = []
-    for place, count in zip(places, tips, strict=True):
-        sure, free = _by_freshness(place, count)
-        spare = place.controls[count : min(sure + free, count + _CHOICES * count)]
-        groups.append((list(place.controls[:count]), sure, list(spare)))
+    for pool, count in zip(pools, tips, strict=True):
+        sure, free = _by_freshness(pool, count)
+        spare = pool.controls[count : min(sure + free, count + _CHOICES * count)]
+        groups.append((list(pool.controls[:count]), sure, list(spare)))
     balance = _Balance(rubric.scales, [control for chosen, *_ in groups for control in chosen])
     while sum(balance.improve(*group) for group in groups):
         pass

@@ -64,24 +64,20 @@ def self_agreement(
     scales: Sequence[Scale], pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> SelfAgreement | None:
     """Compares the (earlier, later) scores of each tip scored twice; returns None if there are none."""
-    changes = {scale.name: _changes(scale.name, pairs) for scale in scales}
-    total = sum(len(found) for found in changes.values())
-    if not total:
-        return None
-    same = sum(found.count(0) for found in changes.values())
-    return SelfAgreement(len(pairs), same / total, tuple(_scale(name, found) for name, found in changes.items()))
-
-
-def _changes(name: str, pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]) -> list[int]:
-    return [later[name] - earlier[name] for earlier, later in pairs if name in earlier and name in later]
-
-
-def _scale(name: str, changes: list[int]) -> ScaleAgreement:
-    n = len(changes)
-    if not n:
-        return ScaleAgreement(name, 0, None, None, None)
-    absolute = sum(abs(change) for change in changes)
-    return ScaleAgreement(name, n, changes.count(0) / n, absolute / n, sum(changes) / n)
+    by_scale = []
+    total = equal = 0
+    for scale in scales:
+        name = scale.name
+        changes = [later[name] - earlier[name] for earlier, later in pairs if name in earlier and name in later]
+        n, same = len(changes), changes.count(0)
+        total, equal = total + n, equal + same
+        absolute = sum(abs(change) for change in changes)
+        by_scale.append(
+            ScaleAgreement(name, n, same / n, absolute / n, sum(changes) / n)
+            if n
+            else ScaleAgreement(name, 0, None, None, None)
+        )
+    return SelfAgreement(len(pairs), equal / total, tuple(by_scale)) if total else None
 
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
@@ -148,48 +144,38 @@ class Drift:
 
     def sentences(self, rubric: Rubric) -> list[str]:
         """Returns the verdict for users: scale, direction and size, never which items were controls."""
-        if self.verdict is not Verdict.BEYOND:
-            return [self._in_one_sentence(_points(rubric))]
+        if self.verdict is Verdict.UNKNOWN:
+            return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
+        five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
+        points = "points" if five_steps else "points of a five-step scale"
+        if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
+            count = "the" if self.n_controls is None else self.n_controls
+            sentence = (
+                f"No drift found on {count} control tips: the scores differ from the reference scores by "
+                f"{self.error:.1f} {points} on average (limit {self.error_limit:.1f}), and no scale is too high or low."
+            )
+            return [sentence]
         ranges = {scale.name: f"{scale.min} to {scale.max}" for scale in rubric.scales}
-        said = [_bias_sentence(scale, ranges[scale.scale]) for scale in self.scales if scale.beyond]
+        sentences = []
+        for scale in self.scales:
+            if scale.beyond:
+                bias, (low, high) = scale.bias or 0.0, scale.interval or (0.0, 0.0)
+                least, most = sorted((abs(low), abs(high)))
+                sentences.append(
+                    f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.1f} points on "
+                    f"average, on a scale of {ranges[scale.scale]} (allowing for chance, by {least:.1f} to {most:.1f})."
+                )
         if self.error_beyond and self.error is not None and self.error_limit is not None:
-            points = _points(rubric)
-            said.append(
-                f"The scores are {self.error:.1f} {points} away from the agreed ones on average, "
+            sentences.append(
+                f"The scores differ from the reference scores by {self.error:.1f} {points} on average, "
                 f"more than the limit of {self.error_limit:.1f}."
             )
         if self.contrast_beyond and self.contrast is not None and self.contrast_limit is not None:
-            said.append(
-                "Good and poor tips get scores that are too much alike: where the agreed scores are 1 point apart, "
+            sentences.append(
+                "Good and poor tips get similar scores: where the reference scores are 1 point apart, "
                 f"these are {self.contrast:.1f} apart on average; the limit is {self.contrast_limit:.1f}."
             )
-        return said
-
-    def _in_one_sentence(self, points: str) -> str:
-        if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
-            count = "the" if self.n_controls is None else self.n_controls
-            return (
-                f"No drift shows on {count} control tips: the scores are {self.error:.1f} {points} away from "
-                f"the agreed ones on average (limit {self.error_limit:.1f}), and no scale is too high or too low."
-            )
-        return (
-            f"Whether the judge drifts is unknown: that takes {MIN_CONTROLS} control tips scored on every scale, "
-            "and there are not so many yet."
-        )
-
-
-def _points(rubric: Rubric) -> str:
-    five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
-    return "points" if five_steps else "points of a five-step scale"
-
-
-def _bias_sentence(scale: ScaleDrift, ends: str) -> str:
-    bias, (low, high) = scale.bias or 0.0, scale.interval or (0.0, 0.0)
-    least, most = sorted((abs(low), abs(high)))
-    return (
-        f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.1f} points on average, "
-        f"on a scale of {ends} (allowing for chance, by {least:.1f} to {most:.1f})."
-    )
+        return sentences
 
 
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore]) -> Drift:
@@ -203,9 +189,8 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore]) -> Dr
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
     beyond = error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale)
-    known = Verdict.FINE if enough else Verdict.UNKNOWN
     return Drift(
-        verdict=Verdict.BEYOND if beyond else known,
+        verdict=Verdict.BEYOND if beyond else Verdict.FINE if enough else Verdict.UNKNOWN,
         n_controls=len(scored),
         false_alarm_rate=FALSE_ALARM_RATE,
         scales=by_scale,
@@ -275,20 +260,17 @@ def _honest(steps: int) -> _Honest:
     return _Honest(mean, variance, absolute)
 
 
-def _own_noise(column: _Column, honest: _Honest) -> int:
-    """Returns the row whose error variance at these references is closest to the judge's; unaffected by a shift."""
-    shares = column.counts / column.n
-    expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
-    return int(np.abs(expected - np.var(column.score - column.reference)).argmin())
-
-
 def _scale_drift(column: _Column, rate: float) -> ScaleDrift:
     name, n = column.scale.name, column.n
     if not n:
         return ScaleDrift(name, 0, None, None, None, None, beyond=False)
     honest = _honest(column.scale.max - column.scale.min)
     error = column.score - column.reference
-    excess = error - honest.mean[_own_noise(column, honest)][column.reference]
+    # The noise whose error variance at these references is closest to the judge's; unaffected by a shift.
+    shares = column.counts / n
+    expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
+    noise = int(np.abs(expected - np.var(error)).argmin())
+    excess = error - honest.mean[noise][column.reference]
     bias = float(excess.mean())
     interval = None
     if n >= 2:

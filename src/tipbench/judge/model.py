@@ -36,7 +36,7 @@ from tipbench.http import canonical_url, is_loopback
 from tipbench.judge.run import Unscored, safe_line, waiting_reporter
 from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
 from tipbench.plan.config import CollectConfig, make_config
-from tipbench.plan.rubric import FENCE, Anchor, Rubric, Scale
+from tipbench.plan.rubric import FENCE, Rubric, Scale
 from tipbench.plan.scenarios import Persona, Scenario, Slot
 from tipbench.record.generation import Pause
 from tipbench.text import plural
@@ -86,7 +86,7 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.scenario, ensure_ascii=False)
-    asked: list[Question] = []
+    prompts: list[Question] = []
     first = 0
     while first < len(item.tips):
         room = num_ctx - tokens(system)
@@ -95,10 +95,10 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
             if tokens(question.user) + question.num_predict < room:
                 break
         else:
-            return f"tip {first + 1} does not fit a context of {num_ctx} tokens beside the rubric and the card"
-        asked.append(question)
+            return f"tip {first + 1} does not fit a context of {num_ctx} tokens with the rubric and the card"
+        prompts.append(question)
         first += size
-    return asked
+    return prompts
 
 
 def read_answer(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
@@ -158,14 +158,12 @@ def _anchors(rubric: Rubric, most: int) -> list[str]:
     count = min(most, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
     ordered = sorted(range(count), key=lambda i: -abs(i - (count - 1) / 2))
-    return [_anchor(spread[i], rubric) for i in ordered]
-
-
-def _anchor(anchor: Anchor, rubric: Rubric) -> str:
-    scores = {name: anchor.scores[name] for name in rubric.scale_names}
-    return (
-        f"Example ({anchor.scenario}): {json.dumps(anchor.tip, ensure_ascii=False)}\n{json.dumps(scores)} {anchor.why}"
-    )
+    texts = []
+    for anchor in (spread[i] for i in ordered):
+        scores = json.dumps({name: anchor.scores[name] for name in rubric.scale_names})
+        tip = json.dumps(anchor.tip, ensure_ascii=False)
+        texts.append(f"Example ({anchor.scenario}): {tip}\n{scores} {anchor.why}")
+    return texts
 
 
 # No repeat penalty: two tips may have the same scores.
@@ -202,9 +200,9 @@ class ModelJudge:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
         pause = Pause(self._config.server_wait_s, waiting_reporter(report), self._cancel)
-        with self._in_memory(pause, report):
+        with self._loaded(pause, report):
             for item in sheet.items:
-                yield self._score(_Asking(item, sheet, system, pause, item is sheet.items[-1]))
+                yield self._score(_ItemContext(item, sheet, system, pause, item is sheet.items[-1]))
         if (evidence := self.evidence()) is not None:
             report(f"{self.name}: {evidence.sentence()}")
 
@@ -215,12 +213,12 @@ class ModelJudge:
     def close(self, report: Callable[[str], None] = lambda _text: None) -> None:
         """Unloads the model if an interrupted fill left it in memory."""
         if self._in_use:
-            self._release_in_trouble(report)
+            self._abort(report)
 
     # Memory (same sequence as in a collect)
 
     @contextmanager
-    def _in_memory(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
+    def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
         pause.until_alive(self._engine)
         self._engine.prepare(self._facts)
         self._in_use = True
@@ -240,9 +238,11 @@ class ModelJudge:
                 continue
             self._in_use = False
             return
-        raise ResidencyError(f"{self._facts.model} could not be seen leaving the memory of the Ollama server.")
+        raise ResidencyError(
+            f"{self._facts.model} is still in the memory of the Ollama server after {_RELEASE_TRIES} attempts."
+        )
 
-    def _release_in_trouble(self, report: Callable[[str], None]) -> None:
+    def _abort(self, report: Callable[[str], None]) -> None:
         self._in_use = False
         self._engine.abort()
         if not self._engine.alive():
@@ -255,45 +255,53 @@ class ModelJudge:
 
     # Questions
 
-    def _score(self, asking: _Asking) -> ItemScore | Unscored:
-        item, rubric = asking.item, asking.sheet.rubric
-        asked = questions(item, rubric, asking.system, self._config.num_ctx)
-        if isinstance(asked, str):
-            return _unscored(item, asked)
+    def _score(self, context: _ItemContext) -> ItemScore | Unscored:
+        item, rubric = context.item, context.sheet.rubric
+        prompts = questions(item, rubric, context.system, self._config.num_ctx)
+        if isinstance(prompts, str):
+            return _unscored(item, prompts)
         scores: list[dict[str, int]] = []
-        for question in asked:
-            answer = self._hopeless or self._ask_twice(asking, question, asking.last and question is asked[-1])
+        for question in prompts:
+            answer = self._hopeless or self._ask(context, question, context.last and question is prompts[-1])
             if isinstance(answer, str):
                 return _unscored(item, answer)
             scores += answer
         tips = zip(item.tips, scores, strict=True)
         return ItemScore(item.id, item.format_ok, tuple(TipScore(given, tip.overlong) for tip, given in tips))
 
-    def _ask_twice(self, asking: _Asking, question: Question, last: bool) -> list[dict[str, int]] | str:
+    def _ask(self, context: _ItemContext, question: Question, last: bool) -> list[dict[str, int]] | str:
         """Returns the scores or the reason for failure; retries an invalid answer once, with another seed."""
         reason = ""
         for temperature, shift in _TRIES:
-            result = self._complete(self._ask(asking, question, temperature, shift, last), asking.pause)
+            result = self._complete(self._request(context, question, temperature, shift, last), context.pause)
             if isinstance(result, EngineFailure):
                 reason = f"{result.kind}: {result.reason}"
-                self._note_failure(result)
+                if result.kind is FailureKind.LOAD_FAILED:
+                    self._load_failures += 1
+                if result.kind in _HOPELESS or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
+                    self._hopeless = f"skipped: {result.reason}"
                 if self._hopeless or result.kind in _POINTLESS:
                     return reason
                 continue
             self._load_failures = 0
-            answer = _read(result, asking.sheet, question)
-            if not isinstance(answer, str):
-                return answer
-            reason = answer
+            if result.truncated:
+                reason = f"the server truncated the prompt to fit its context ({result.prompt_tokens} tokens read)"
+            elif result.done_reason != "stop":
+                reason = f"the answer was truncated ({result.done_reason})"
+            else:
+                answer = read_answer(result.text, context.sheet.rubric, question.n_tips)
+                if not isinstance(answer, str):
+                    return answer
+                reason = answer
         return reason
 
-    def _ask(
-        self, asking: _Asking, question: Question, temperature: float, shift: int, last: bool
+    def _request(
+        self, context: _ItemContext, question: Question, temperature: float, shift: int, last: bool
     ) -> GenerationRequest:
         config = self._config
         return GenerationRequest(
             model=self._facts.model,
-            system=asking.system,
+            system=context.system,
             user=question.user,
             scenario=_UNUSED,
             n_tips=question.n_tips,
@@ -311,25 +319,19 @@ class ModelJudge:
             cancel=self._cancel,
         )
 
-    def _complete(self, ask: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
+    def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
         """Sends the request; waits for an unavailable server, then raises OllamaUnavailable."""
-        result = self._engine.complete(ask)
+        result = self._engine.complete(request)
         for _ in range(_MOST_GONE):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 break
             pause.until_alive(self._engine)
-            result = self._engine.complete(ask)
+            result = self._engine.complete(request)
         return result
-
-    def _note_failure(self, failure: EngineFailure) -> None:
-        if failure.kind is FailureKind.LOAD_FAILED:
-            self._load_failures += 1
-        if failure.kind in _HOPELESS or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
-            self._hopeless = f"not asked any more: {failure.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asking:
+class _ItemContext:
     """An item being scored, with the context shared by its questions."""
 
     item: Item
@@ -337,14 +339,6 @@ class _Asking:
     system: str
     pause: Pause
     last: bool
-
-
-def _read(result: Completion, sheet: Sheet, question: Question) -> list[dict[str, int]] | str:
-    if result.truncated:
-        return f"the server cut the question to fit its context ({result.prompt_tokens} tokens read)"
-    if result.done_reason != "stop":
-        return f"the answer was cut off ({result.done_reason})"
-    return read_answer(result.text, sheet.rubric, question.n_tips)
 
 
 def _unscored(item: Item, reason: str) -> Unscored:
@@ -375,7 +369,9 @@ def open_model_judge(
         if lock.acquire(wait=config.wait, report=report):
             facts = _allowed(engines[engine_of(model)], config)  # it may have changed while waiting for the lock
         stack.callback(lock.release)
-        _warn_of_memory(facts, config, report)
+        free = free_memory() if is_loopback(config.ollama_url) else Memory()
+        if warning := memory_warning(facts, memory_needed(facts, num_ctx=config.num_ctx), free):
+            report(warning)
         engine = engines[engine_of(model)]
         engine.start()
         judge = ModelJudge(engine, facts, config)
@@ -386,7 +382,9 @@ def open_model_judge(
 def _config(model: str, values: dict[str, object]) -> CollectConfig:
     config = make_config({"num_predict": 1, **values, "models": model})  # unused: each question sets its own limit
     if config.model_names != (model,) or engine_of(model) != "ollama":
-        raise UsageError(f"A judge is one model of the Ollama server, as in ollama:qwen2.5:1.5b (got {model[:80]!r}).")
+        raise UsageError(
+            f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
+        )
     return config
 
 
@@ -395,9 +393,3 @@ def _allowed(engine: Engine, config: CollectConfig) -> ModelFacts:
     if refused:
         raise ModelRefused(" ".join(refused.values()))
     return facts[config.models]
-
-
-def _warn_of_memory(facts: ModelFacts, config: CollectConfig, report: Callable[[str], None]) -> None:
-    free = free_memory() if is_loopback(config.ollama_url) else Memory()
-    if warning := memory_warning(facts, memory_needed(facts, num_ctx=config.num_ctx), free):
-        report(warning)

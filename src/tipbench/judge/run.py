@@ -58,15 +58,15 @@ class AutomaticJudge(Protocol):
 def waiting_reporter(report: Callable[[str], None]) -> Observer:
     """Returns an observer that reports waiting events as messages."""
 
-    def tell(event: Event) -> None:
+    def observe(event: Event) -> None:
         if isinstance(event, Waiting):
-            report(f"{event.what} is away: waiting for at most {event.limit_s:g} s")
+            report(f"{event.what} is unavailable: waiting for at most {event.limit_s:g} s")
         elif isinstance(event, Resumed):
-            report(f"{event.what} is back")
+            report(f"{event.what} is available again")
         elif isinstance(event, Message):
             report(event.text)
 
-    return tell
+    return observe
 
 
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
@@ -89,29 +89,29 @@ class RecoveredItems:
 
 def recover_items(output: bytes, sheet: Sheet) -> RecoveredItems:
     """Extracts the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
-    asked = {item.id for item in sheet.items}
+    expected = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
     foreign = ""
     for found in _objects(output.decode("utf-8", "replace")):
-        reason = _belongs_elsewhere(found, sheet)
+        reason = _mismatch(found, sheet)
         if reason:
             foreign = foreign or reason
             continue
         for item in _items_of(found):
             name = item.get("item")
-            if isinstance(name, str) and name in asked:
+            if isinstance(name, str) and name in expected:
                 known = versions.setdefault(name, [])
                 if len(known) < _MOST_VERSIONS and item not in known:
                     known.append(item)
     return RecoveredItems(versions, foreign)
 
 
-def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], trouble: str) -> ItemScore | Unscored:
+def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
     """Returns the item's score from the first source with a single valid answer, or the most specific reason."""
     wrong, unfinished = "", False
-    for place in found:
+    for source in found:
         scores: list[ItemScore] = []
-        for version in place.versions.get(item.id, ()):
+        for version in source.versions.get(item.id, ()):
             checked = check_item(version, item, rubric)
             if isinstance(checked, ItemScore):
                 scores += [checked] if checked not in scores else []
@@ -122,16 +122,13 @@ def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], t
         if len(scores) == 1:
             return scores[0]
         if scores:
-            wrong = wrong or "it came back more than once, with different scores"
-    return Unscored(item.id, _reason(wrong, unfinished, found, trouble))
-
-
-def _reason(wrong: str, unfinished: bool, found: Sequence[RecoveredItems], trouble: str) -> str:
+            wrong = wrong or "returned more than once, with different scores"
     if wrong:
-        return safe_line(f"came back wrong: {wrong}", _MOST_REASON)
-    foreign = next((place.foreign for place in found if place.foreign), "")
-    said = "came back unfinished" if unfinished else "did not come back"
-    return safe_line("; ".join(part for part in (said, foreign, trouble) if part), _MOST_REASON)
+        reasons = [f"invalid answer: {wrong}"]
+    else:
+        foreign = next((source.foreign for source in found if source.foreign), "")
+        reasons = ["returned unfinished" if unfinished else "not returned", foreign, failure]
+    return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MOST_REASON))
 
 
 def _items_of(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -142,16 +139,16 @@ def _items_of(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [found] if "item" in found else []
 
 
-def _belongs_elsewhere(found: dict[str, Any], sheet: Sheet) -> str:
+def _mismatch(found: dict[str, Any], sheet: Sheet) -> str:
     """Returns why a sheet does not match, or an empty string; missing keys are accepted, as items have a hash."""
     if "items" not in found:
         return ""
     if found.get("sheet", sheet.id) != sheet.id:
-        return f"another sheet came back: {_shown(found['sheet'])} instead of {sheet.id}"
+        return f"another sheet was returned: {_shown(found['sheet'])} instead of {sheet.id}"
     rubric = found.get("rubric")
     sha256 = rubric.get("sha256", sheet.rubric.sha256) if isinstance(rubric, dict) else sheet.rubric.sha256
     if sha256 != sheet.rubric.sha256:
-        return f"it came back with another rubric: {_shown(sha256)}"
+        return f"it was returned with another rubric: {_shown(sha256)}"
     return ""
 
 
@@ -261,19 +258,19 @@ class _Run:
             )
             return self._judge(last, continued=True)
         cells = read_cells(self.store, self.experiment.experiment_id)
-        mended = None if last is None else self._mended(last, cells)
-        if mended is not None and self._accepts(last):
-            return mended
-        if mended is not None:
+        finished = None if last is None else self._finish_earlier(last, cells)
+        if finished is not None and self._accepts(last):
+            return finished
+        if finished is not None:
             cells = read_cells(self.store, self.experiment.experiment_id)
         try:
             stored = export_sheet(self.store, self.experiment, self.request, cells).stored
         except NotEnoughData as exc:
-            if mended is not None:
-                return mended
+            if finished is not None:
+                return finished
             if last is not None and last.status is SheetStatus.HELD:
                 raise NotEnoughData(
-                    f"{exc} If the scores of the sheet {last.sheet.id} shall stand: {self.environment.how_to_accept}"
+                    f"{exc} To accept the scores of the sheet {last.sheet.id}: {self.environment.how_to_accept}"
                 ) from exc
             raise
         return self._judge(stored, continued=False)
@@ -287,13 +284,13 @@ class _Run:
     def _accepts(self, last: StoredSheet | None) -> bool:
         return last is not None and last.status is SheetStatus.HELD and self.accept is not None
 
-    def _mended(self, last: StoredSheet, cells: Sequence[JudgedCell]) -> JudgeResult | None:
+    def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell]) -> JudgeResult | None:
         """Applies the scores of an earlier run that was interrupted or whose drift is now accepted."""
         stored = FilledSheet(self.filler.name)
         if not self._accepts(last):
             if SheetApplier(self.store, self.experiment, last, stored).is_brought_in(cells):
                 return None
-            self.environment.report(f"the sheet {last.sheet.id} was not applied to its end: doing so now")
+            self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
             work = SheetApplier(self.store, self.experiment, self._again(last), stored)
             return JudgeResult(work.run(accept=self.accept if self._accepts(last) else None), (), continued=True)
@@ -304,50 +301,50 @@ class _Run:
         return find_sheet(self.store, where.experiment_id, where.name, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
-        keeper = _Answers(self.store, stored, self.environment.report)
+        answers = _Answers(self.store, stored, self.environment.report)
         try:
-            unscored = self._fill(stored, keeper)
-            keeper.save()  # before applying, so that no score is lost if the process is killed
+            unscored = self._fill(stored, answers)
+            answers.save()  # before applying, so that no score is lost if the process is killed
             applied = retry_while_unavailable(
-                lambda: self._apply(stored, keeper, unscored),
+                lambda: self._apply(stored, answers, unscored),
                 "MLflow",
                 self.environment.wait_s,
                 waiting_reporter(self.environment.report),
             )
         except MlflowUnavailable as exc:
-            kept = self._rescued(stored, keeper)
+            kept = self._save_to_file(stored, answers)
             raise MlflowUnavailable(f"{exc} {kept}" if kept else str(exc)) from exc
         except BaseException:
-            keeper.save()
-            if kept := self._rescued(stored, keeper):
+            answers.save()
+            if kept := self._save_to_file(stored, answers):
                 self.environment.report(kept)
             raise
         return JudgeResult(applied, unscored, continued)
 
-    def _fill(self, stored: StoredSheet, keeper: _Answers) -> tuple[Unscored, ...]:
+    def _fill(self, stored: StoredSheet, answers: _Answers) -> tuple[Unscored, ...]:
         sheet = stored.sheet
-        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in keeper.given))
+        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.given))
         unscored: list[Unscored] = []
         for outcome in self.filler.fill(left, self.environment.report) if left.items else ():
             if isinstance(outcome, Unscored):
                 unscored.append(outcome)
             else:
-                keeper.add(outcome)
-            self.environment.progress(len(keeper.given), len(unscored), len(sheet.items))
+                answers.add(outcome)
+            self.environment.progress(len(answers.given), len(unscored), len(sheet.items))
         return tuple(unscored)
 
-    def _apply(self, stored: StoredSheet, keeper: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
-        filled = FilledSheet(self.filler.name, tuple(keeper.new.values()), tuple(each.item for each in unscored))
+    def _apply(self, stored: StoredSheet, answers: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
+        filled = FilledSheet(self.filler.name, tuple(answers.new.values()), tuple(each.item for each in unscored))
         with self.environment.lock():
             return SheetApplier(self.store, self.experiment, self._again(stored), filled).run(accept=self.accept)
 
-    def _rescued(self, stored: StoredSheet, keeper: _Answers) -> str:
+    def _save_to_file(self, stored: StoredSheet, answers: _Answers) -> str:
         """Saves unsaved scores to a file; returns a message with its path, or an empty string."""
-        if not keeper.unsaved or self.environment.rescue is None:
+        if not answers.unsaved or self.environment.rescue is None:
             return ""
-        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, keeper.given))
+        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, answers.given))
         return (
-            f"{len(keeper.given)} items are scored, and the filled sheet is in {path}: when MLflow is back, apply it "
+            f"{len(answers.given)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
             f"with `tipbench judge apply {path}`."
         )
 
@@ -362,7 +359,7 @@ class _Answers:
     new: dict[str, ItemScore] = field(default_factory=dict)
     _saved: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
-    _told: bool = False
+    _reported: bool = False
 
     @property
     def given(self) -> dict[str, ItemScore]:
@@ -387,7 +384,7 @@ class _Answers:
                 self.store.update(self.stored.run_id, change)
                 self._saved = len(self.new)
             except MlflowUnavailable as exc:
-                if not self._told:
-                    self.report(f"{exc} Judging goes on; the scores are kept here until it is back.")
-                self._told = True
+                if not self._reported:
+                    self.report(f"{exc} Judging continues; the scores are kept in memory until it is available.")
+                self._reported = True
         self._saved_at = time.monotonic()

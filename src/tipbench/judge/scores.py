@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -33,7 +33,7 @@ class Judgement:
     means: Mapping[str, float]  # over the tips: composite, scales and flags
     held: bool = False  # stored but not counted, because the drift limit was exceeded
 
-    def says_the_same_as(self, other: Judgement) -> bool:
+    def equals_except_time(self, other: Judgement) -> bool:
         """Returns whether both are equal except for the time of applying."""
         return replace(self, at="") == replace(other, at="")
 
@@ -54,68 +54,78 @@ class CellScores:
         """Returns the scores with the judge's former judgement replaced, or the same object if nothing changes."""
         if provisional:
             former = self.provisional.get(new.judge)
-            same = former is not None and former.says_the_same_as(new)
+            same = former is not None and former.equals_except_time(new)
             return self if same else replace(self, provisional={**self.provisional, new.judge: new})
         return self._with_held(new) if new.held else self._with_counted(new)
 
     def _with_counted(self, new: Judgement) -> CellScores:
         """Adds a counted judgement, unless a later export has one, and releases the same sheet's held one."""
-        standing, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
-        later = _is_later(standing, new)
-        if released is None and (later or (standing is not None and standing.says_the_same_as(new))):
+        current, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
+        later = _is_later(current, new)
+        if released is None and (later or (current is not None and current.equals_except_time(new))):
             return self
-        gone = [released] if later else [given for given in (standing, released) if not _is_only_moved(given, new)]
+        gone = (
+            [released]
+            if later
+            else [judgement for judgement in (current, released) if not _is_only_moved(judgement, new)]
+        )
         return replace(
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=(*self.history, *(given for given in gone if given)),
+            history=(*self.history, *(judgement for judgement in gone if judgement)),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
         """Adds a held judgement, withdraws the same sheet's counted one and restores the one it had replaced."""
         withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
         later = _is_later(former, new)
-        if withdrawn is None and (later or (former is not None and former.says_the_same_as(new))):
+        if withdrawn is None and (later or (former is not None and former.equals_except_time(new))):
             return self
         judges, history = self.judges, self.history
         if withdrawn is not None:
             judges = _without(judges, new.judge)
-            if restored := _replaced_by(withdrawn, history):
+            last = {judgement.sheet: judgement for judgement in history if judgement.judge == new.judge}
+            others = [judgement for judgement in last.values() if judgement.sheet != new.sheet and not judgement.held]
+            if restored := max(others, key=lambda judgement: judgement.exported, default=None):
                 judges = {**judges, new.judge: restored}
-                history = tuple(given for given in history if given is not restored)
-        gone = [withdrawn] if later else [given for given in (withdrawn, former) if not _is_only_moved(given, new)]
+                history = tuple(judgement for judgement in history if judgement is not restored)
+        gone = (
+            [withdrawn]
+            if later
+            else [judgement for judgement in (withdrawn, former) if not _is_only_moved(judgement, new)]
+        )
         return replace(
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=(*history, *(given for given in gone if given)),
+            history=(*history, *(judgement for judgement in gone if judgement)),
         )
 
     @property
     def counted(self) -> list[Judgement]:
         """The counted judgements: not held, and under the rubric of the latest export."""
-        free = [given for given in self.judges.values() if not given.held]
+        free = [judgement for judgement in self.judges.values() if not judgement.held]
         if not free:
             return []
-        present = max(free, key=lambda given: given.exported).rubric
-        return [given for given in free if given.rubric == present]
+        present = max(free, key=lambda judgement: judgement.exported).rubric
+        return [judgement for judgement in free if judgement.rubric == present]
 
     @property
     def latest_provisional(self) -> Judgement | None:
-        return max(self.provisional.values(), key=lambda given: given.at, default=None)
+        return max(self.provisional.values(), key=lambda judgement: judgement.at, default=None)
 
 
 NO_SCORES = CellScores({}, {})
 
 
-def _of_sheet(given: Judgement | None, sheet: str) -> Judgement | None:
-    return given if given is not None and given.sheet == sheet else None
+def _of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
+    return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
-def _is_later(given: Judgement | None, new: Judgement) -> bool:
+def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
     """Returns whether the existing judgement is from another sheet that was exported later."""
-    return given is not None and given.sheet != new.sheet and given.exported > new.exported
+    return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
 def _is_only_moved(former: Judgement | None, new: Judgement) -> bool:
@@ -123,15 +133,8 @@ def _is_only_moved(former: Judgement | None, new: Judgement) -> bool:
     return former is not None and replace(former, held=new.held, at=new.at) == new
 
 
-def _replaced_by(withdrawn: Judgement, history: Iterable[Judgement]) -> Judgement | None:
-    """Returns the judge's latest counted judgement from another sheet, or None; withdrawn ones are excluded."""
-    last = {given.sheet: given for given in history if given.judge == withdrawn.judge}
-    others = [given for given in last.values() if given.sheet != withdrawn.sheet and not given.held]
-    return max(others, key=lambda given: given.exported, default=None)
-
-
-def _without(given: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
-    return {name: judgement for name, judgement in given.items() if name != judge}
+def _without(judgement: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
+    return {name: judgement for name, judgement in judgement.items() if name != judge}
 
 
 def read_scores(text: str | None) -> CellScores:
@@ -140,13 +143,13 @@ def read_scores(text: str | None) -> CellScores:
         return NO_SCORES
     try:
         raw = json.loads(text)
-        named = {name: _judgement(name, given) for name, given in raw["judges"].items()}
-        held = {name: _judgement(name, given) for name, given in raw.get("held", {}).items()}
+        named = {name: _judgement(name, judgement) for name, judgement in raw["judges"].items()}
+        held = {name: _judgement(name, judgement) for name, judgement in raw.get("held", {}).items()}
         return CellScores(  # earlier versions stored held judgements under "judges"
-            judges={name: given for name, given in named.items() if not given.held},
-            provisional={name: _judgement(name, given) for name, given in raw["provisional"].items()},
-            history=tuple(_judgement(given["judge"], given) for given in raw["history"]),
-            held={name: given for name, given in named.items() if given.held} | held,
+            judges={name: judgement for name, judgement in named.items() if not judgement.held},
+            provisional={name: _judgement(name, judgement) for name, judgement in raw["provisional"].items()},
+            history=tuple(_judgement(judgement["judge"], judgement) for judgement in raw["history"]),
+            held={name: judgement for name, judgement in named.items() if judgement.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptText(f"The text {SCORES} is not what tipbench writes ({type(exc).__name__}: {exc}).") from exc
@@ -156,10 +159,10 @@ def scores_text(scores: CellScores) -> str:
     """Returns the content of `artifact:scores.json`."""
     value = {
         "format": FORMAT,
-        "judges": {name: _judgement_json(given) for name, given in sorted(scores.judges.items())},
-        "held": {name: _judgement_json(given) for name, given in sorted(scores.held.items())},
-        "provisional": {name: _judgement_json(given) for name, given in sorted(scores.provisional.items())},
-        "history": [{"judge": given.judge, **_judgement_json(given)} for given in scores.history],
+        "judges": {name: _judgement_json(judgement) for name, judgement in sorted(scores.judges.items())},
+        "held": {name: _judgement_json(judgement) for name, judgement in sorted(scores.held.items())},
+        "provisional": {name: _judgement_json(judgement) for name, judgement in sorted(scores.provisional.items())},
+        "history": [{"judge": judgement.judge, **_judgement_json(judgement)} for judgement in scores.history],
     }
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -183,13 +186,13 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
     counted = scores.counted
     if counted:
         present = counted[0].rubric
-        metrics |= {name: fmean(given.means[name] for given in counted) for name in counted[0].means}
+        metrics |= {name: fmean(judgement.means[name] for judgement in counted) for name in counted[0].means}
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": present}
         if present in rubrics:
             texts[RUBRIC] = rubrics[present].text
     elif scores.held or scores.judges:
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
-    tags["judges"] = _names(given.judge for given in counted)
+    tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)
     tags["held"] = str(bool(scores.held)).lower()
     provisional = scores.latest_provisional
     if provisional is not None:
@@ -204,13 +207,9 @@ def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
     return RunChange(metrics=metrics, tags={"scores_rubric": rubric.tag}, texts={RUBRIC: rubric.text}, at_ms=at_ms)
 
 
-def _names(names: Iterable[str]) -> str:
-    return json.dumps(sorted(names), ensure_ascii=False)
-
-
-def _judgement_json(given: Judgement) -> dict[str, Any]:
-    value = {key: getattr(given, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
-    return value | {"means": dict(given.means), "tips": [tip_score_json(tip) for tip in given.tips]}
+def _judgement_json(judgement: Judgement) -> dict[str, Any]:
+    value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
+    return value | {"means": dict(judgement.means), "tips": [tip_score_json(tip) for tip in judgement.tips]}
 
 
 def tip_score_json(tip: TipScore) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class FilledSheet:
 
 def sheet_json(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> dict[str, Any]:
     """Returns the sheet as JSON-serializable values, with existing scores filled in."""
-    given = scores or {}
+    existing = scores or {}
     return {
         "format": FORMAT,
         "sheet": sheet.id,
@@ -87,7 +87,7 @@ def sheet_json(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> d
         "judge": sheet.judge,
         "instructions": sheet.instructions or instructions(sheet.rubric),
         "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
-        "items": [_item_json(item, sheet.rubric, given.get(item.id)) for item in sheet.items],
+        "items": [_item_json(item, sheet.rubric, existing.get(item.id)) for item in sheet.items],
     }
 
 
@@ -109,12 +109,12 @@ def instructions(rubric: Rubric) -> str:
     )
 
 
-def _item_json(item: Item, rubric: Rubric, given: ItemScore | None) -> dict[str, Any]:
+def _item_json(item: Item, rubric: Rubric, existing: ItemScore | None) -> dict[str, Any]:
     return {
         "item": item.id,
         "sha256": item.sha256,
         "scenario": item.scenario,
-        "format_ok": given.format_ok if given else item.format_ok,
+        "format_ok": existing.format_ok if existing else item.format_ok,
         "tips": [
             {
                 "tip": tip.tip,
@@ -123,6 +123,6 @@ def _item_json(item: Item, rubric: Rubric, given: ItemScore | None) -> dict[str,
                 "scores": {name: score.scores[name] if score else None for name in rubric.scale_names},
                 "note": score.note if score else "",
             }
-            for tip, score in zip(item.tips, given.tips if given else [None] * len(item.tips), strict=True)
+            for tip, score in zip(item.tips, existing.tips if existing else [None] * len(item.tips), strict=True)
         ],
     }

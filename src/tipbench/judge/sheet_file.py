@@ -50,13 +50,13 @@ def sheet_csv(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> st
 
 
 def escape_cell(text: str) -> str:
-    """Escapes a text so that spreadsheets do not run or convert it; reversed by `unguarded`."""
+    """Escapes a text so that spreadsheets do not run or convert it; reversed by `unescape_cell`."""
     escaped = escape(text)
     return f"'{escaped}" if _UNSAFE.match(escaped) else escaped
 
 
 def unescape_cell(cell: str) -> str:
-    """Returns the original text of a cell escaped by `guarded`."""
+    """Returns the original text of a cell escaped by `escape_cell`."""
     return unescape(cell.removeprefix("'"))
 
 
@@ -135,9 +135,9 @@ def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
     names = ", ".join(SCORE + name for name in sheet.rubric.scale_names)
     yield {
         "row": "instructions",
-        "tip": f"In this table an empty cell stands for null. Rows that begin with 'tip' are to be scored, in {names}; "
-        "format_ok is for the whole item and stands in its first row only; your name goes beside 'judge' above. "
-        "An apostrophe in front of a text keeps the spreadsheet from running it: leave it. Save as CSV (UTF-8).",
+        "tip": f"In this table an empty cell means null. Score the rows that begin with 'tip', in {names}; "
+        "format_ok is for the whole item and is in its first row only; write your name next to 'judge' above. "
+        "An apostrophe in front of a text keeps the spreadsheet from running it: keep it. Save as CSV (UTF-8).",
     }
     for line in sheet.rubric.text.splitlines():
         if line.strip():
@@ -218,7 +218,7 @@ def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
                 columns = [_column(cell) for cell in cells]
                 _check_columns(columns)
             elif number > MAX_ROWS:
-                raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply what was exported.")
+                raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply the exported file.")
             elif any(cell.strip() for cell in cells):
                 row = _Row(number, dict(zip(columns, cells, strict=False)))
                 if any(cell.strip() for cell in cells[len(columns) :]):
@@ -239,7 +239,7 @@ def _check_columns(columns: list[str]) -> None:
     ]
     double = [name for name, count in named.items() if count > 1]
     problems += [
-        Problem(None, None, shown(name)[1:-1], "it twice", "each column once; remove one", 1) for name in double
+        Problem(None, None, shown(name)[1:-1], "it twice", "each column once; remove one of them", 1) for name in double
     ]
     if problems:
         raise refusal(problems)
@@ -292,7 +292,7 @@ _LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integ
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 
 
-class _Flaw(ValueError):
+class _InvalidJson(ValueError):
     """Invalid JSON that Python's parser accepts: duplicate keys, NaN, Infinity."""
 
 
@@ -318,7 +318,7 @@ def parse_sheet(content: bytes) -> dict[str, Any]:
         )
     text = _decoded(content)
     if text.lstrip()[:1] in ("{", "["):
-        return _from_json(text)
+        return _parse_json(text)
     if is_csv(text):
         return parse_csv(text)
     raise SheetRefused(
@@ -339,18 +339,28 @@ def _decoded(content: bytes) -> str:
         ) from exc
 
 
-def _from_json(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise _InvalidJson
+        return values
+
+    def constant(name: str) -> object:
+        raise _InvalidJson(name)
+
+    def number(digits: str) -> int | str:
+        return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
+
     try:
-        value = json.loads(
-            text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=_bounded_int
-        )
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_int=number)
     except json.JSONDecodeError as exc:
         raise SheetRefused(
-            f"Line {exc.lineno}, column {exc.colno}: the file is no whole JSON ({exc.msg}). "
-            "Mend the file there, or export the sheet again with --sheet and copy the scores over."
+            f"Line {exc.lineno}, column {exc.colno}: the file is not valid JSON ({exc.msg}). "
+            "Fix it there, or export the sheet again with --sheet and copy the scores over."
         ) from exc
-    except _Flaw as exc:
-        raise SheetRefused(_first_flaw(text)) from exc
+    except _InvalidJson as exc:
+        raise SheetRefused(_invalid_json_message(text)) from exc
     except RecursionError as exc:
         raise SheetRefused(
             "The file has objects or lists inside each other deeper than any sheet. Apply the file that was exported."
@@ -363,22 +373,7 @@ def _from_json(text: str) -> dict[str, Any]:
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    kept = dict(pairs)
-    if len(kept) < len(pairs):
-        raise _Flaw
-    return kept
-
-
-def _no_constant(name: str) -> object:
-    raise _Flaw(name)
-
-
-def _bounded_int(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
-
-
-def _first_flaw(text: str) -> str:
+def _invalid_json_message(text: str) -> str:
     """Returns a message with the location of the first duplicate key or constant, which json does not provide."""
     keys: list[set[str] | None] = []  # one entry per open object; None for a list
     key_next = False
@@ -398,7 +393,7 @@ def _first_flaw(text: str) -> str:
                 return f"{place}: expected each key once in an object; found {shown(key)} again. Remove one of the two."
             known.add(key)
         key_next = word in "{,"
-    raise AssertionError("a flaw was met and cannot be found again")
+    raise AssertionError("invalid JSON was found before and cannot be found again")
 
 
 def _line_and_column(text: str, position: int) -> str:

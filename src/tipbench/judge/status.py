@@ -11,7 +11,6 @@ from typing import Any
 from tipbench.judge.apply import alpha_by_scale
 from tipbench.judge.material import JudgedCell, read_cells
 from tipbench.judge.sheet_store import SheetStatus, StoredSheet, stored_sheets
-from tipbench.plan.rubric import Rubric
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment, RunStore
 
@@ -87,7 +86,13 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
-    rubric = _present_rubric(judged, sheets)
+    tags = Counter(score.rubric for cell in judged for score in cell.scores.counted).most_common(1)
+    rubric = next((each.sheet.rubric for each in sheets if tags and each.sheet.rubric.tag == tags[0][0]), None)
+    people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
+    people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
+    automatic = {name for cell in cells for name in cell.scores.provisional}
+    automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
+    judges = [*((name, False) for name in sorted(people)), *((name, True) for name in sorted(automatic))]
     return JudgingStatus(
         experiment=experiment.name,
         cells=len(cells),
@@ -98,57 +103,37 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         twice=sum(len(cell.scores.counted) > 1 for cell in judged),
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
-        judges=tuple(_judge(name, cells, sheets) for name in _names(cells, sheets)),
+        judges=tuple(_judge_status(name, provisional, cells, sheets) for name, provisional in judges),
         history=tuple(_history(stored) for stored in sheets if stored.status is not SheetStatus.EXPORTED),
         open_sheets=tuple(_open(stored) for stored in sheets if stored.finished < len(stored.entries)),
     )
 
 
-def _present_rubric(judged: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> Rubric | None:
-    tags = Counter(given.rubric for cell in judged for given in cell.scores.counted)
-    if not tags:
-        return None
-    (tag, _), *_rest = tags.most_common(1)
-    return next((stored.sheet.rubric for stored in sheets if stored.sheet.rubric.tag == tag), None)
-
-
-def _names(cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> list[tuple[bool, str]]:
-    people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
-    people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
-    others = {name for cell in cells for name in cell.scores.provisional}
-    others |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
-    return [(False, name) for name in sorted(people)] + [(True, name) for name in sorted(others)]
-
-
-def _judge(who: tuple[bool, str], cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]) -> JudgeStatus:
-    provisional, name = who
+def _judge_status(
+    name: str, provisional: bool, cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]
+) -> JudgeStatus:
     own = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
-    back = [stored for stored in own if stored.status is not SheetStatus.EXPORTED]
-    given = [cell.scores.provisional if provisional else cell.scores.judges for cell in cells]
-    newest = back[-1] if back else None
+    applied = [stored for stored in own if stored.status is not SheetStatus.EXPORTED]
+    newest = applied[-1] if applied else None
     drift = newest.drift if newest and newest.drift else {}
+    finished = sum(stored.finished for stored in applied)
+    seconds = [
+        (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
+        for stored in applied
+        if stored.applied_at
+    ]
     return JudgeStatus(
         judge=name,
         provisional=provisional,
-        cells=sum(name in each for each in given),
+        cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own),
         open_items=sum(len(stored.entries) - stored.finished for stored in own),
         drift=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
-        minutes_per_item=_minutes(back),
+        minutes_per_item=sum(seconds) / 60 / finished if finished and seconds else None,
     )
-
-
-def _minutes(back: Sequence[StoredSheet]) -> float | None:
-    finished = sum(stored.finished for stored in back)
-    spent = [
-        (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
-        for stored in back
-        if stored.applied_at
-    ]
-    return sum(spent) / 60 / finished if finished and spent else None
 
 
 def _open(stored: StoredSheet) -> OpenSheet:

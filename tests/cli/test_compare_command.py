@@ -96,8 +96,8 @@ def test_the_table_has_the_verdict_above_and_the_attribution_below() -> None:
     assert lines[2].split()[:3] == ["rank", "model", "prompt"]
     (leader,) = [line for line in lines if "leader " in line and "good:1b" in line]
     assert leader.split()[:3] == ["1", "good:1b", "v1"]
-    assert lines[-2].startswith("The spread of scores is due to: model ")
-    assert "note: 4 runs under other conditions are left out; --where conditions=" in ended.stderr
+    assert lines[-2].startswith("What explains the differences: model ")
+    assert "note: 4 runs under other conditions are excluded; --where conditions=" in ended.stderr
 
 
 def test_the_same_data_give_the_same_bytes_in_every_form() -> None:
@@ -171,7 +171,7 @@ def test_claims_about_personas_rest_on_personas() -> None:
     found = compared(JUDGED, "--cluster", "persona", "--json").json
     assert (found["cluster"], found["verdict"]["decided"]) == ("persona", False)
     assert "leads over 4 personas" in found["verdict"]["text"]
-    assert "personas nothing can be decided" in found["verdict"]["text"]
+    assert "Too few personas" in found["verdict"]["text"]
 
 
 def test_where_narrows_the_board() -> None:
@@ -183,7 +183,7 @@ def test_where_narrows_the_board() -> None:
 
 
 def test_the_conditions_that_were_left_out_can_be_looked_at_as_the_note_says() -> None:
-    said = re.search(r"--where (conditions=\w+) shows them", compared(JUDGED).stderr)
+    said = re.search(r"--where (conditions=\w+) to show them", compared(JUDGED).stderr)
     assert said is not None
     found = compared(JUDGED, "--where", said.group(1), "--json").json
     assert (found["conditions"]["temperature"], found["verdict"]["leader"]) == ("0.2", None)
@@ -201,7 +201,7 @@ def test_a_report_and_charts_are_written_beside_the_board(tmp_path: Path) -> Non
     page, svg, png = tmp_path / "report.html", tmp_path / "forest.svg", tmp_path / "forest.PNG"
     ended = compared(JUDGED, "--html", str(page), "--plot", str(svg))
     assert f"report: {page}" in ended.stderr
-    assert f"drawn: {svg}" in ended.stderr
+    assert f"chart: {svg}" in ended.stderr
     assert BEST in page.read_text("utf-8")
     assert ET.fromstring(svg.read_text("utf-8")).tag.endswith("svg")  # noqa: S314 - our own
     compared(JUDGED, "--plot", str(png))
@@ -210,8 +210,8 @@ def test_a_report_and_charts_are_written_beside_the_board(tmp_path: Path) -> Non
 
 def test_nothing_judged_yet_is_a_board_of_nulls_that_says_how_to_go_on() -> None:
     ended = compared(FRESH)
-    assert ended.stdout.startswith("None of the 4 pairs is judged yet")
-    assert "note: Nobody has scored a cell yet: `tipbench judge export`" in ended.stderr
+    assert ended.stdout.startswith("Not judged yet: 4 pairs without scores.")
+    assert "note: Not judged yet. Create a sheet for a judge with `tipbench judge export`" in ended.stderr
     found = compared(FRESH, "--json").json
     verdict = found["verdict"]
     assert (verdict["leader"], verdict["decided"], verdict["tied_with_leader"]) == (None, False, [])
@@ -245,7 +245,7 @@ def test_provisional_scores_are_shown_as_such_while_nobody_has_judged() -> None:
 
 def test_two_experiments_are_compared_pair_by_pair() -> None:
     ended = compared(JUDGED, LATER)
-    assert ended.stdout.startswith(f"Better in {LATER}: {WORST}, {LAST}; 2 of 4 pairs cannot be told apart")
+    assert ended.stdout.startswith(f"Better in {LATER}: {WORST}, {LAST}; 2 of 4 pairs are not clearly different")
     found = compared(JUDGED, LATER, "--json").json
     assert found["experiments"] == [JUDGED, LATER]
     rows = {name_of(row): row for row in found["pairs"]}
@@ -271,23 +271,26 @@ def test_misuse_is_told_before_anything_is_printed() -> None:
         (("--experiment", "mine"), "begins with tip-bench- (got 'mine')"),
         ((JUDGED, "--baseline", "good:1b"), "--baseline takes MODEL/PROMPT (got 'good:1b')"),
         ((JUDGED, "--baseline", ""), "--baseline takes MODEL/PROMPT"),
-        ((JUDGED, "--baseline", "nosuch:1b/v1"), f"There is no pair nosuch:1b/v1 on this board. There are: {WORST}"),
-        ((JUDGED, "--by", "model", "--baseline", "nosuch"), "There are: bad:1b/* and good:1b/*."),
+        ((JUDGED, "--baseline", "nosuch:1b/v1"), f"The pair nosuch:1b/v1 is not on this board. Available: {WORST}"),
+        ((JUDGED, "--by", "model", "--baseline", "nosuch"), "Available: bad:1b/* and good:1b/*."),
         ((JUDGED, "--where", "model"), "--where takes key=value (got 'model')"),
-        ((JUDGED, "--where", "kind=judging"), "A board is made of cells"),
-        ((JUDGED, "--where", "model=a", "--where", "model=b"), "--where params.model is given twice, as a and b"),
+        ((JUDGED, "--where", "kind=judging"), "excludes every cell"),
+        (
+            (JUDGED, "--where", "model=a", "--where", "model=b"),
+            "--where params.model is given twice with different values, a and b",
+        ),
         ((JUDGED, "--plot", "forest.jpg"), "ends in .png or .svg (got 'forest.jpg')"),
         ((JUDGED, "--plot", "no/such/forest.png"), "no such folder"),
         ((JUDGED, "--html", "no/such/report.html"), "is in a folder that does not exist"),
         ((JUDGED, "--html", "."), "is a folder"),
         ((JUDGED, "--judge", "rules"), "--judge takes a name other than 'rules'"),
         ((JUDGED, "--judge", "anna", "--provisional"), "Choose one"),
-        ((JUDGED, "--map", f"{BEST}={WORST}"), "--map pairs up rows of two experiments"),
-        ((JUDGED, JUDGED), "was given twice"),
-        ((JUDGED, LATER, FRESH), "One experiment is ranked, two are compared; 3 were given"),
-        ((JUDGED, LATER, "--baseline", BEST), "--baseline is for one experiment"),
-        ((JUDGED, LATER, "--map", BEST), "--map takes PAIR1=PAIR2"),
-        ((JUDGED, LATER, "--map", f"{BEST}=nosuch/v1"), "There is no pair nosuch/v1"),
+        ((JUDGED, "--map", f"{BEST}={WORST}"), "--map needs two experiments"),
+        ((JUDGED, JUDGED), "is given twice"),
+        ((JUDGED, LATER, FRESH), "Name one experiment to rank or two to compare (got 3)"),
+        ((JUDGED, LATER, "--baseline", BEST), "--baseline cannot be used with two experiments"),
+        ((JUDGED, LATER, "--map", BEST), "--map must be PAIR1=PAIR2"),
+        ((JUDGED, LATER, "--map", f"{BEST}=nosuch/v1"), "The pair nosuch/v1 is not on this board"),
         ((JUDGED, "--format", "xml"), "'xml' is not one of"),
         ((JUDGED, "--by", "persona"), "--by"),
         ((JUDGED, "--cluster", "slot"), "--cluster"),
@@ -300,9 +303,9 @@ def test_too_little_to_say_is_exit_3() -> None:
     for options, said in [
         (("tip-bench-nosuch",), "There is no experiment tip-bench-nosuch in MLflow at "),
         ((JUDGED, "tip-bench-nosuch"), "There is no experiment tip-bench-nosuch"),
-        ((EMPTY,), "No cell matches"),
-        ((JUDGED, "--where", "model=nosuch"), "No cell matches"),
-        ((JUDGED, "--where", "nosuch tag=`'\"\\"), "No cell matches"),
+        ((EMPTY,), "No cells match"),
+        ((JUDGED, "--where", "model=nosuch"), "No cells match"),
+        ((JUDGED, "--where", "nosuch tag=`'\"\\"), "No cells match"),
         ((JUDGED, FRESH), f"Judge {FRESH} first, or pass --provisional"),
     ]:
         ended = invoke("compare", *options)

@@ -80,7 +80,7 @@ def test_a_choice_that_does_not_lead_is_told_plainly(tmp_path: Path) -> None:
     ended = invoke("decide", "--choose", BAD, "--because", "Licence.", "--out", "-")
     assert ended.code == 0
     assert ended.stdout.startswith(
-        "# Decision: bad:1b/v1\n\n> Licence.\n\n- bad:1b/v1 does not lead: good:1b/v1 does, and"
+        "# Decision: bad:1b/v1\n\n> Licence.\n\n- bad:1b/v1 does not lead: it is clearly worse than good:1b/v1"
     )
     assert "does not lead" in ended.stderr
     assert not list(tmp_path.glob("decision*"))
@@ -91,13 +91,13 @@ def test_a_provisional_board_is_told_plainly() -> None:
     assert rules.code == 0, rules.stderr
     ended = invoke("decide", "--choose", GOOD, "--because", "Try it.", "--experiment", FRESH, "--out", "p.md", "--json")
     assert ended.json["provisional"] is True
-    assert ended.json["findings"][0].startswith("The scores are provisional: given by rules")
+    assert ended.json["findings"][0].startswith("The scores are provisional: by rules")
 
 
 def test_an_unknown_pair_is_refused_with_those_there_are(deciding: str, tmp_path: Path) -> None:
     before = len(decisions(deciding))
     said = refused("decide", "--choose", "nosuch:1b/v1", "--because", "x")
-    assert f"There are: {BAD} and {GOOD}." in said
+    assert f"Available: {BAD} and {GOOD}." in said
     assert len(decisions(deciding)) == before
     assert not list(tmp_path.glob("decision*"))
 
@@ -105,7 +105,7 @@ def test_an_unknown_pair_is_refused_with_those_there_are(deciding: str, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--choose", GOOD, "--because", " "), "--because takes a reason of 1 to 2000 characters (got 0)"),
+        (("--choose", GOOD, "--because", " "), "--because must have 1 to 2000 characters (got 0)"),
         (("--choose", GOOD, "--because", "x" * 2001), "(got 2001)"),
         (("--choose", "good", "--because", "x"), "--choose takes MODEL/PROMPT"),
         (("--choose", GOOD, "--because", "x", "--out", "no/such/x.md"), "--out takes a file"),
@@ -120,7 +120,7 @@ def test_misuse_is_told_before_anything_is_kept(options: tuple[str, ...], said: 
 
 def test_an_earlier_decision_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "choice.md").write_text("mine")
-    assert "--out takes a new file" in refused("decide", "--choose", GOOD, "--because", "x", "--out", "choice.md")
+    assert "--out must be a new file" in refused("decide", "--choose", GOOD, "--because", "x", "--out", "choice.md")
     assert (tmp_path / "choice.md").read_text() == "mine"
 
 

@@ -127,19 +127,19 @@ def test_a_judge_who_scored_nothing_is_not_enough() -> None:
 
 def test_misuse_is_told() -> None:
     for options, said in [
-        (("--candidate", "nosuch:1b/v1", "--baseline", GOOD), f"There are: {BAD}, bad:1b/v2-mentor, {GOOD}"),
+        (("--candidate", "nosuch:1b/v1", "--baseline", GOOD), f"Available: {BAD}, bad:1b/v2-mentor, {GOOD}"),
         (("--candidate", "nosuch", "--baseline", GOOD), "--candidate takes MODEL/PROMPT (got 'nosuch')"),
         (("--candidate", GOOD, "--baseline", "/"), "--baseline takes MODEL/PROMPT"),
         (("--candidate", GOOD, "--baseline", GOOD), "the same pair"),
-        (("--candidate", GOOD, "--baseline", BAD, "--margin", "-1"), "--margin takes points, 0 or more (got -1)"),
-        (("--candidate", GOOD, "--baseline", BAD, "--margin", "nan"), "--margin takes points"),
+        (("--candidate", GOOD, "--baseline", BAD, "--margin", "-1"), "--margin must be 0 or more (got -1)"),
+        (("--candidate", GOOD, "--baseline", BAD, "--margin", "nan"), "--margin must be 0 or more"),
         (("--candidate", GOOD, "--baseline", BAD, "--where", "x"), "--where takes key=value"),
         (("--candidate", GOOD, "--baseline", BAD, "--junit", "no/such/folder/x.xml"), "--junit takes a file"),
         (("--candidate", GOOD, "--baseline", BAD, "--judge", "rules"), "--judge takes a name"),
         (("--candidate", GOOD), "--baseline"),
         (
             ("--candidate", GOOD, "--baseline", BAD, "--where", "suite=a", "--where", "suite=b"),
-            "--where suite is given twice, as a and b; no cell is both",
+            "--where suite is given twice with different values, a and b",
         ),
     ]:
         assert said in refused("gate", *options)

@@ -27,6 +27,6 @@ def test_a_board_that_cannot_be_kept_is_shown_with_a_note(
     monkeypatch.setattr(MlflowStore, "record", refuse)
     ended = invoke("compare", EXPERIMENT, "--format", form)
     assert ended.code == 0, ended.stderr
-    assert "None of the 2 pairs is judged yet" in ended.stdout
+    assert "Not judged yet: 2 pairs without scores." in ended.stdout
     assert "alpha:135m" in ended.stdout
-    assert "note: the board could not be kept in MLflow (PERMISSION_DENIED: you may only read.)" in ended.stderr
+    assert "note: the leaderboard could not be saved in MLflow (PERMISSION_DENIED: you may only read.)" in ended.stderr

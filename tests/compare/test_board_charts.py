@@ -94,7 +94,7 @@ def test_what_state_a_row_is_in_can_be_told_without_colour() -> None:
     svg = to_svg(forest(made))
     legend = [path.split()[0] for path in re.findall(r'd="([^"]+)"[^>]*stroke-width="2"', svg)]
     assert len(set(legend)) >= 3
-    for said in ("leader", "cannot be told apart from it", "separated from it", "incomplete, not ranked"):
+    for said in ("leader", "not clearly different from it", "clearly worse", "not ranked"):
         assert f">{said}<" in svg
     hollow = re.findall(rf'fill="{LIGHT.background}"[^>]*stroke="{LIGHT.muted}"', svg)
     assert hollow

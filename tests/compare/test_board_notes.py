@@ -22,12 +22,14 @@ def test_a_provisional_verdict_begins_with_whose_scores_it_rests_on() -> None:
 
 def test_a_board_of_floors_alone_is_no_judges() -> None:
     cells = scored({A: [2.0] * 8, B: [2.0] * 8}, provisional=True, judges=())
-    assert make_board("tip-bench-x", cells, BoardOptions()).verdict.startswith("Provisional (floors only): ")
+    assert make_board("tip-bench-x", cells, BoardOptions()).verdict.startswith("Provisional (no usable answers): ")
 
 
 def test_a_board_that_nobody_scored_has_nothing_provisional() -> None:
     cells = scored({A: [None] * 8, B: [None] * 8}, provisional=True, judges=())
-    assert make_board("tip-bench-x", cells, BoardOptions()).verdict.startswith("None of the 2 pairs is judged yet")
+    assert make_board("tip-bench-x", cells, BoardOptions()).verdict.startswith(
+        "Not judged yet: 2 pairs without scores."
+    )
 
 
 def test_what_was_asked_is_said_in_words() -> None:
@@ -36,15 +38,15 @@ def test_what_was_asked_is_said_in_words() -> None:
 
 
 def test_numbers_and_verbs_agree() -> None:
-    assert excluded_text(1, "of it") == "1 run of it is left out"
-    assert excluded_text(2, "of it") == "2 runs of it are left out"
+    assert excluded_text(1, "of it") == "1 run of it is excluded"
+    assert excluded_text(2, "of it") == "2 runs of it are excluded"
 
 
 def test_a_stranger_is_told_from_a_pair_that_is_only_old() -> None:
     cells = scored({A: LOW}, stale={B: 1})
     assert unknown_pair_message(B, [A], cells).startswith(
-        "There is no pair b:1b/v1 on this board: its only run is of an older build or prompt."
+        "The pair b:1b/v1 is not on this board: its only run is of an older build or prompt."
     )
     assert (
-        unknown_pair_message(Pair("c", "v1"), [A], cells) == "There is no pair c/v1 on this board. There are: a:1b/v1."
+        unknown_pair_message(Pair("c", "v1"), [A], cells) == "The pair c/v1 is not on this board. Available: a:1b/v1."
     )

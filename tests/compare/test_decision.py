@@ -35,12 +35,12 @@ def decided(
 
 def test_a_leader_that_is_separated_is_said_to_be() -> None:
     decision = decided({A: HIGH, B: LOW}, A)
-    assert decision.findings == ("a:1b/v1 leads over 8 scenarios, and every other pair is separated from it.",)
+    assert decision.findings == ("a:1b/v1 leads over 8 scenarios; every other pair is clearly worse.",)
     assert decision.to_json()["standing"] == "leader"
 
 
 def test_a_leader_that_ties_is_said_to() -> None:
-    said = "a:1b/v1 leads over 8 scenarios, but cannot be told apart from a:1b/v2."
+    said = "a:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v2."
     assert decided({A: SAME, B: LOW}, A).findings == (said,)
 
 
@@ -58,7 +58,7 @@ def test_a_pair_that_shares_the_lead_is_not_said_to_follow() -> None:
 def test_a_tied_pair_that_does_not_lead_is_said_not_to() -> None:
     decision = decided({A: SAME, B: LOW}, B)
     (said,) = decision.findings
-    assert said.startswith("a:1b/v2 does not lead: a:1b/v1 does, but the two cannot be told apart (")
+    assert said.startswith("a:1b/v2 does not lead: a:1b/v1 does, but the two are not clearly different (")
     assert decision.to_json()["standing"] == "tied"
 
 
@@ -66,18 +66,18 @@ def test_a_pair_that_is_separated_from_the_leader_is_said_to_be() -> None:
     decision = decided({A: HIGH, B: LOW}, B)
     (said,) = decision.findings
     assert "does not lead" in said
-    assert "separated" in said
+    assert "it is clearly worse than a:1b/v1" in said
     assert "−3.0" in said
 
 
 def test_a_pair_that_is_not_ranked_is_said_not_to_be() -> None:
     decision = decided({A: HIGH, B: LOW, C: [9.0, *[None] * 7]}, C)
-    assert decision.findings == ("c:1b/v1 is not ranked: it is not scored in every scenario that counts.",)
+    assert decision.findings == ("c:1b/v1 is not ranked: it is not scored in enough scenarios.",)
 
 
 def test_a_pair_without_scores_may_be_chosen_and_it_shows() -> None:
     decision = decided({A: HIGH, B: [None] * 8}, B)
-    assert decision.findings == ("Nothing of a:1b/v2 is scored: the numbers say nothing for or against it.",)
+    assert decision.findings == ("a:1b/v2 has no scores: there is no evidence for or against it.",)
 
 
 def test_a_pair_alone_is_compared_with_nothing() -> None:
@@ -86,7 +86,7 @@ def test_a_pair_alone_is_compared_with_nothing() -> None:
 
 def test_provisional_scores_are_said_to_be_first() -> None:
     decision = decided({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
-    assert decision.findings[0] == "The scores are provisional: given by rules, not by people."
+    assert decision.findings[0] == "The scores are provisional: by rules, not by people."
     assert decision_run(decision, 1).tags["provisional"] == "true"
 
 
@@ -95,11 +95,11 @@ def test_the_winner_of_duels_stands_beside() -> None:
     duels = [Duel(A, B, f"s{at}", "second") for at in range(12)]
     board = replace(make_board("tip-bench-x", cells, BoardOptions()), duels=duel_table(duels))
     decision = make_decision(board, cells, A, "x", decision_id="d", at="2026-11-15T12:00:00+00:00")
-    assert decision.findings[-1] == "In the duels inside the tied group a:1b/v2 wins."
+    assert decision.findings[-1] == "a:1b/v2 wins the duels between the tied rows."
 
 
 def test_a_stranger_cannot_be_chosen() -> None:
-    with pytest.raises(UsageError, match=r"no pair c:1b/v1 on this board. There are: a:1b/v1 and a:1b/v2"):
+    with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and a:1b/v2"):
         decided({A: HIGH, B: LOW}, C)
 
 

@@ -204,7 +204,7 @@ def test_nobody_has_won_while_a_row_of_the_group_has_not_met_the_others() -> Non
     assert isinstance(found, DuelTable)
     assert (found.winner, found.absent) == (None, (C,))
     told = verdict_text(replace(ranked(), tied=(B, C)), found)
-    assert told.endswith("The duels inside that group name no winner yet: c/v1 has not met the others.")
+    assert told.endswith("The duels between the tied rows have no winner yet: no duels of c/v1.")
 
 
 def ranked() -> Ranking:

@@ -118,7 +118,7 @@ def test_a_mapping_takes_the_place_of_the_name_and_leaves_other_names_alone() ->
 
 @pytest.mark.parametrize("mapping", [[(C, A)], [(A, C)]])
 def test_a_mapped_pair_that_is_not_there_is_refused(mapping: list[tuple[Pair, Pair]]) -> None:
-    with pytest.raises(UsageError, match="no pair c:1b/v1"):
+    with pytest.raises(UsageError, match="The pair c:1b/v1 is not on this board"):
         compared(scored({A: LOW}), scored({A: HIGH}), *mapping)
 
 
@@ -165,7 +165,7 @@ def test_the_verdict_says_which_pairs_changed() -> None:
     found = compared(scored({A: LOW, B: HIGH, C: LOW}), scored({A: HIGH, B: LOW, C: noise}))
     assert found.verdict == (
         "Better in tip-bench-june: a:1b/v1; worse in tip-bench-june: a:1b/v2; "
-        "1 of 3 pairs cannot be told apart from what they were in tip-bench-may."
+        "1 of 3 pairs are not clearly different from tip-bench-may."
     )
 
 
@@ -188,8 +188,8 @@ def test_provisional_scores_of_different_judges_do_not_compare() -> None:
 
 def test_stale_runs_of_either_are_noted() -> None:
     notes = compared(scored({A: LOW}, stale={A: 3}), scored({A: HIGH}, stale={A: 1})).notes
-    assert "3 runs of tip-bench-may of older model builds, prompts or scenarios are left out." in notes
-    assert "1 run of tip-bench-june of older model builds, prompts or scenarios is left out." in notes
+    assert "3 runs of tip-bench-may of older model builds, prompts or scenarios are excluded." in notes
+    assert "1 run of tip-bench-june of older model builds, prompts or scenarios is excluded." in notes
 
 
 def test_markdown_has_its_notes_and_csv_says_whether_it_is_provisional() -> None:

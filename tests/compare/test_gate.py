@@ -73,7 +73,7 @@ def test_undecided_tells_how_many_scenarios_would_decide() -> None:
 def test_a_difference_of_just_the_margin_needs_nobody_knows_how_many() -> None:
     result = gate([-1.0 + wave for wave in WAVE])
     assert (result.outcome, result.scenarios_needed) == (Outcome.UNDECIDED, None)
-    assert "cannot be told" in result.reason
+    assert "cannot be estimated" in result.reason
 
 
 @pytest.mark.parametrize("shift", [0.0, -0.5])
@@ -114,7 +114,7 @@ def test_only_the_two_pairs_count() -> None:
 
 
 def test_an_unknown_pair_is_named_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no pair x/y on this board.*qwen2.5:0.5b/v1 and qwen2.5:0.5b/v2-mentor"):
+    with pytest.raises(UsageError, match=r"x/y is not on this board.*qwen2.5:0.5b/v1 and qwen2.5:0.5b/v2-mentor"):
         evaluate_gate(scored({OLD: BASE, NEW: BASE}, other_conditions=3), Pair("x", "y"), OLD)
 
 

@@ -85,7 +85,7 @@ def test_every_element_is_closed(page: Page) -> None:
 def test_the_page_has_verdict_charts_tables_judging_and_answers(made: Leaderboard, page: Page) -> None:
     whole = "".join(page.texts)
     assert made.verdict in whole
-    for title in ("Standings", "Model × prompt", "Quality against latency", "The judging", "The answers, side by side"):
+    for title in ("Standings", "Model × prompt", "Quality against latency", "Judging", "Answers, side by side"):
         assert title in whole
     assert page.tags["figure"] == 3  # no attribution while a pair is incomplete, and the reason instead
     assert "Attribution needs every model with every prompt" in whole
@@ -104,7 +104,7 @@ def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
         "Bradley–Terry",
         "only cells with params.model=a; only anna's scores",
         "whole experiment",
-        "would probably not be found with 8 scenarios",
+        "are unlikely to be detected with 8 scenarios",
     ):
         assert part in whole
     heads = [text for text in page.texts if text in ("to leader", "standing", "p", "to baseline", "p (baseline)")]
@@ -115,7 +115,7 @@ def test_a_small_provisional_board_has_a_badge_and_no_empty_parts() -> None:
     source = html_report(board(TWELVE[:1], provisional=True))
     assert re.search(r"<h1>[^<]*<span class=\"badge warning\">provisional</span></h1>", source)
     page = Page(source)
-    assert not {"The answers, side by side", "The judging"} & set(page.texts)
+    assert not {"Answers, side by side", "Judging"} & set(page.texts)
     assert page.open == []
 
 
@@ -123,7 +123,7 @@ def test_the_judging_strip_names_who_how_well_and_under_what(page: Page) -> None
     whole = " ".join(page.texts)
     for said in ("anna", "ben", "rules", "Krippendorff's alpha: relevance 0.81", "tone unknown", "20 of 96 (21 %)"):
         assert said in whole
-    assert "+0.62 (+0.32 to +0.92), beyond the limit" in whole
+    assert "+0.62 (+0.32 to +0.92), too far off" in whole
     assert f"tip-v1@{'ab' * 32}" in whole
 
 
@@ -195,7 +195,7 @@ def test_an_answer_without_tips_says_why() -> None:
     shown = str(answers_section(made, [ScenarioAnswers("a@b", None, given_answers)]))
     assert "No answer." in shown
     assert "No usable tip." in shown
-    assert "not the asked format" in shown
+    assert "not the requested format" in shown
     assert "its card is not shown" in shown
 
 

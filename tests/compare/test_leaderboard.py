@@ -171,11 +171,11 @@ def test_no_scores_at_all_is_a_board_of_nulls() -> None:
     found = board_.to_json()
     check_shape(found)
     assert (found["rubric"], found["judges"], found["provisional"]) == (None, [], True)
-    assert found["verdict"]["text"].startswith("None of the 2 pairs is judged yet")
+    assert found["verdict"]["text"].startswith("Not judged yet: 2 pairs without scores.")
     for row in found["standings"]:
         assert {row[name] for name in ("composite", "ci_low", "ci_high", "diff_to_leader", *SCALES)} == {None}
         assert (row["judged"], row["total"], row["n_scenarios"], row["latency_s"]) == (0, 1, 0, 2.0)
-    assert any(note.startswith("Nobody has scored a cell yet") for note in board_.notes)
+    assert any(note.startswith("Not judged yet") for note in board_.notes)
 
 
 def test_all_failed_is_a_board_of_nulls_with_flags() -> None:
@@ -254,7 +254,7 @@ def test_what_is_wrong_with_cells_becomes_flags_not_scores() -> None:
 
 
 def test_a_baseline_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"There is no pair c:1b/v1 on this board. There are: a:1b/v1 and b:1b/v1\."):
+    with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and b:1b/v1\."):
         made(scored({A: LOW, B: HIGH}), baseline=C)
 
 
@@ -280,14 +280,14 @@ def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> No
     row = rows(found)["a/*"]
     assert (row["composite"], row["relevance"]) == (10.0, pytest.approx(10 / 17 * 5))
     assert (row["latency_s"], row["judged"], row["total"]) == (2.0, 3, 3)
-    assert "Not every model has v2: left out of the means by model." in found.notes
+    assert "Not every model has v2: excluded from the means by model." in found.notes
 
 
 def test_by_model_without_a_prompt_that_all_have_nothing_can_be_ranked_and_it_says_why() -> None:
     found = made(scored({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
     check_shape(found.to_json())
     assert found.ranking.leader is None
-    assert "No prompt stands beside every model, so the models cannot be ranked alone." in found.notes
+    assert "No prompt is shared by all models, so the models cannot be ranked." in found.notes
 
 
 def test_by_model_older_builds_are_flagged_too() -> None:
@@ -312,7 +312,7 @@ def test_what_was_left_out_is_noted_with_the_way_to_see_it() -> None:
         replace(cell(A, "nurse@morning", 10.0), run_id="new", start_ms=9),
     ]
     notes = of_runs(runs).notes
-    assert "2 runs under other conditions are left out; --where conditions=older shows them." in notes
+    assert "2 runs under other conditions are excluded; --where conditions=older to show them." in notes
 
 
 def test_hosts_are_named_where_speed_does_not_compare() -> None:
@@ -320,7 +320,7 @@ def test_hosts_are_named_where_speed_does_not_compare() -> None:
     elsewhere = replace(runs[1], params={**runs[1].params, "host": "other"})
     found = of_runs([runs[0], elsewhere])
     assert found.to_json()["hosts"] == ["box", "other"]
-    assert any("do not compare across" in note for note in found.notes)
+    assert any("not comparable across hosts" in note for note in found.notes)
     assert not any("hosts" in note for note in of_runs(runs).notes)
 
 

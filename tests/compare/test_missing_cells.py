@@ -34,20 +34,18 @@ def without(*holes: int) -> list[float | None]:
 def test_the_row_nearest_to_complete_is_named_with_what_it_lacks() -> None:
     said = made({A: without(0, 1), B: without(2), C: without(3, 4)}).verdict
     assert said == (
-        "No pair is judged in all of the 8 scenarios in which half of them are: b:1b/v1 is nearest and lacks p2@s2."
+        "No pair is judged in all of the 8 scenarios in which half of them are: b:1b/v1 has most and lacks p2@s2."
     )
 
 
 def test_more_than_five_missing_scenarios_are_counted() -> None:
     halves = {A: [*LOW[:7], *[None] * 7], B: [*[None] * 7, *LOW[:7]]}
-    assert made(halves).verdict.endswith(
-        "a:1b/v1 is nearest and lacks p0@s12, p0@s8, p1@s13, p1@s9, p2@s10 and 2 more."
-    )
+    assert made(halves).verdict.endswith("a:1b/v1 has most and lacks p0@s12, p0@s8, p1@s13, p1@s9, p2@s10 and 2 more.")
 
 
 def test_where_no_scenario_counts_yet_the_nearest_one_is_named() -> None:
     said = made({A: without(1, 2, 3, 4, 5, 6, 7), B: [None] * 8, C: [None] * 8}).verdict
-    assert said == "No scenario is judged for half of the 3 pairs: p0@s0 is nearest and lacks b:1b/v1 and c:1b/v1."
+    assert said == "No scenario is judged for half of the 3 pairs: p0@s0 has most and lacks b:1b/v1 and c:1b/v1."
 
 
 def test_models_that_share_no_prompt_are_said_to() -> None:
@@ -64,13 +62,13 @@ def test_a_board_by_model_names_what_its_rows_lack() -> None:
 
 def test_per_persona_it_is_scenarios_that_are_missing() -> None:
     said = made({A: without(0, 1), B: without(2), C: without(3, 4)}, cluster="persona").verdict
-    assert said.endswith("b:1b/v1 is nearest and lacks p2@s2.")
+    assert said.endswith("b:1b/v1 has most and lacks p2@s2.")
 
 
 def test_one_scenario_is_one() -> None:
     said = made({A: LOW[:1], B: [value + 1 for value in LOW[:1]]}).verdict
     assert "over 1 scenario," in said
-    assert "With 1 scenario nothing can be decided" in said
+    assert "Too few scenarios: 1; at least 6 needed." in said
 
 
 @settings(max_examples=20)

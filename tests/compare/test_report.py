@@ -14,6 +14,7 @@ from support.boards import HOSTILE, SCALES, TWELVE, board
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import (
+    STATE_TEXTS,
     TEXT_COLUMNS,
     State,
     footer_lines,
@@ -57,7 +58,7 @@ def test_a_chance_of_being_best_is_shown_to_people_from_six_scenarios_on(n: int,
     made = board(n=n)
     columns, rows = table_rows(made)
     assert all((row[columns.index("P(best)")] is not None) is shown for row in rows)
-    assert any(note.startswith("P(best) is shown from 6 scenarios on") for note in made.notes) is not shown
+    assert any(note.startswith("P(best) needs at least 6 scenarios") for note in made.notes) is not shown
     chances = [row["p_best"] for row in made.to_json()["standings"]]
     assert sum(chances) == pytest.approx(1), "programs get the numbers either way"
 
@@ -66,9 +67,9 @@ def test_the_smallest_difference_that_would_be_found_stands_below() -> None:
     made = board()
     least = made.to_json()["verdict"]["smallest_detectable"]
     assert footer_lines(made)[0] == (
-        f"Differences to the leader under {least:.1f} points would probably not be found with 8 scenarios."
+        f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with 8 scenarios."
     )
-    assert not any("would probably not be found" in line for line in footer_lines(board(n=4)))
+    assert not any("unlikely to be detected" in line for line in footer_lines(board(n=4)))
 
 
 def test_attribution_says_which_rows_it_leaves_out() -> None:
@@ -76,8 +77,8 @@ def test_attribution_says_which_rows_it_leaves_out() -> None:
         return pair.model == "llama3.2:3b" and scenario.startswith("nurse")
 
     made = board(missing=without_llama)
-    (said,) = [line for line in footer_lines(made) if line.startswith("The spread")]
-    assert said.startswith("The spread of scores (over the complete rows, without llama3.2:3b) is due to: model ")
+    (said,) = [line for line in footer_lines(made) if line.startswith("What explains")]
+    assert said.startswith("What explains the differences (over the complete rows, without llama3.2:3b): model ")
     assert made.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
 
 
@@ -97,9 +98,8 @@ def test_every_row_says_how_it_stands_to_the_leader() -> None:
     made = board(missing=gap)
     columns, rows = table_rows(made)
     said = [row[columns.index("standing")] for row in rows]
-    assert said[0] == State.LEADER
-    assert said[-1] == State.INCOMPLETE
-    order = [str(state) for state in State]
+    order = [STATE_TEXTS[state] for state in State]
+    assert (said[0], said[-1]) == (order[0], order[-1])
     places = [order.index(each or "") for each in said]
     assert places == sorted(places)
     assert state_of(made, Pair("no", "such")) is State.INCOMPLETE
@@ -179,10 +179,10 @@ def test_markdown_has_verdict_table_and_reasons() -> None:
 
 
 def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
-    (line,) = [line for line in footer_lines(board()) if line.startswith("The spread")]
+    (line,) = [line for line in footer_lines(board()) if line.startswith("What explains")]
     assert re.fullmatch(
-        r"The spread of scores is due to: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
-        r"rest, noise included \d+%\.",
+        r"What explains the differences: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
+        r"unexplained \d+%\.",
         line,
     )
 

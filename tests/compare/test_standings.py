@@ -56,7 +56,7 @@ def test_a_model_of_which_everything_is_stale_stands_on_a_board_by_model_too() -
 
 def test_whoever_names_a_stale_pair_is_told_why_it_is_not_there() -> None:
     cells = select_cells([(run, NO_SCORES) for run in (*RUNS, *OLD)], CellFilter())
-    said = "c:1b/v1 on this board: all 8 runs of it are of an older build or prompt"
+    said = "The pair c:1b/v1 is not on this board: all 8 runs of it are of an older build or prompt"
     for name in (
         lambda: evaluate_gate(cells, C, A),
         lambda: make_board("tip-bench-test", cells, BoardOptions(baseline=C)),

@@ -37,13 +37,13 @@ def verdict(columns: Columns) -> str:
 def test_a_decided_board_names_its_leader_and_how_many_scenarios_it_rests_on() -> None:
     said = verdict({A: LOW, B: HIGH})
     assert said.startswith("b:1b/v1 leads over 8 scenarios")
-    assert "cannot be told apart" not in said
+    assert "not clearly different" not in said
     assert "would decide" not in said
 
 
 def test_a_tie_is_said_with_names_and_what_it_would_take() -> None:
     found = made({A: LOW, B: NEAR})
-    assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but cannot be told apart from a:1b/v1.")
+    assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v1.")
     assert f"about {found.ranking.scenarios_needed} scenarios would decide" in found.verdict
 
 
@@ -56,13 +56,13 @@ def test_a_long_tie_is_cut_and_counted() -> None:
 
 def test_under_six_scenarios_it_says_that_nothing_can_be_decided() -> None:
     said = verdict({A: LOW[:4], B: HIGH[:4]})
-    assert "With 4 scenarios nothing can be decided, whatever the scores" in said
+    assert "Too few scenarios: 4; at least 6 needed." in said
 
 
 def test_identical_rows_need_nobody_knows_how_many_scenarios() -> None:
     said = verdict({A: LOW, B: LOW})
     assert said.startswith("a:1b/v1 and b:1b/v1 share the lead over 8 scenarios")
-    assert "How many more would decide cannot be told" in said
+    assert "The number of scenarios needed cannot be estimated" in said
 
 
 def test_one_row_has_nothing_to_be_compared_with() -> None:
@@ -70,7 +70,7 @@ def test_one_row_has_nothing_to_be_compared_with() -> None:
 
 
 def test_without_a_score_it_says_that_nobody_has_judged() -> None:
-    assert verdict({A: [None] * 8, B: [None] * 8}).startswith("None of the 2 pairs is judged yet")
+    assert verdict({A: [None] * 8, B: [None] * 8}).startswith("Not judged yet: 2 pairs without scores.")
 
 
 def test_without_a_complete_row_it_says_what_is_missing() -> None:
@@ -79,12 +79,12 @@ def test_without_a_complete_row_it_says_what_is_missing() -> None:
     }
     said = verdict(holes)
     assert said.startswith("No pair is judged in all of the 8 scenarios")
-    assert said.endswith("a:1b/v1 is nearest and lacks p0@s0.")
+    assert said.endswith("a:1b/v1 has most and lacks p0@s0.")
 
 
 def test_where_hardly_anything_is_judged_it_says_so_without_counting_none() -> None:
     said = verdict({A: [9.0, *[None] * 7], B: [None] * 8, C: [None] * 8})
-    assert said == "No scenario is judged for half of the 3 pairs: p0@s0 is nearest and lacks b:1b/v1 and c:1b/v1."
+    assert said == "No scenario is judged for half of the 3 pairs: p0@s0 has most and lacks b:1b/v1 and c:1b/v1."
 
 
 def test_an_empty_board_is_said_to_be_empty() -> None:
@@ -95,7 +95,7 @@ def test_a_row_that_is_not_ranked_but_ahead_is_pointed_at() -> None:
     partly: list[float | None] = [17.0, 17.0, *[None] * 6]
     said = verdict({A: LOW, B: HIGH, C: partly})
     assert said.startswith("b:1b/v1 leads")
-    assert said.endswith("ahead where it is: c:1b/v1.")
+    assert said.endswith("ahead where judged: c:1b/v1.")
     behind: list[float | None] = [3.0, 3.0, *[None] * 6]
     assert "c:1b/v1" not in verdict({A: LOW, B: HIGH, C: behind})
 
@@ -112,7 +112,7 @@ def test_the_winner_of_duels_stands_beside_and_changes_nothing() -> None:
     duels = [Duel(A, B, f"s{at}", "first") for at in range(8)] + [Duel(B, A, f"s{at}", "second") for at in range(8)]
     won = verdict_text(ranking, duel_table(duels))
     assert won.startswith(plain)
-    assert "a:1b/v1 wins; the ranks stay as they are" in won
+    assert "a:1b/v1 wins the duels between the tied rows; duels do not change ranks." in won
     even = [Duel(A, B, f"s{at}", "tie") for at in range(8)]
     assert verdict_text(ranking, duel_table(even)) == plain
 
@@ -129,13 +129,13 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     said = verdict_text(ranking)
     assert said[0].isalnum()
     assert said.endswith(".")
-    for word in ("worse", "nan", "None,", "best", "winner"):
+    for word in ("nan", "None,", "best", "winner"):
         assert word not in said
     if ranking.leader is not None:
         assert said.startswith(str(ranking.leader))
     for pair in ranking.tied[:3]:
         assert str(pair) in said
-    assert ("cannot be told apart" in said) == bool(ranking.tied)
+    assert ("not clearly different" in said) == bool(ranking.tied)
     if ranking.decided:
         assert "would decide" not in said
 

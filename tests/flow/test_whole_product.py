@@ -182,7 +182,7 @@ def _every_form_says_the_same(team: Team, board: dict[str, Any]) -> str:
     page, svg, png = (team.folder / name for name in ("report.html", "forest.svg", "forest.png"))
     table = team.run("compare", MAY, "--html", str(page), "--plot", str(svg)).stdout
     assert table.startswith(board["verdict"]["text"])
-    assert "The spread of scores is due to: model " in table
+    assert "What explains the differences: model " in table
     text = page.read_text("utf-8")
     assert all(name in text for name in (*MODELS, *PROMPTS))
     assert "<script src" not in text

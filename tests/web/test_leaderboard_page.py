@@ -249,7 +249,7 @@ def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Se
 
 def test_attribution_and_numbers_of_the_heat_map_are_there_without_pictures(judged: Served) -> None:
     text = look(judged, BOARD).text
-    for words in ("What the spread is due to", "rest, noise included", "The numbers as a table"):
+    for words in ("What the spread is due to", "unexplained", "The numbers as a table"):
         assert words in text
 
 

@@ -51,38 +51,36 @@ class Cluster(StrEnum):
 
 WhereOption = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="Only such cells: any tag, or params.NAME; repeatable."),
+    typer.Option("--where", metavar="KEY=VALUE", help="Use only matching cells: any tag, or params.NAME; repeatable."),
 ]
 
 
 ExperimentsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment, or two to be compared.")
+    list[str] | None, typer.Argument(metavar="EXPERIMENT", help="One experiment to rank, or two to compare.")
 ]
 BoardFormatOption = Annotated[
     BoardFormat,
-    typer.Option(
-        "--format", metavar="table|json|csv|md", help="How it is printed. [default: table]", show_default=False
-    ),
+    typer.Option("--format", metavar="table|json|csv|md", help="Output format. [default: table]", show_default=False),
 ]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Also write a report: one file, works offline.")
+    Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML report: one file, no network needed.")
 ]
-PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the standings.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png|.svg", help="Also save a chart of the standings.")
+]
 BaselineOption = Annotated[
-    str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Show differences to this pair too.")
+    str | None, typer.Option("--baseline", metavar="MODEL/PROMPT", help="Also show differences to this pair.")
 ]
-OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Only this judge's scores.")]
-ByOption = Annotated[Side | None, typer.Option("--by", metavar="model|prompt", help="Rank models, or prompts.")]
+OneJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Use only this judge's scores.")]
+ByOption = Annotated[Side | None, typer.Option("--by", metavar="model|prompt", help="Rank models or prompts.")]
 ClusterOption = Annotated[
     Cluster | None,
-    typer.Option("--cluster", metavar="persona", help="Claim more: about other personas. Takes more scenarios."),
+    typer.Option("--cluster", metavar="persona", help="Cluster by persona; generalises to new personas."),
 ]
-ProvisionalOption = Annotated[
-    bool, typer.Option("--provisional", help="The provisional judge's scores, also where people have judged.")
-]
+ProvisionalOption = Annotated[bool, typer.Option("--provisional", help="Use provisional scores instead of human ones.")]
 MapOption = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two; repeatable."),
+    typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two pairs; repeatable."),
 ]
 
 
@@ -128,11 +126,11 @@ def compare(
     with open_store(settings, mlflow_url) as store:
         found = [existing_experiment(store, name) for name in names]
         if len(found) == 2:
-            _refuse(html=html, plot=plot, baseline=baseline, by=by, cluster=cluster)
+            _check_unused(html=html, plot=plot, baseline=baseline, by=by, cluster=cluster)
             _compare_two(store, found, question, map_ or [], chosen)
             return
         if map_:
-            raise UsageError("--map pairs up rows of two experiments; name two.")
+            raise UsageError("--map needs two experiments.")
         board, cells = read_leaderboard(
             store,
             found[0],
@@ -146,25 +144,25 @@ def compare(
         if plot is not None:
             _draw(board, plot)
         _print(board, chosen)
-        _keep(store, found[0], board)
+        _save_board(store, found[0], board)
 
 
-def _keep(store: MlflowStore, experiment: Experiment, board: Leaderboard) -> None:
+def _save_board(store: MlflowStore, experiment: Experiment, board: Leaderboard) -> None:
     """Save the leaderboard in MLflow; without write access, prints a note instead."""
     from tipbench.compare.leaderboard import record_board
 
     try:
         record_board(store, experiment.experiment_id, board)
     except TipbenchError as exc:
-        print_message(f"note: the board could not be kept in MLflow ({exc})")
+        print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
 
 
 def _names(settings: Settings, given: list[str] | None, flag: str | None) -> list[str]:
     names = [*(given or []), *([flag] if flag else [])]
     if len(names) > 2:
-        raise UsageError(f"One experiment is ranked, two are compared; {len(names)} were given.")
+        raise UsageError(f"Name one experiment to rank or two to compare (got {len(names)}).")
     if len(names) == 2 and names[0] == names[1]:
-        raise UsageError(f"{names[0]} was given twice; two experiments are compared.")
+        raise UsageError(f"{names[0]} is given twice; name two different experiments.")
     return [chosen_experiment(settings, name) for name in names] or [chosen_experiment(settings, None)]
 
 
@@ -189,17 +187,17 @@ def _check_files(html: Path | None, plot: Path | None) -> None:
         import_altair()
 
 
-def _refuse(**options: object) -> None:
+def _check_unused(**options: object) -> None:
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if given:
-        raise UsageError(f"{', '.join(given)} is for one experiment; two are compared pair by pair.")
+        raise UsageError(f"{', '.join(given)} cannot be used with two experiments.")
 
 
 def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> CellFilter:
     from tipbench.compare.cells import CellFilter
 
     if judge is not None and provisional:
-        raise UsageError("--judge names a judge whose scores count; --provisional shows those that do not. Choose one.")
+        raise UsageError("--judge cannot be combined with --provisional. Choose one.")
     return CellFilter(read_filters(where), checked_judge(judge), provisional)
 
 
@@ -210,7 +208,7 @@ def read_filters(where: list[str] | None) -> dict[str, str]:
     filters: dict[str, str] = {}
     for key, value in map(parse_filter, where or []):
         if filters.setdefault(key, value) != value:
-            raise UsageError(f"--where {key} is given twice, as {filters[key]} and {value}; no cell is both.")
+            raise UsageError(f"--where {key} is given twice with different values, {filters[key]} and {value}.")
     return filters
 
 
@@ -241,7 +239,7 @@ def _compare_two(
 def _mapping(text: str) -> tuple[Pair, Pair]:
     first, separator, second = text.partition("=")
     if not separator:
-        raise UsageError(f"--map takes PAIR1=PAIR2 (got {text[:120]!r}).")
+        raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
     return read_pair(first, "--map"), read_pair(second, "--map")
 
 
@@ -252,7 +250,7 @@ def _print(board: Leaderboard, format_: BoardFormat) -> None:
         print_json(board.to_json())
     elif format_ is BoardFormat.CSV:
         print(report.to_csv(board), end="", flush=True)
-        _say_notes(board)
+        _print_notes(board)
     elif format_ is BoardFormat.MARKDOWN:
         print(report.to_markdown(board), end="")
     else:
@@ -269,15 +267,15 @@ def show_board(board: Leaderboard) -> None:
     console.print(Text(printable_lines(board.verdict), style="bold"))
     print()
     columns, rows = report.table_rows(board)
-    gone = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("P(best)"))
+    dropped = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("P(best)"))
     print(flush=True)
-    print_dropped_columns(gone, "--format csv")
+    print_dropped_columns(dropped, "--format csv")
     for line in report.footer_lines(board):
         print(printable_lines(line))
-    _say_notes(board)
+    _print_notes(board)
 
 
-def _say_notes(board: Leaderboard) -> None:
+def _print_notes(board: Leaderboard) -> None:
     for note in board.notes:
         print_message(f"note: {note}")
 
@@ -287,7 +285,7 @@ def _draw(board: Leaderboard, path: Path) -> None:
     from tipbench.compare.charts import forest
 
     save_chart(forest(board, LIGHT), path)
-    print_message(f"drawn: {path}")
+    print_message(f"chart: {path}")
 
 
 def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, path: Path) -> None:

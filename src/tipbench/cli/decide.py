@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def decide(
-    choose: Annotated[str, typer.Option("--choose", metavar="MODEL/PROMPT", help="The pair that is chosen.")],
-    because: Annotated[str, typer.Option("--because", metavar="TEXT", help="Why, in 1 to 2000 characters.")],
+    choose: Annotated[str, typer.Option("--choose", metavar="MODEL/PROMPT", help="The chosen pair.")],
+    because: Annotated[str, typer.Option("--because", metavar="TEXT", help="The reason, 1 to 2000 characters.")],
     experiment: ExperimentOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="FILE.md",
-            help="A new file for the record; - is stdout. [default: decision-EXPERIMENT-TIME.md]",
+            help="New file for the record; - for stdout. [default: decision-EXPERIMENT-TIME.md]",
         ),
     ] = None,
     mlflow_url: MlflowOption = None,
@@ -64,8 +64,8 @@ def decide(
         store.touch(found.experiment_id)
     text = decision_markdown(decision)
     if path is not None:
-        kept = f"The decision is kept: `tipbench runs show {run_id}` has its text."
-        write_output(path, text, "--out", kept)
+        saved = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
+        write_output(path, text, "--out", saved)
     if json_:
         print_json({**decision.to_json(), "run_id": run_id, "file": str(path) if path else None})
         return
@@ -75,7 +75,7 @@ def decide(
         print(printable_lines(f"decided: {chosen} in {name}, written to {path}"))
     for sentence in decision.findings:
         print_message(sentence) if path is None else print(printable_lines(sentence))
-    print_message(f"kept in MLflow as run {run_id}")
+    print_message(f"saved in MLflow as run {run_id}")
 
 
 def _target(out: Path | None, experiment: str, at: str) -> Path | None:
@@ -86,7 +86,7 @@ def _target(out: Path | None, experiment: str, at: str) -> Path | None:
     path = out or Path(f"decision-{experiment.replace('/', '-')}-{stamp}Z.md")
     check_output(path, "--out")
     if path.exists():
-        raise UsageError(f"--out takes a new file; {path} exists, and may be an earlier decision. Choose another name.")
+        raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
     return path
 
 

@@ -27,7 +27,7 @@ class Format(StrEnum):
 
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", metavar="table|json|csv", help="How it is printed. [default: table]", show_default=False),
+    typer.Option("--format", metavar="table|json|csv", help="Output format. [default: table]", show_default=False),
 ]
 COLUMNS = ("experiment", "cells", "pending", "judged", "failed", "url")
 
@@ -55,7 +55,7 @@ def experiments(
     chosen = Format.JSON if json_ else format_
     print_rows(COLUMNS, rows, chosen, text=("experiment", "url"), keep=5)
     if not rows and chosen is Format.TABLE:
-        print_message("nothing recorded yet; `tipbench demo` or `tipbench collect` makes the first experiment")
+        print_message("no experiments yet; create one with `tipbench demo` or `tipbench collect`")
 
 
 def print_rows(
@@ -74,5 +74,5 @@ def print_rows(
         writer.writeheader()
         writer.writerows({key: escape_formula(value) for key, value in row.items()} for row in rows)
     elif rows:
-        gone = print_table(columns, [[row[column] for column in columns] for row in rows], text=text, keep=keep)
-        print_dropped_columns(gone, "--format csv")
+        dropped = print_table(columns, [[row[column] for column in columns] for row in rows], text=text, keep=keep)
+        print_dropped_columns(dropped, "--format csv")

@@ -24,24 +24,21 @@ if TYPE_CHECKING:
 
 
 MarginOption = Annotated[
-    float, typer.Option("--margin", metavar="POINTS", help="How much worse is still no matter.", show_default=True)
+    float,
+    typer.Option("--margin", metavar="POINTS", help="Largest acceptable loss, in points.", show_default=True),
 ]
 JunitOption = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
 ]
-AnnotationsOption = Annotated[
-    bool, typer.Option("--annotations", help="Also print it as GitHub shows it beside a change.")
-]
+AnnotationsOption = Annotated[bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")]
 
 
 def gate(
-    candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair in question.")],
-    baseline: Annotated[
-        str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair it must not fall behind.")
-    ],
+    candidate: Annotated[str, typer.Option("--candidate", metavar="MODEL/PROMPT", help="The pair to check.")],
+    baseline: Annotated[str, typer.Option("--baseline", metavar="MODEL/PROMPT", help="The pair to compare with.")],
     experiment: ExperimentOption = None,
     margin: MarginOption = 1.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Undecided fails too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if undecided.")] = False,
     junit: JunitOption = None,
     annotations: AnnotationsOption = False,
     where: WhereOption = None,
@@ -68,7 +65,7 @@ def gate(
     settings = load_settings()
     pairs = read_pair(candidate, "--candidate"), read_pair(baseline, "--baseline")
     if not isfinite(margin) or margin < 0:
-        raise UsageError(f"--margin takes points, 0 or more (got {margin:g}).")
+        raise UsageError(f"--margin must be 0 or more (got {margin:g}).")
     question = CellFilter(read_filters(where), checked_judge(judge))
     name = chosen_experiment(settings, experiment)
     if junit is not None:
@@ -88,7 +85,7 @@ def gate(
     if json_:
         print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})
     else:
-        _tell(result)
+        _print_result(result)
     raise typer.Exit(code)
 
 
@@ -108,13 +105,13 @@ def _result(
         return unknown(*pairs, margin, str(exc))
 
 
-def _tell(result: GateResult) -> None:
+def _print_result(result: GateResult) -> None:
     from tipbench.compare.gate import Outcome
 
     if result.outcome is Outcome.UNKNOWN:
         raise NotEnoughData(result.reason)
     print(printable_lines(result.reason))
     if result.evidence and result.evidence.unfinished:
-        print_message(f"warning: the answer rests on part of the candidate's cells: {result.evidence.unfinished}")
+        print_message(f"warning: based on part of the candidate's cells: {result.evidence.unfinished}")
     if result.outcome is Outcome.UNDECIDED:
-        print_message("warning: the gate is undecided; --strict makes that a failure")
+        print_message("warning: the gate is undecided; pass --strict to fail in this case")

@@ -57,12 +57,12 @@ def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
     """Returns the answers of the cells a board is based on."""
-    asked = {"kind": str(RunKind.CELL), **cells.question.where}
-    there = {cell.run.run_id for cell in cells.cells}
+    where = {"kind": str(RunKind.CELL), **cells.question.where}
+    run_ids = {cell.run.run_id for cell in cells.cells}
     found = {
         run.run_id: (run, texts)
-        for run, texts in store.read(experiment.experiment_id, where=asked, texts=(CANDIDATES, SCORES))
-        if run.run_id in there
+        for run, texts in store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, SCORES))
+        if run.run_id in run_ids
     }
     scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in found.items()}
     tips = {run_id: _tips(run_id, run.params, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in found.items()}
@@ -109,8 +109,8 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
 
 
 def _counted(board: Leaderboard, scores: CellScores) -> Iterator[Judgement]:
-    there = scores.provisional.values() if board.provisional else scores.counted
-    yield from (given for given in there if given.judge in board.judges)
+    judgements = scores.provisional.values() if board.provisional else scores.counted
+    yield from (given for given in judgements if given.judge in board.judges)
 
 
 def _tip(text: str, why: str, at: int, given: Sequence[Judgement]) -> AnswerTip:
@@ -124,7 +124,7 @@ def _tips(run_id: str, params: Mapping[str, str], text: str) -> list[tuple[str, 
     try:
         return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text)[: int(params["n_tips"])]]
     except (ValueError, KeyError, TypeError) as exc:
-        raise CorruptText(f"The text {CANDIDATES} of run {run_id} is not what tipbench writes ({exc}).") from exc
+        raise CorruptText(f"The text {CANDIDATES} of run {run_id} is not a valid list of tips ({exc}).") from exc
 
 
 def _cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -41,9 +41,9 @@ def floor_values(rubric: Rubric) -> Mapping[str, float]:
 
 
 def _texts(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Iterator[str | None]:
-    kept = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
-    if kept is not None:
-        yield store.get(kept.run_id)[1].get(RUBRIC)
+    scored = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    if scored is not None:
+        yield store.get(scored.run_id)[1].get(RUBRIC)
     where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
     for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
         yield texts.get(RUBRIC)
@@ -118,18 +118,18 @@ def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> Boa
     """Reads an experiment's cells and selects those of the board. Raises NotEnoughData if none match."""
     kind = str(RunKind.CELL)
     if question.where.get("kind", kind) != kind:
-        raise UsageError(f"A board is made of cells; --where kind={question.where['kind']} would leave none.")
+        raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
     where = {"kind": kind, **question.where}
     texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
     found = [
-        (run, kept)
-        for run, kept in store.read(experiment_id, where=where, texts=texts)
+        (run, stored)
+        for run, stored in store.read(experiment_id, where=where, texts=texts)
         if run.tags.get("superseded") != "true"
     ]
     if not found:
-        raise NotEnoughData("No cell matches: nothing can be compared yet. `tipbench runs list` shows what there is.")
-    board = select_cells([(run, read_scores(kept.get(SCORES))) for run, kept in found], question)
-    return _completed(store, experiment_id, board, {run.run_id: kept.get(RAW) for run, kept in found})
+        raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
+    board = select_cells([(run, read_scores(stored.get(SCORES))) for run, stored in found], question)
+    return _with_rubric(store, experiment_id, board, {run.run_id: stored.get(RAW) for run, stored in found})
 
 
 def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
@@ -142,7 +142,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     scored = _provisional(current) if provisional else _judged(current, question.judge)
     judges = {name for _, _, names in scored for name in names}
     if question.judge is not None and not judges:
-        raise NotEnoughData(_scored_nothing(question.judge, current))
+        raise NotEnoughData(_no_scores_message(question.judge, current))
     return BoardCells(
         cells=tuple(cell for cell, _, _ in scored),
         rubric=_rubric_of(scored, provisional=provisional),
@@ -156,7 +156,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     )
 
 
-def _completed(store: RunStore, experiment_id: str, board: BoardCells, raws: Mapping[str, str | None]) -> BoardCells:
+def _with_rubric(store: RunStore, experiment_id: str, board: BoardCells, raws: Mapping[str, str | None]) -> BoardCells:
     """Applies the rubric text: its floor to cells floored under another rubric, and flags without judges' changes."""
     other = any(_floored_elsewhere(cell, board.rubric) for cell in board.cells)
     flags = any(cell.computed is not None for cell in board.cells)
@@ -165,10 +165,10 @@ def _completed(store: RunStore, experiment_id: str, board: BoardCells, raws: Map
     rubric = find_rubric(store, experiment_id, board.rubric, (cell.run for cell in board.cells))
     if rubric is None:
         return board
-    return replace(board, cells=tuple(_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells))
+    return replace(board, cells=tuple(_cell_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells))
 
 
-def _under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
+def _cell_under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     if _floored_elsewhere(cell, rubric.tag):
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     if cell.computed is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
@@ -192,7 +192,7 @@ def _rubric_of(scored: Iterable[_Scored], *, provisional: bool) -> str:
     scored = list(scored)
     rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
     if len(rubrics) > 1:
-        raise MixedRubrics(_mixed(rubrics, provisional=provisional))
+        raise MixedRubrics(_mixed_rubrics_message(rubrics, provisional=provisional))
     floors = [cell.run for cell, rubric, _ in scored if rubric and cell.floored]
     return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
 
@@ -255,19 +255,19 @@ def _newest_first(runs: Iterable[StoredRun]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(run.tags.get("conditions", "") for run in ordered))
 
 
-def _scored_nothing(judge: str, runs: Iterable[tuple[StoredRun, CellScores]]) -> str:
+def _no_scores_message(judge: str, runs: Iterable[tuple[StoredRun, CellScores]]) -> str:
     others = sorted({given.judge for _, scores in runs for given in scores.counted})
-    who = f"scores of {', '.join(others)} count" if others else "nobody's scores count yet"
-    return f"No score of {judge} counts here; {who}. `tipbench judge status` shows who has judged what."
+    who = f"scores of {', '.join(others)} count" if others else "no scores count yet"
+    return f"No score of {judge} counts here; {who}. See `tipbench judge status`."
 
 
-def _mixed(rubrics: Counter[str], *, provisional: bool) -> str:
+def _mixed_rubrics_message(rubrics: Counter[str], *, provisional: bool) -> str:
     counts = ", ".join(
         f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({count} cell{'s' if count > 1 else ''})"
         for rubric, count in rubrics.most_common()
     )
     again = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
     return (
-        f"The scores were given under different rubrics: {counts}. They do not compare. "
+        f"The scores were given under different rubrics: {counts}. They cannot be compared. "
         f"Score the older ones again with `{again}`."
     )

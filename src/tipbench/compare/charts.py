@@ -21,9 +21,9 @@ NARROW = 320
 
 STATE_LABELS = {
     State.LEADER: "leader",
-    State.TIED: "cannot be told apart from it",
-    State.SEPARATED: "separated from it",
-    State.INCOMPLETE: "incomplete, not ranked",
+    State.TIED: "not clearly different from it",
+    State.SEPARATED: "clearly worse",
+    State.INCOMPLETE: "not ranked",
 }
 SHAPES = {
     State.LEADER: "diamond",
@@ -72,11 +72,13 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     legend = alt.Legend(orient="top", title=None, columns=1 if narrow else len(states), symbolSize=110, labelLimit=300)
     inside = [theme.background if state is State.INCOMPLETE else colours[state] for state in states]
     return {
-        "shape": alt.Shape("said:N", legend=legend, scale=alt.Scale(domain=domain, range=[SHAPES[s] for s in states])),
-        "stroke": alt.Stroke(
-            "said:N", legend=legend, scale=alt.Scale(domain=domain, range=[colours[s] for s in states])
+        "shape": alt.Shape(
+            "status:N", legend=legend, scale=alt.Scale(domain=domain, range=[SHAPES[s] for s in states])
         ),
-        "fill": alt.Fill("said:N", legend=legend, scale=alt.Scale(domain=domain, range=inside)),
+        "stroke": alt.Stroke(
+            "status:N", legend=legend, scale=alt.Scale(domain=domain, range=[colours[s] for s in states])
+        ),
+        "fill": alt.Fill("status:N", legend=legend, scale=alt.Scale(domain=domain, range=inside)),
     }
 
 
@@ -136,14 +138,14 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, 
     weight = {"fontWeight": {"expr": "datum.bold ? 'bold' : 'normal'"}}
     texts = base.mark_text(fontSize=13, **weight).encode(text="shown:N", color=alt.Color("ink:N", scale=None))
     chart = alt.layer(boxes, texts).properties(width=alt.Step(step), height=alt.Step(34))
-    subtitle = ["mean composite; margins: means of rows and columns whose pairs are all complete", _subtitle(board)]
+    subtitle = ["mean composite; margins: means of rows and columns whose pairs are all ranked", _subtitle(board)]
     return chart if narrow or not titled else chart.properties(title=alt.Title("Model × prompt", subtitle=subtitle))
 
 
 def _subtitle(board: Leaderboard) -> str:
-    marks = ["thick frame: leader", "thin frame: cannot be told apart from it"]
+    marks = ["thick frame: leader", "thin frame: not clearly different from it"]
     incomplete = any(not row.complete for row in board.ranking.rows)
-    return "; ".join(marks[: 2 if board.ranking.tied else 1] + (["in brackets: incomplete"] if incomplete else []))
+    return "; ".join(marks[: 2 if board.ranking.tied else 1] + (["in brackets: not ranked"] if incomplete else []))
 
 
 def _names(names: Sequence[str], most: int) -> dict[str, str]:
@@ -165,10 +167,10 @@ def _cell(
     margin = MEAN in (model, prompt)
     place = {"value": value, "shown": number(value) or NOTHING}
     plain = {"fill": theme.background, "ink": theme.ink, "edge": theme.background, "width": 0.0}
-    said = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(value) or 'unknown'}"
+    description = f"{short_name(model, 80)}/{short_name(prompt, 80)}: mean {number(value) or 'unknown'}"
     if margin or value is None:
         corner = model == prompt == MEAN
-        return {**place, **plain, "shown": "" if corner else place["shown"], "bold": False, "text": said}
+        return {**place, **plain, "shown": "" if corner else place["shown"], "bold": False, "text": description}
     state = state_of(board, Pair(model, prompt))
     known = [mean for key, mean in means.items() if MEAN not in key and mean is not None]
     fill = shade(theme, value, min(known), max(known))
@@ -180,7 +182,7 @@ def _cell(
         "edge": theme.ink,
         "width": {State.LEADER: 3.0, State.TIED: 1.2}.get(state, 0.0),
         "bold": state is State.LEADER,
-        "text": f"{said}; {STATE_LABELS[state]}",
+        "text": f"{description}; {STATE_LABELS[state]}",
     }
 
 
@@ -247,7 +249,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     frame = _Frame.around(points, *size)
     front = front_of(points)
     labels = labels_of(board, 22 if narrow else 34)
-    named = place_labels(frame, points, [(p, labels[p.pair]) for p in _worth_naming(board, points, front)])
+    named = place_labels(frame, points, [(p, labels[p.pair]) for p in _labelled_points(board, points, front)])
     x_scale = alt.Scale(type="log" if frame.log else "linear", domain=list(frame.x), nice=False, zero=False)
     x = alt.X("latency:Q", scale=x_scale, axis=alt.Axis(title="latency in seconds, without load (left is faster)",
               tickCount=5, format="~g"))  # fmt: skip
@@ -257,7 +259,11 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
         interpolate="step-after", color=theme.palette[2], strokeWidth=2, strokeDash=[6, 3]
     ).encode(x=x, y=y)  # fmt: skip
     rows = [
-        {**point_values(p), "said": STATE_LABELS[state_of(board, p.pair)], "text": _pareto_sentence(board, p, front)}
+        {
+            **point_values(p),
+            "status": STATE_LABELS[state_of(board, p.pair)],
+            "text": _pareto_description(board, p, front),
+        }
         for p in points
     ]
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
@@ -280,13 +286,13 @@ def point_values(point: Point) -> dict[str, float]:
 
 
 def _pareto_subtitle(board: Leaderboard) -> list[str]:
-    lines = ["dashed line: the pairs that no other pair beats in both; they are named first, as far as there is room"]
+    lines = ["dashed line: pairs that no other pair beats in both; their labels are placed first"]
     if len(board.hosts) > 1:
-        lines.append(f"from {len(board.hosts)} hosts: latencies do not compare across them")
+        lines.append(f"from {len(board.hosts)} hosts: latencies are not comparable across hosts")
     return lines
 
 
-def _pareto_sentence(board: Leaderboard, point: Point, front: Sequence[Point]) -> str:
+def _pareto_description(board: Leaderboard, point: Point, front: Sequence[Point]) -> str:
     where = "; no other pair beats it in both" if point in front else ""
     name = short_name(label_of(board, point.pair), 160)
     return (
@@ -295,7 +301,7 @@ def _pareto_sentence(board: Leaderboard, point: Point, front: Sequence[Point]) -
     )
 
 
-def _worth_naming(board: Leaderboard, points: Sequence[Point], front: Sequence[Point]) -> list[Point]:
+def _labelled_points(board: Leaderboard, points: Sequence[Point], front: Sequence[Point]) -> list[Point]:
     """Returns the points to label, leader and front first, because later labels are dropped if they do not fit."""
     states = {point.pair: state_of(board, point.pair) for point in points}
     ranked = [*(p for p in points if states[p.pair] is State.LEADER), *front]
@@ -319,11 +325,11 @@ class _Frame:
     def around(cls, points: Sequence[Point], width: int, height: int) -> _Frame:
         fast, slow = min(p.latency for p in points), max(p.latency for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
-        air = max((high - low) * 0.1, 0.25)
+        padding = max((high - low) * 0.1, 0.25)
         if fast > 0 and slow / fast > 30:
-            return cls((fast / 1.5, slow * 1.5), (low - air, high + air), True, width, height)
+            return cls((fast / 1.5, slow * 1.5), (low - padding, high + padding), True, width, height)
         side = max((slow - fast) * 0.08, slow * 0.05, 0.01)
-        return cls((max(fast - side, 0.0), slow + side), (low - air, high + air), False, width, height)
+        return cls((max(fast - side, 0.0), slow + side), (low - padding, high + padding), False, width, height)
 
     def place(self, point: Point) -> tuple[float, float]:
         (left, right), (low, high) = self.x, self.y
@@ -401,15 +407,15 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
                 "value": value,
                 "rank": f"rank {rank_text(standing)}" if standing.row.rank else NOTHING,
                 "state": str(state),
-                "said": STATE_LABELS[state],
+                "status": STATE_LABELS[state],
                 "top": bool(board.ranking.tied) and state in (State.LEADER, State.TIED),
-                "text": _sentence(board, standing, value, state),
+                "text": _description(board, standing, value, state),
             }
         )
     return rows
 
 
-def _sentence(board: Leaderboard, standing: Standing, value: str, state: State) -> str:
+def _description(board: Leaderboard, standing: Standing, value: str, state: State) -> str:
     rank, best = rank_text(standing), best_text(board, standing)
     parts = [
         f"{short_name(label_of(board, standing.pair), 120)}: composite {value}",
@@ -429,7 +435,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     axis = None if narrow else alt.Axis(title=None, domain=False, ticks=False, labelPadding=8, labelLimit=270)
     y = alt.Y("label:N", sort=[row["label"] for row in rows], axis=axis, scale=alt.Scale(paddingInner=0))
     room = {"expr": f"width - {0 if narrow else VALUES}"}
-    x_scale = alt.Scale(domain=_reach(rows), nice=False, zero=False, range=[8, room])
+    x_scale = alt.Scale(domain=_axis_domain(rows), nice=False, zero=False, range=[8, room])
     ends = alt.X(
         "low:Q", scale=x_scale, axis=alt.Axis(title="composite, mean and 95 % interval", grid=True, tickCount=6)
     )
@@ -463,11 +469,11 @@ def _forest_title(board: Leaderboard) -> tuple[str, list[str]]:
     over = plural(board.ranking.n_scenarios, board.unit)
     kind = " · provisional scores" if board.provisional else ""
     lines = [f"{short_name(board.experiment, 60)} · over {over}{kind}"]
-    if asked := filter_text(board.where, board.judge):
-        lines.append(short_name(asked, 110))
+    if filters := filter_text(board.where, board.judge):
+        lines.append(short_name(filters, 110))
     if board.ranking.tied:
-        lines.append("shaded: the leader and what cannot be told apart from it (by paired differences, not by overlap)")
-    return f"How good the {what} are", lines
+        lines.append("shaded: the leader and the rows not clearly different from it (by paired differences)")
+    return f"Scores of the {what}", lines
 
 
 def _forest_texts(alt: Any, base: Any, y: Any, theme: Theme, *, narrow: bool) -> list[Any]:
@@ -485,20 +491,20 @@ def _forest_texts(alt: Any, base: Any, y: Any, theme: Theme, *, narrow: bool) ->
     return [value]
 
 
-def _reach(rows: list[dict[str, Any]]) -> list[float]:
+def _axis_domain(rows: list[dict[str, Any]]) -> list[float]:
     """Returns the axis domain: the lowest to the highest end, with padding."""
     ends = [row[key] for row in rows for key in ("low", "mean", "high") if row[key] is not None]
     if not ends:
         return [0.0, 1.0]
     low, high = min(ends), max(ends)
-    air = max((high - low) * 0.04, 0.25)
-    return [low - air, high + air]
+    padding = max((high - low) * 0.04, 0.25)
+    return [low - padding, high + padding]
 
 
 def attribution_bar(
     board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, titled: bool = True
 ) -> Any | None:
-    """Draws the share of the spread due to each source; None without attribution."""
+    """Draws the share of the variance that each source explains; None without attribution."""
     if not isinstance(board.attribution, Attribution):
         return None
     alt = import_altair()
@@ -507,7 +513,7 @@ def attribution_bar(
             "source": label,
             "share": factor.share,
             "value": percent(factor.share) if factor.p is None else f"{percent(factor.share)}, {_p_text(factor.p)}",
-            "text": f"{label}: {percent(factor.share)} of the spread",
+            "text": f"{label}: {percent(factor.share)} of the variance",
         }
         for label, factor in factors_of(board.attribution)
     ]
@@ -523,7 +529,7 @@ def attribution_bar(
         width=NARROW if narrow else 600, height=alt.Step(28),
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )  # fmt: skip
-    return chart if narrow or not titled else chart.properties(title=alt.Title("What the spread of scores is due to"))
+    return chart if narrow or not titled else chart.properties(title=alt.Title("What explains the differences"))
 
 
 def _p_text(p: float) -> str:

@@ -113,10 +113,10 @@ def make_decision(
 
 def validate_reason(text: str) -> str:
     """Returns the reason stripped of whitespace; raises UsageError if it is empty or too long."""
-    kept = text.strip()
-    if not 1 <= len(kept) <= MAX_REASON_LENGTH:
-        raise UsageError(f"--because takes a reason of 1 to {MAX_REASON_LENGTH} characters (got {len(kept)}).")
-    return kept
+    reason = text.strip()
+    if not 1 <= len(reason) <= MAX_REASON_LENGTH:
+        raise UsageError(f"--because must have 1 to {MAX_REASON_LENGTH} characters (got {len(reason)}).")
+    return reason
 
 
 def decision_markdown(decision: Decision) -> str:
@@ -143,7 +143,7 @@ def decision_markdown(decision: Decision) -> str:
         f"# Decision: {plain_markdown(str(decision.chosen))}",
         reason,
         "\n".join(f"- {plain_markdown(sentence)}" for sentence in decision.findings),
-        _table(("what", "value"), facts.items()),
+        _table(("field", "value"), facts.items()),
         to_markdown(decision.board).rstrip(),
         "## Hashes",
         _table(("scenario", "content"), sorted(evidence.scenarios.items())),
@@ -201,24 +201,24 @@ def _findings(decision: Decision) -> Iterable[str]:
     board, chosen, row = decision.board, decision.chosen, decision.standing.row
     leader, state = board.ranking.leader, decision.state
     if board.provisional:
-        yield f"The scores are provisional: given by {', '.join(board.judges) or 'nobody yet'}, not by people."
+        yield f"The scores are provisional: by {', '.join(board.judges) or 'no judge yet'}, not by people."
     if row.estimate is None:
-        yield f"Nothing of {chosen} is scored: the numbers say nothing for or against it."
+        yield f"{chosen} has no scores: there is no evidence for or against it."
     elif state is State.INCOMPLETE:
-        yield f"{chosen} is not ranked: it is not scored in every scenario that counts."
+        yield f"{chosen} is not ranked: it is not scored in enough scenarios."
     elif state is State.LEADER or row.rank == 1:
-        yield standing_sentence(board.ranking, board.telling)
+        yield standing_sentence(board.ranking, board.verdict_facts)
     elif state is State.TIED:
-        yield f"{chosen} does not lead: {leader} does, but the two cannot be told apart ({_gap(row.to_leader)})."
+        yield f"{chosen} does not lead: {leader} does, but the two are not clearly different ({_gap(row.to_leader)})."
     else:
-        yield f"{chosen} does not lead: {leader} does, and {chosen} is separated from it ({_gap(row.to_leader)})."
+        yield f"{chosen} does not lead: it is clearly worse than {leader} ({_gap(row.to_leader)})."
     if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
-        yield f"In the duels inside the tied group {board.duels.winner} wins."
+        yield f"{board.duels.winner} wins the duels between the tied rows."
 
 
 def _gap(found: Difference | None) -> str:
-    told = difference_text(found)
-    return f"its difference to the leader is {told}" if told else "they share no scenario"
+    difference = difference_text(found)
+    return f"difference to the leader: {difference}" if difference else "no shared scenario"
 
 
 def _only(values: Iterable[str | None]) -> str | None:

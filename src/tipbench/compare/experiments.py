@@ -72,15 +72,15 @@ class ExperimentComparison:
             names = [str(each.pair) for each in changed if each.difference and each.difference.mean * sign > 0]
             if names:
                 parts.append(f"{word} in {second}: {', '.join(names)}")
-        alone = sum(each.n_scenarios == 0 for each in self.pairs)
-        rest = len(self.pairs) - len(changed) - alone
+        unshared = sum(each.n_scenarios == 0 for each in self.pairs)
+        rest = len(self.pairs) - len(changed) - unshared
         if rest:
-            parts.append(f"{rest} of {len(self.pairs)} pairs cannot be told apart from what they were in {first}")
-        if alone:
-            parts.append(f"{alone} of {len(self.pairs)} pairs are scored in no scenario of both, so nothing is known")
+            parts.append(f"{rest} of {len(self.pairs)} pairs are not clearly different from {first}")
+        if unshared:
+            parts.append(f"{unshared} of {len(self.pairs)} pairs have no scenario scored in both")
         sentence = "; ".join(parts)
-        said = f"{sentence[:1].upper()}{sentence[1:]}."
-        return f"Provisional: {said}" if self.provisional else said
+        verdict = f"{sentence[:1].upper()}{sentence[1:]}."
+        return f"Provisional: {verdict}" if self.provisional else verdict
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form specified in PRODUCT.md."""
@@ -136,18 +136,18 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
     if first.provisional != second.provisional:
         judged, not_yet = names if second.provisional else names[::-1]
         raise NotEnoughData(
-            f"{judged} has judges' scores, {not_yet} only provisional ones: they do not compare. Judge {not_yet} "
-            "first, or pass --provisional to look at the provisional scores of both."
+            f"{judged} has judges' scores, {not_yet} has only provisional ones; these cannot be compared. Judge "
+            f"{not_yet} first, or pass --provisional to compare the provisional scores of both."
         )
     if first.provisional and first.judges and second.judges and first.judges != second.judges:
         raise NotEnoughData(
             f"The provisional scores of {names[0]} are by {_judges(first)}, those of {names[1]} by {_judges(second)}: "
-            "they do not compare. Score both with the same one (`tipbench judge run --with …`)."
+            "they cannot be compared. Score both with the same judge (`tipbench judge run --with …`)."
         )
     if first.rubric and second.rubric and first.rubric != second.rubric:
         tags = [f"{name} under {_short(board.rubric)}" for name, board in zip(names, (first, second), strict=True)]
         raise MixedRubrics(
-            f"The two were scored under different rubrics: {' and '.join(tags)}. They do not compare. "
+            f"The experiments were scored under different rubrics: {' and '.join(tags)}. They cannot be compared. "
             "Score the older one again with `tipbench judge export --rejudge`."
         )
 
@@ -160,13 +160,13 @@ def _matched(
         check_on_board(second, after)
     wanted = dict(mapping)
     if len(wanted) < len(mapping):
-        raise UsageError("--map names a pair of the first experiment twice; each has one partner.")
-    here, there = ({cell.pair for cell in board.cells} for board in (first, second))
-    wanted |= {pair: pair for pair in here & there if pair not in wanted}
+        raise UsageError("--map names a pair of the first experiment twice; map each pair once.")
+    in_first, in_second = ({cell.pair for cell in board.cells} for board in (first, second))
+    wanted |= {pair: pair for pair in in_first & in_second if pair not in wanted}
     if not wanted:
         raise NotEnoughData(
-            f"{names[0]} and {names[1]} have no pair of one name. --map PAIR1=PAIR2 says which belong together: "
-            f"there are {_some(here)} in the first and {_some(there)} in the second."
+            f"{names[0]} and {names[1]} have no pair with the same name. Match pairs with --map PAIR1=PAIR2: "
+            f"the first has {_some(in_first)}, the second {_some(in_second)}."
         )
     return sorted(wanted.items())
 
@@ -222,17 +222,17 @@ def _notes(
     if first.provisional and (first.judges or second.judges):
         yield f"Provisional: scored by {_judges(first if first.judges else second)}, not by people."
     elif first.judges != second.judges:
-        yield f"Scored by different judges ({_judges(first)}; {_judges(second)}): a difference may be theirs."
-    if asked := filter_text(first.question.where, first.question.judge):
-        yield f"{asked[:1].upper()}{asked[1:]}."
+        yield f"Scored by different judges ({_judges(first)}; {_judges(second)}): differences may come from the judges."
+    if filters := filter_text(first.question.where, first.question.judge):
+        yield f"{filters[:1].upper()}{filters[1:]}."
     if first.conditions != second.conditions:
         before, after = (_params(board) for board in (first, second))
         changed = [f"{name} {before[name]} → {after[name]}" for name in _CONDITIONS if before[name] != after[name]]
-        yield f"Collected under different conditions: {', '.join(changed) or 'see tipbench runs show'}."
+        yield f"Collected under different conditions: {', '.join(changed) or 'see `tipbench runs show`'}."
     for name, board, used in zip(names, (first, second), zip(*matched, strict=True), strict=True):
-        alone = {cell.pair for cell in board.cells} - set(used)
-        if alone:
-            yield f"Only in {name}: {_some(alone)}."
+        unmatched = {cell.pair for cell in board.cells} - set(used)
+        if unmatched:
+            yield f"Only in {name}: {_some(unmatched)}."
         if board.other_conditions:
             yield f"{excluded_text(board.other_conditions, f'of {name} under other conditions')}; see --where."
         if stale := sum(board.stale.values()):
@@ -245,7 +245,7 @@ def _params(board: BoardCells) -> Mapping[str, str | None]:
 
 
 def _judges(board: BoardCells) -> str:
-    return ", ".join(board.judges) or "nobody"
+    return ", ".join(board.judges) or "no one"
 
 
 def _some(pairs: Iterable[Pair]) -> str:

@@ -40,23 +40,23 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
         else:
             open_[cell.scenario].add(cell.pair)
             run_ids[cell.scenario].add(cell.run.run_id)
-    worth = {scenario: _worth(ranking, done[scenario], done[scenario] | pairs) for scenario, pairs in open_.items()}
-    useful = sorted((scenario for scenario in worth if worth[scenario] > 0), key=lambda each: (-worth[each], each))
+    value = {scenario: _value(ranking, done[scenario], done[scenario] | pairs) for scenario, pairs in open_.items()}
+    useful = sorted((scenario for scenario in value if value[scenario] > 0), key=lambda each: (-value[each], each))
     if not useful:
         return None
     return Focus(top, tuple(useful), frozenset().union(*(run_ids[scenario] for scenario in useful)))
 
 
-def _worth(ranking: Ranking, before: set[Pair], after: set[Pair]) -> float:
+def _value(ranking: Ranking, before: set[Pair], after: set[Pair]) -> float:
     rows: Mapping[Pair, Row] = {row.pair: row for row in ranking.rows}
     leader = ranking.leader
     if leader is None or leader not in after:
         return 0.0
-    fresh = [pair for pair in ranking.tied if pair in after and not (pair in before and leader in before)]
-    return sum(_doubt(rows[pair]) for pair in fresh)
+    newly_paired = [pair for pair in ranking.tied if pair in after and not (pair in before and leader in before)]
+    return sum(_uncertainty(rows[pair]) for pair in newly_paired)
 
 
-def _doubt(row: Row) -> float:
+def _uncertainty(row: Row) -> float:
     diff = row.to_leader
     if diff is None or diff.sd is None or diff.p is None:
         return 1.0  # unknown difference: maximum uncertainty

@@ -87,7 +87,7 @@ def evaluate_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: fl
     """Compares the paired-t interval of candidate − baseline, over the scenarios judged for both, with −margin."""
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
-        raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different ones.")
+        raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
     evidence = _evidence(cells, candidate, baseline)
     if cells.provisional:
         why = f"only provisional scores: no judge has scored {_any(cells)}."
@@ -162,10 +162,10 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
     if low is None or high is None:
         return _without_spread(difference, margin)
     if low > -margin:
-        return Outcome.NOT_WORSE, f"the interval lies above {limit}"
+        return Outcome.NOT_WORSE, f"the interval is above {limit}"
     if high < -margin:
-        return Outcome.WORSE, f"the interval lies below {limit}"
-    return Outcome.UNDECIDED, f"the interval does not exclude {limit}"
+        return Outcome.WORSE, f"the interval is below {limit}"
+    return Outcome.UNDECIDED, f"the interval contains {limit}"
 
 
 def _without_spread(difference: Difference, margin: float) -> tuple[Outcome, str]:
@@ -184,8 +184,8 @@ def _needed(difference: Difference, margin: float) -> int | None:
 
 def _outlook(needed: int | None) -> str:
     if needed is None:
-        return "How many scenarios would decide cannot be told: the difference is just the margin."
-    return f"About {needed} scenarios in all would decide."
+        return "The number of scenarios needed cannot be estimated: the difference equals the margin."
+    return f"About {needed} scenarios in total would decide."
 
 
 def _numbers(difference: Difference) -> str:

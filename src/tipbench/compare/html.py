@@ -15,7 +15,6 @@ from tipbench.charts import DARK, LIGHT, Theme, to_svg
 from tipbench.compare.answers import Answer, AnswerTip, ScenarioAnswers
 from tipbench.compare.attribution import Attribution, Marginal
 from tipbench.compare.charts import MEAN, attribution_bar, forest, heat_map, heat_rows, pareto
-from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import Leaderboard, filter_text
 from tipbench.compare.report import (
     NOTHING,
@@ -23,6 +22,7 @@ from tipbench.compare.report import (
     State,
     attribution_lines,
     detectable_lines,
+    duel_result,
     factors_of,
     label_of,
     state_of,
@@ -30,7 +30,7 @@ from tipbench.compare.report import (
 )
 from tipbench.compare.statistics import Unknown
 from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
-from tipbench.text import interval, join_names, number, percent, plural, probability, short_name
+from tipbench.text import interval, number, percent, plural, probability, short_name
 
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _NEWLINES = re.compile("\r\n?")
@@ -156,15 +156,15 @@ _STANDINGS = (
 def standings_table(board: Leaderboard) -> Html:
     """Returns the table of composites, ranks, differences and flags."""
     other = f", or − {short_name(str(board.baseline), LONGEST)} (baseline)" if board.baseline else ""
-    versus = f"Differences are row − leader{other}, with 95 % interval; p is adjusted for all rows. "
-    caption = f"{versus}A rank has its range in brackets."
+    differences = f"Differences are row − leader{other}, with 95 % interval; p is adjusted for all rows. "
+    caption = f"{differences}Brackets after a rank contain its range."
     return _board_table(board, caption, _STANDINGS)
 
 
 def measures_table(board: Leaderboard) -> Html:
     """Returns the table of scales, format and speed."""
     names = ("composite", *board.scales, "format", "overlong", "diversity", "latency s", "tokens/s")
-    return _board_table(board, "Scales, form and speed: means over scenarios.", names)
+    return _board_table(board, "Scales, format and speed: means over scenarios.", names)
 
 
 def _board_table(board: Leaderboard, caption: str, wanted: Sequence[str]) -> Html:
@@ -172,7 +172,10 @@ def _board_table(board: Leaderboard, caption: str, wanted: Sequence[str]) -> Htm
     flagged = any(standing.flags for standing in board.standings)
     kept = [name for name in wanted if name in columns and (flagged or name != "flags")]
     at = [columns.index(name) for name in kept]
-    named = [Column("row", text=True, head=True), *(Column(name, text=name in TEXT_COLUMNS) for name in kept)]
+    named = [
+        Column("Model / prompt", text=True, head=True),
+        *(Column(name, text=name in TEXT_COLUMNS) for name in kept),
+    ]
     pairs = [standing.pair for standing in board.standings]
     body = [
         [short_name(label_of(board, pair), LONGEST), *(row[i] for i in at)]
@@ -193,20 +196,20 @@ def heat_table(board: Leaderboard) -> Html:
         [short_name(model, LONGEST), *(number(means[model, prompt]) for prompt in [*prompts, MEAN])] for model in models
     ]
     rows.append(["mean", *(number(means[MEAN, prompt]) for prompt in prompts), ""])
-    caption = "Mean composite by model and prompt; margins where every pair is complete."
+    caption = "Mean composite by model and prompt; margins where every pair is ranked."
     inside = table(caption, columns, rows)
-    return element("details", element("summary", "The numbers as a table"), inside)
+    return element("details", element("summary", "Show as table"), inside)
 
 
 def attribution_tables(found: Attribution) -> Html:
-    """Returns the sources of spread with their tests, then the marginal means of models and prompts."""
+    """Returns the sources of variance with their tests, then the marginal means of models and prompts."""
     sources = [
         [label, percent(factor.share), str(factor.freedom), probability(factor.p)]
         for label, factor in factors_of(found)
     ]
     columns = [Column("source", text=True, head=True), Column("share"), Column("degrees of freedom"), Column("p")]
     rows = "complete rows" if found.without else "rows"
-    caption = f"Sources of the spread, of the {rows} over {plural(found.n_scenarios, 'scenario')}."
+    caption = f"Sources of variance among the {rows} over {plural(found.n_scenarios, 'scenario')}."
     return joined(
         table(caption, columns, sources),
         _marginals("Models, over all prompts.", "model", found.models),
@@ -236,16 +239,9 @@ def duel_section(board: Leaderboard) -> Html | None:
         return None
     if isinstance(duels, Unknown):
         return element("p", duels.reason)
-    winner = f"{duels.winner} wins." if duels.winner else "Nobody wins clearly."
-    if duels.absent:
-        winner = f"No winner yet: {join_names(duels.absent, 3)} not met."
-    shown = f"The side shown first got {percent(duels.first_share)} of the points. Duels change no rank."
-    return joined(element("p", f"{winner} {shown}"), _duel_table(board, duels))
-
-
-def _duel_table(board: Leaderboard, duels: DuelTable) -> Html:
+    first = f"The side shown first got {percent(duels.first_share)} of the points. Duels do not change ranks."
     columns = [
-        Column("row", text=True, head=True), Column("strength"), Column("95 % interval"), Column("points"),
+        Column("Model / prompt", text=True, head=True), Column("strength"), Column("95 % interval"), Column("points"),
         Column("duels"), Column("scenarios"),
     ]  # fmt: skip
     rows = [
@@ -259,15 +255,16 @@ def _duel_table(board: Leaderboard, duels: DuelTable) -> Html:
         ]
         for each in duels.standings
     ]
-    return table("Bradley–Terry strength in log-odds, against the average of the rows.", columns, rows)
+    caption = "Bradley–Terry strength in log-odds, relative to the average of the rows."
+    return joined(element("p", f"{duel_result(duels)} {first}"), table(caption, columns, rows))
 
 
 def answers_section(board: Leaderboard, scenarios: Sequence[ScenarioAnswers]) -> Html | None:
     """Returns one collapsed block per scenario; None if there are no answers."""
     if not scenarios:
         return None
-    said = "In the order of the board. What models wrote is shown as it is, as text. Open what you want to print."
-    return joined(element("p", said, class_="muted"), *(_scenario(board, each) for each in scenarios))
+    hint = "In board order. Answers are shown as plain text, unedited. Open a scenario to print it."
+    return joined(element("p", hint, class_="muted"), *(_scenario(board, each) for each in scenarios))
 
 
 def _scenario(board: Leaderboard, found: ScenarioAnswers) -> Html:
@@ -284,7 +281,7 @@ def _scenario(board: Leaderboard, found: ScenarioAnswers) -> Html:
 
 def _card(card: Mapping[str, Any] | None) -> Html:
     if card is None:
-        return element("p", "The suite of this scenario is not at hand, so its card is not shown.", class_="muted")
+        return element("p", "The suite of this scenario is not available, so its card is not shown.", class_="muted")
     persona, slot = card["persona"], card["slot"]
     lines = [
         f"{persona['name']}, {persona['role']}. {persona['about']}",
@@ -308,7 +305,7 @@ def _answer(board: Leaderboard, answer: Answer, *, several: bool) -> Html:
     badge = element("span", str(state), class_="badge") if leader or state is State.TIED else None
     facts = [
         f"composite {number(answer.composite)}" if answer.composite is not None else answer.state,
-        None if answer.format_ok is not False else "not the asked format",
+        None if answer.format_ok is not False else "not the requested format",
         f"repeat {answer.repeat}" if several and answer.repeat else None,
     ]
     tips = [_tip(tip) for tip in answer.tips]
@@ -340,27 +337,30 @@ def judging_section(board: Leaderboard, judging: JudgingStatus | None) -> Html |
     if judging.judged:
         twice += f" ({percent(judging.twice / judging.judged)})"
     alpha = "; ".join(f"{name} {number(value) or 'unknown'}" for name, value in judging.alpha.items())
-    filtered = "whole experiment, whatever the board is filtered by" if board.where or board.judge else None
+    filtered = "whole experiment, not only the filtered cells" if board.where or board.judge else None
     strip = facts(
         [
-            ("of", filtered),
+            ("scope", filtered),
             ("rubric", board.rubric_tag or None),
-            ("answers", f"{judging.judged} judged ({judging.floored} at the floor), {judging.pending} pending"),
+            ("answers", f"{judging.judged} judged ({judging.floored} without a usable tip), {judging.pending} pending"),
             ("judged twice", twice),
-            ("agreement", f"Krippendorff's alpha: {alpha}" if judging.twice and alpha else "unknown: nobody overlaps"),
+            (
+                "agreement",
+                f"Krippendorff's alpha: {alpha}" if judging.twice and alpha else "unknown: no overlap",
+            ),
         ]
     )
-    said = "Judges score blind, and hidden control tips with agreed scores measure how far each is off."
-    return joined(element("p", said), strip, _judges(judging), _biases(judging))
+    method = "Judges score blind. Hidden control tips with reference scores measure how far each judge is off."
+    return joined(element("p", method), strip, _judges(judging), _biases(judging))
 
 
 def _judges(judging: JudgingStatus) -> Html:
     columns = [
         Column("judge", text=True, head=True), Column("scores", text=True), Column("answers"),
-        Column("drift", text=True), Column("error on controls"), Column("same score again"),
+        Column("drift", text=True), Column("error on controls"), Column("repeat consistency"),
     ]  # fmt: skip
     rows = [_judge(judge) for judge in judging.judges]
-    return table("Who judged. The error is the mean distance from the agreed scores, in points.", columns, rows)
+    return table("Judges. The error is the mean distance from the reference scores, in points.", columns, rows)
 
 
 def _judge(judge: JudgeStatus) -> list[str | None]:
@@ -399,7 +399,7 @@ def _bias(scale: Mapping[str, Any] | None) -> str | None:
         return None
     low, high = scale["interval"] or (None, None)
     ends = interval(low, high, "+.2f")
-    limit = ", beyond the limit" if scale["beyond"] else ""
+    limit = ", too far off" if scale["beyond"] else ""
     return f"{number(scale['bias'], '+.2f')}{f' ({ends})' if ends else ''}{limit}"
 
 
@@ -415,10 +415,10 @@ def html_report(
         ("standings", "Standings", _standings(board)),
         ("grid", "Model × prompt", _grid(board)),
         ("speed", "Quality against latency", _speed(board)),
-        ("causes", "What the spread is due to", _causes(board)),
+        ("causes", "What explains the differences", _explanations(board)),
         ("duels", "Duels", duel_section(board)),
-        ("judging", "The judging", judging_section(board, judging)),
-        ("answers", "The answers, side by side", answers_section(board, answers)),
+        ("judging", "Judging", judging_section(board, judging)),
+        ("answers", "Answers, side by side", answers_section(board, answers)),
     ]
     shown = [(anchor, title, part) for anchor, title, part in parts if part]
     contents = element(
@@ -459,7 +459,7 @@ def _head(board: Leaderboard) -> Html:
     pairs = [
         ("suite", board.suite),
         ("rubric", rubric),
-        ("judged by", ", ".join(board.judges) or "nobody yet"),
+        ("judged by", ", ".join(board.judges) or "no one yet"),
         ("over", plural(board.ranking.n_scenarios, board.unit)),
         ("filter", filter_text(board.where, board.judge) or None),
         ("baseline", str(board.baseline) if board.baseline else None),
@@ -473,13 +473,14 @@ def _head(board: Leaderboard) -> Html:
 
 
 def _foot() -> Html:
-    said = (
-        "Every comparison is paired by scenario. Intervals are Student-t over scenarios; rows are separated from the "
-        "leader by step-down max-t over sign-flips of whole scenarios, at 5 % for all rows together. The leader was "
-        "chosen for being high, so its own interval flatters it. Unknown is shown as a dash."
+    method = (
+        "Comparisons are paired by scenario. Intervals are Student-t over scenarios. A row is clearly worse than the "
+        "leader if step-down max-t over sign flips of whole scenarios finds a difference, at 5 % for all rows "
+        "together. The leader is selected for its high mean, so its own interval is optimistic. Unknown values are "
+        "shown as a dash."
     )
     made = f"Made by tipbench {tipbench.__version__}. This page loads nothing and runs no script."
-    return element("footer", element("p", said, class_="muted"), element("p", made, class_="muted"))
+    return element("footer", element("p", method, class_="muted"), element("p", made, class_="muted"))
 
 
 def _figure(name: str, draw: Draw, board: Leaderboard, caption: str) -> Html | None:
@@ -498,9 +499,9 @@ def _figure(name: str, draw: Draw, board: Leaderboard, caption: str) -> Html | N
 
 def _standings(board: Leaderboard) -> Html:
     caption = (
-        "Mean composite of each row with its 95 % interval. Diamond: the leader. Circle, shaded: cannot be told apart "
-        "from the leader. Square: separated from it. Hollow triangle: incomplete, not ranked. Rows are compared by "
-        "paired differences: intervals may overlap and the rows still be told apart."
+        "Mean composite of each row with its 95 % interval. Diamond: the leader. Circle, shaded: not clearly "
+        "different from the leader. Square: clearly worse. Hollow triangle: not ranked. Rows are compared by paired "
+        "differences, so rows can be clearly different although their intervals overlap."
     )
     least = [element("p", line, class_="muted") for line in detectable_lines(board)]
     return joined(_figure("forest", forest, board, caption), standings_table(board), *least)
@@ -508,8 +509,8 @@ def _standings(board: Leaderboard) -> Html:
 
 def _grid(board: Leaderboard) -> Html | None:
     caption = (
-        "Mean composite of each pair: the stronger the blue, the higher. Thick frame: the leader; thin frame: "
-        "cannot be told apart from it; in brackets: incomplete."
+        "Mean composite of each pair: a darker blue is a higher mean. Thick frame: the leader; thin frame: "
+        "not clearly different from it; in brackets: not ranked."
     )
     figure = _figure("grid-chart", heat_map, board, caption)
     return joined(figure, heat_table(board)) if figure else None
@@ -517,24 +518,24 @@ def _grid(board: Leaderboard) -> Html | None:
 
 def _speed(board: Leaderboard) -> Html:
     caption = (
-        "Up is better, left is faster. The dashed line joins the complete pairs that no other pair beats in both. "
-        "Latency is without the loading of the model."
+        "Up is better, left is faster. The dashed line joins the ranked pairs that no other pair beats in both. "
+        "Latency excludes loading the model."
     )
     hosts = None
     if len(board.hosts) > 1:
         hosts = element(
-            "p", f"Measured on {len(board.hosts)} hosts: speeds do not compare across them.", class_="warning"
+            "p", f"Measured on {len(board.hosts)} hosts: speeds are not comparable across hosts.", class_="warning"
         )
     return joined(_figure("speed-chart", pareto, board, caption), hosts, measures_table(board))
 
 
-def _causes(board: Leaderboard) -> Html:
+def _explanations(board: Leaderboard) -> Html:
     lines = [element("p", line) for line in attribution_lines(board.attribution)]
     if isinstance(board.attribution, Unknown):
         return joined(*lines)
     caption = (
-        "Shares of the sum of squares. Chance alone gives every source some share; p says whether there is more "
-        "(F test against the rest)."
+        "Shares of the sum of squares. Chance alone gives every source a share; a small p means that a source "
+        "explains more than chance (F test)."
     )
     return joined(
         *lines, _figure("causes-chart", attribution_bar, board, caption), attribution_tables(board.attribution)

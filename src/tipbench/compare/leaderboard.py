@@ -233,51 +233,51 @@ def board_notes(
 ) -> Iterable[str]:
     """Returns the notes on a board, most important first."""
     if not any(standing.judged for standing in standings):
-        yield "Nobody has scored a cell yet: `tipbench judge export` makes a sheet for a judge."
+        yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
-        yield f"Provisional: scored by {', '.join(cells.judges) or 'nobody yet'}, not by people."
-    if asked := filter_text(cells.question.where, cells.question.judge):
-        yield f"{asked[:1].upper()}{asked[1:]}."
-    yield from _left_out(cells, by)
+        yield f"Provisional: scored by {', '.join(cells.judges) or 'no one yet'}, not by people."
+    if filters := filter_text(cells.question.where, cells.question.judge):
+        yield f"{filters[:1].upper()}{filters[1:]}."
+    yield from _excluded_notes(cells, by)
     if any("incomplete" in standing.flags for standing in standings):
         yield "Rows that are not judged in every scenario are not ranked (flag: incomplete)."
     if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
-        yield f"P(best) is shown from {MIN_SCENARIOS} {unit}s on: fewer say too little."
+        yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
     if len(hosts) > 1:
-        yield f"Latency and tokens/s come from {len(hosts)} hosts and do not compare across them."
+        yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."
 
 
 def filter_text(where: Mapping[str, str], judge: str | None) -> str:
     """Returns the filters as text; empty if there are none."""
-    asked = join_names((f"{key}={value}" for key, value in where.items()), _PAIRS)
-    parts = [f"only cells with {asked}" if asked else "", f"only {judge}'s scores" if judge else ""]
+    filters = join_names((f"{key}={value}" for key, value in where.items()), _PAIRS)
+    parts = [f"only cells with {filters}" if filters else "", f"only {judge}'s scores" if judge else ""]
     return "; ".join(part for part in parts if part)
 
 
-def _left_out(cells: BoardCells, by: Side | None) -> Iterable[str]:
+def _excluded_notes(cells: BoardCells, by: Side | None) -> Iterable[str]:
     if cells.other_conditions:
         ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_LISTED])
-        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} shows them."
+        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} to show them."
     if stale := sum(cells.stale.values()):
         yield f"{excluded_text(stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
     if by is not None:
-        yield from _left_out_by(cells, by)
+        yield from _unshared_notes(cells, by)
 
 
 def excluded_text(runs: int, which: str) -> str:
     """Returns the text for a number of excluded runs."""
-    return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} left out"
+    return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} excluded"
 
 
-def _left_out_by(cells: BoardCells, by: Side) -> Iterable[str]:
+def _unshared_notes(cells: BoardCells, by: Side) -> Iterable[str]:
     """Returns notes on excluded prompts (or models): rows are means over those that all rows share."""
     pairs = {cell.pair for cell in cells.cells}
     shared = shared_by_all(pairs, by)
     left = sorted({getattr(pair, OTHER[by]) for pair in pairs} - shared)
     if not shared:
-        yield f"No {OTHER[by]} stands beside every {by}, so the {by}s cannot be ranked alone."
+        yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
     elif left:
-        yield f"Not every {by} has {', '.join(left)}: left out of the means by {by}."
+        yield f"Not every {by} has {', '.join(left)}: excluded from the means by {by}."
 
 
 def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -> str:
@@ -285,9 +285,9 @@ def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -
     stale = cells.stale.get(pair, 0)
     if stale:
         runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
-        return f"There is no pair {pair} on this board: {runs} of an older build or prompt. Collect it again."
+        return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
     others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"There is no pair {pair} on this board. There are: {join_names(there, _PAIRS)}.{others}"
+    return f"The pair {pair} is not on this board. Available: {join_names(there, _PAIRS)}.{others}"
 
 
 __all__ = ["COMPOSITE", "BoardOptions", "Leaderboard", "Standing", "make_board"]
@@ -320,22 +320,22 @@ class Leaderboard:
     where: Mapping[str, str] = field(default_factory=dict)  # filter on cells
     judge: str | None = None  # only this judge's scores
     n_scenarios: int = 0  # core scenarios, even if averaged per persona
-    hindrance: str | None = None  # why nothing can be ranked, regardless of scores
+    obstacle: str | None = None  # why nothing can be ranked, regardless of scores
 
     @property
     def verdict(self) -> str:
-        return verdict_text(self.ranking, self.duels, self.telling)
+        return verdict_text(self.ranking, self.duels, self.verdict_facts)
 
     @property
-    def telling(self) -> VerdictFacts:
+    def verdict_facts(self) -> VerdictFacts:
         """The names of rows and units, and the source of the scores, for the verdict."""
-        by_whom = f"scored by {', '.join(self.judges)}" if self.judges else "floors only"
+        source = f"scored by {', '.join(self.judges)}" if self.judges else "no usable answers"
         scored = any(row.estimate for row in self.ranking.rows)
         return VerdictFacts(
             unit=self.unit,
             row=self.by or "pair",
-            provisional=by_whom if self.provisional and scored else None,
-            hindrance=self.hindrance,
+            provisional=source if self.provisional and scored else None,
+            obstacle=self.obstacle,
         )
 
     @property
@@ -399,7 +399,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     ranking = replace(
         rank(matrix, baseline=options.baseline), gap=gap_of(scenarios) if scenarios.judged.any() else gap_of(pairs)
     )
-    ranking = replace(ranking, rows=(*ranking.rows, *_gone(cells, options.by, matrix.pairs)))
+    ranking = replace(ranking, rows=(*ranking.rows, *_stale_rows(cells, options.by, matrix.pairs)))
     standings = standings_of(ranking, BoardMatrices(cells, scenarios, matrix, options.by, options.scales))
     runs = [cell.run for cell in cells.cells]
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
@@ -424,7 +424,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         where=dict(cells.question.where),
         judge=cells.question.judge,
         n_scenarios=int(scenarios.core.sum()),
-        hindrance=_hindrance(pairs.pairs, options.by),
+        obstacle=_obstacle(pairs.pairs, options.by),
     )
 
 
@@ -433,13 +433,13 @@ def _matrix(cells: Sequence[BoardCell]) -> ScoreMatrix:
     return score_matrix(scores, {cell.pair for cell in cells})
 
 
-def _gone(cells: BoardCells, by: Side | None, there: Sequence[Pair]) -> list[Row]:
+def _stale_rows(cells: BoardCells, by: Side | None, there: Sequence[Pair]) -> list[Row]:
     """Returns rows whose runs are all stale; they are listed on the board but not ranked."""
     pairs = {merged(pair, by) for pair in cells.gone} - set(there)
     return [Row(pair=pair, complete=False, estimate=None, level=None) for pair in sorted(pairs)]
 
 
-def _hindrance(pairs: Sequence[Pair], by: Side | None) -> str | None:
+def _obstacle(pairs: Sequence[Pair], by: Side | None) -> str | None:
     if by is None or not pairs or shared_by_all(pairs, by):
         return None
     return f"no {OTHER[by]} is shared by all {by}s"

@@ -20,11 +20,11 @@ FACTORS = {
     "prompt": "prompt",
     "interaction": "model × prompt",
     "scenario": "scenario",
-    "residual": "rest, noise included",
+    "residual": "unexplained",
 }
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#!|~&$])")
-_CALLING = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # a mention or an email address
+_MENTION = re.compile(r"(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)")  # a mention or an email address
 _LINK = re.compile(r"(?<=\w)(:)(?=//)|(?i:(?<=\bwww)(\.))")
 
 
@@ -33,8 +33,16 @@ class State(StrEnum):
 
     LEADER = "leader"
     TIED = "tied"  # not clearly different from the leader
-    SEPARATED = "separated"
+    SEPARATED = "separated"  # clearly worse than the leader
     INCOMPLETE = "incomplete"  # not ranked
+
+
+STATE_TEXTS = {
+    State.LEADER: "leader",
+    State.TIED: "tied",
+    State.SEPARATED: "clearly worse",
+    State.INCOMPLETE: "not ranked",
+}
 
 
 def state_of(board: Leaderboard, pair: Pair) -> State:
@@ -55,10 +63,10 @@ def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
         "rank", *names, "composite", "95 % interval", "P(best)", "to leader", "standing", "p", *baseline, "judged",
         "flags", *board.scales, "format", "overlong", "diversity", "latency s", "tokens/s",
     ]  # fmt: skip
-    return columns, [_people_row(board, standing, names) for standing in board.standings]
+    return columns, [_table_row(board, standing, names) for standing in board.standings]
 
 
-def _people_row(board: Leaderboard, standing: Standing, names: Sequence[str]) -> list[str | None]:
+def _table_row(board: Leaderboard, standing: Standing, names: Sequence[str]) -> list[str | None]:
     row, means = standing.row, standing.means
     estimate = row.estimate
     baseline = [difference_text(row.to_baseline), p_text(row.to_baseline)] if board.baseline else []
@@ -69,7 +77,7 @@ def _people_row(board: Leaderboard, standing: Standing, names: Sequence[str]) ->
         interval(estimate.ci_low, estimate.ci_high) if estimate else None,
         best_text(board, standing),
         difference_text(row.to_leader),
-        str(state_of(board, row.pair)),
+        STATE_TEXTS[state_of(board, row.pair)],
         p_text(row.to_leader),
         *baseline,
         f"{standing.judged}/{standing.total}",
@@ -103,14 +111,14 @@ def _flat(board: Leaderboard, standing: Standing) -> dict[str, object]:
 def to_markdown(board: Leaderboard) -> str:
     """Returns the verdict, table, attribution and notes as Markdown."""
     columns, rows = table_rows(board)
-    scored = ", ".join(board.judges) or "nobody"
+    judges = ", ".join(board.judges) or "no one yet"
     parts = [
         f"## {plain_markdown(board.experiment)}",
         f"**{plain_markdown(board.verdict)}**",
         markdown_table(columns, rows, text=TEXT_COLUMNS).rstrip(),
         "\n".join(f"- {plain_markdown(line)}" for line in footer_lines(board)),
         "\n".join(f"- Note: {plain_markdown(note)}" for note in board.notes),
-        plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {scored}."),
+        plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {judges}."),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -119,20 +127,17 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]], tex
     """Returns a Markdown table; cells are escaped, columns not in `text` are right-aligned."""
     marks = [":--" if column in text else "--:" for column in columns]
     lines = [[plain_markdown(column) for column in columns], marks]
-    lines += [[plain_markdown(_cell(value)) for value in row] for row in rows]
+    for row in rows:
+        texts = [f"{value:.2f}" if isinstance(value, float) else value for value in row]
+        lines.append([plain_markdown(NOTHING if text is None else str(text)) for text in texts])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def plain_markdown(text: str) -> str:
     """Returns the text on one line, escaped so that it contains no markup, links or mentions."""
-    quiet = _CALLING.sub("@\u200b", one_line(text))  # escaping does not disable mentions; a zero-width space does
-    return _LINK.sub(lambda found: f"\\{found[0]}", _MARKDOWN.sub(r"\\\1", quiet))
+    # Escaping does not disable mentions; a zero-width space does.
+    without_mentions = _MENTION.sub("@\u200b", one_line(text))
+    return _LINK.sub(lambda found: f"\\{found[0]}", _MARKDOWN.sub(r"\\\1", without_mentions))
 
 
 def footer_lines(board: Leaderboard) -> list[str]:
@@ -146,7 +151,7 @@ def detectable_lines(board: Leaderboard) -> list[str]:
     if least is None:
         return []
     over = plural(board.ranking.n_scenarios, board.unit)
-    return [f"Differences to the leader under {least:.1f} points would probably not be found with {over}."]
+    return [f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with {over}."]
 
 
 def attribution_lines(found: Attribution | Unknown) -> list[str]:
@@ -155,16 +160,17 @@ def attribution_lines(found: Attribution | Unknown) -> list[str]:
         return [f"No attribution: {found.reason}"]
     shares = [f"{FACTORS[name]} {share:.0%}" for name, share in found.shares().items() if share is not None]
     rows = f" (over the complete rows, without {join_names(found.without, 3)})" if found.without else ""
-    lines = [f"The spread of scores{rows} is due to: {', '.join(shares)}."]
+    lines = [f"What explains the differences{rows}: {', '.join(shares)}."]
     if found.persona is not None:
-        lines.append(f"Of the whole, {found.persona.share:.0%} is differences between personas (part of scenario).")
+        lines.append(f"Differences between personas explain {found.persona.share:.0%} (part of scenario).")
     return [*lines, *(flag_line(flag) for flag in found.flags)]
 
 
 def flag_line(flag: InteractionFlag) -> str:
     """Returns a sentence on a prompt whose effect depends on the model."""
-    said = [f"{verb} {', '.join(models)}" for verb, models in (("helps", flag.helps), ("hurts", flag.hurts)) if models]
-    return f"The prompt {flag.prompt} does not do the same for all models: it {' and '.join(said)}."
+    effects = (("helps", flag.helps), ("hurts", flag.hurts))
+    parts = [f"{verb} {', '.join(models)} more than others" for verb, models in effects if models]
+    return f"{flag.prompt} {' and '.join(parts)}."
 
 
 def _duel_lines(duels: DuelTable | Unknown | None) -> Iterator[str]:
@@ -172,15 +178,19 @@ def _duel_lines(duels: DuelTable | Unknown | None) -> Iterator[str]:
         yield f"Duels: {duels.reason}"
     elif duels is not None:
         points = [f"{each.pair} {each.points:g} of {each.duels}" for each in duels.standings]
-        winner = f"{duels.winner} wins" if duels.winner else "nobody wins clearly"
-        if duels.absent:
-            winner = f"not met yet: {join_names(duels.absent, 3)}"
         over = plural(duels.n_scenarios, "scenario")
-        yield f"Duels inside the tied group over {over} (points): {', '.join(points)}; {winner}."
+        yield f"Duels between the tied rows over {over} (points): {', '.join(points)}. {duel_result(duels)}"
+
+
+def duel_result(duels: DuelTable) -> str:
+    """Returns a sentence with the winner of the duels, or why there is none."""
+    if duels.absent:
+        return f"No winner yet: no duels of {join_names(duels.absent, 3)}."
+    return f"{duels.winner} wins." if duels.winner else "No clear winner."
 
 
 def factors_of(found: Attribution) -> list[tuple[str, Factor]]:
-    """Returns the available sources of spread with their display names."""
+    """Returns the available sources of variance with their display names."""
     pairs = ((label, getattr(found, name)) for name, label in FACTORS.items())
     return [(label, factor) for label, factor in pairs if factor is not None]
 

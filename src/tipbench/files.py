@@ -178,11 +178,19 @@ class LockHolder:
 class ResourceLock:
     """An exclusive lock on a named resource, released by the kernel when the process ends."""
 
-    def __init__(self, home: Path, resource: str, purpose: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        resource: str,
+        purpose: str,
+        *,
+        advice: str = "Wait until it has finished, or pass --wait to queue.",
+    ) -> None:
         digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
         self._path = home / "locks" / f"{digest}.lock"
         self._fd: int | None = None
         self._loaded = False
+        self._advice = advice
         self._me = LockHolder(
             resource,
             os.getpid(),
@@ -240,9 +248,7 @@ class ResourceLock:
         while not try_lock(fd, self._path):
             holder = str(_read_holder(fd) or "another tipbench")
             if not wait:
-                raise LockHeld(
-                    f"{self._me.resource} is in use by {holder}. Wait until it has finished, or pass --wait to queue."
-                )
+                raise LockHeld(f"{self._me.resource} is in use by {holder}. {self._advice}")
             if holder != reported:
                 report(f"waiting for {self._me.resource}: in use by {holder}")
                 reported = holder

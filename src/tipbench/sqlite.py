@@ -6,15 +6,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection, Row
 
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import QueueFull, TipbenchError, UsageError
 from tipbench.files import home_errors, make_folder, open_private, sync_folder
 
-__all__ = ["Connection", "Database", "Row"]
+__all__ = ["Connection", "Database", "GroupCommit", "Row"]
+
+_MOST_ROWS = 64  # of one INSERT
 
 
 class Database:
@@ -120,3 +123,112 @@ class Database:
                 f"{self._purpose} at {self.path} cannot be used: {exc}. Check the free space of its disk and the "
                 "permissions, end the program that locks it, or restore it from a backup if it is damaged."
             ) from exc
+
+
+class GroupCommit:
+    """Inserts rows into one table from a thread of its own; rows queued during a commit are committed together.
+
+    All rows of a commit share one future, which cannot be cancelled. If a commit fails, every row queued by then fails
+    with it, because later rows may depend on earlier ones.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        table: str,
+        columns: int,
+        *,
+        capacity: int,
+        lock: threading.RLock,
+        on_failure: Callable[[], None],
+    ) -> None:
+        """Start the thread. `lock` guards the queue; `on_failure` is called with it held, before the futures fail."""
+        self._database = database
+        self._capacity = capacity
+        self._changed = threading.Condition(lock)
+        self._on_failure = on_failure
+        self._one_row = f"({', '.join('?' * columns)})"
+        self._insert = f"INSERT INTO {table} VALUES "  # noqa: S608
+        self._queue: list[tuple[str, Sequence[object]]] = []  # statement, empty for a row of the table, and its values
+        self._future = _running_future()
+        self._committing: Future[None] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"writer-{table}", daemon=True)
+        self._thread.start()
+
+    def insert(self, row: Sequence[object]) -> Future[None]:
+        """Queue a row and return the future of its commit; raises QueueFull."""
+        return self.execute("", row)
+
+    def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
+        """Queue any statement, executed in the order of the queue; raises QueueFull."""
+        with self._changed:
+            if self._closed or len(self._queue) >= self._capacity:
+                raise QueueFull(
+                    f"At most {self._capacity:,} entries may wait for the disk, and as many do"
+                    f"{' or the store is closing' if self._closed else ''}. Retry in a second."
+                )
+            if not self._queue:
+                self._changed.notify()
+            self._queue.append((statement, values))
+            return self._future
+
+    def wait(self) -> None:
+        """Wait until all that is queued is committed, without the lock held; raises the error of a failed commit."""
+        with self._changed:
+            future = self._future if self._queue else self._committing
+        if future is not None:
+            future.result()
+
+    def close(self) -> None:
+        """Commit what is queued and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._committing = None
+                while not self._queue:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                queue, self._queue = self._queue, []
+                future = self._committing = self._future
+                self._future = _running_future()
+            try:
+                with self._database.transaction() as db:
+                    self._write(db, queue)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the callers have to get it
+                with self._changed:
+                    self._queue.clear()
+                    later, self._future = self._future, _running_future()
+                    self._on_failure()
+                future.set_exception(exc)
+                later.set_exception(exc)
+            else:
+                future.set_result(None)
+
+    def _write(self, db: Connection, queue: list[tuple[str, Sequence[object]]]) -> None:
+        # Several rows per statement: each statement releases the interpreter's lock, and may wait long to get it back.
+        start = 0
+        while start < len(queue):
+            statement, values = queue[start]
+            end = start + 1
+            if not statement:
+                while end < len(queue) and end - start < _MOST_ROWS and not queue[end][0]:
+                    end += 1
+                count = 1 << (end - start).bit_length() - 1  # a power of two: few statements to prepare
+                end = start + count
+                statement = self._insert + ", ".join([self._one_row] * count)
+                values = [value for _, row in queue[start:end] for value in row]
+            db.execute(statement, values)
+            start = end
+
+
+def _running_future() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future

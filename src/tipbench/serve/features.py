@@ -20,7 +20,7 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.serve.request import Candidate, ProfileFeatures, RecommendRequest
+from tipbench.serve.request import Candidate, Occasion, ProfileFeatures
 from tipbench.serve.tallies import Tallies
 
 Matrix = NDArray[np.float64]
@@ -39,7 +39,7 @@ _V3 = (
     *("category_completion", "category_dismissal", "category_dwell", "category_hour_alignment", "category_volume"),
 )
 
-Compute = Callable[[RecommendRequest, list[Candidate], datetime, Tallies], list[float]]
+Compute = Callable[[Occasion, list[Candidate], datetime, Tallies], list[float]]
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class FeatureSet:
         """Number of features."""
         return len(self.names)
 
-    def matrix(self, request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
+    def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
         """Return one row per candidate. `at` is local time; `profile_features.by_category` wins over `tallies`."""
         values = np.array(self.compute(request, candidates, at, tallies))
         return values.reshape(len(candidates), len(self.names))
 
-    def vector(self, request: RecommendRequest, candidate: Candidate, at: datetime, tallies: Tallies) -> Matrix:
+    def vector(self, request: Occasion, candidate: Candidate, at: datetime, tallies: Tallies) -> Matrix:
         """Return the features of one candidate."""
         return np.array(self.compute(request, [candidate], at, tallies))
 
@@ -96,7 +96,7 @@ def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float,
     )
 
 
-def _v1(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour = math.tau * hour_of(at) / 24
     day = math.tau * at.weekday() / 7
     sin, cos, dow_sin, dow_cos = math.sin(hour), math.cos(hour), math.sin(day), math.cos(day)
@@ -106,7 +106,7 @@ def _v1(request: RecommendRequest, candidates: list[Candidate], at: datetime, ta
     return values
 
 
-def _v2(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
+def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
     hour = math.tau * hour_of(at) / 24
     day = math.tau * at.weekday() / 7
     sin, cos = math.sin(hour), math.cos(hour)
@@ -117,7 +117,7 @@ def _v2(request: RecommendRequest, candidates: list[Candidate], at: datetime, ta
     return values
 
 
-def _v3(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
     hour = hour_of(at)
     profile = request.get("profile_features")
     if profile and (by_category := profile.get("by_category")) is not None:

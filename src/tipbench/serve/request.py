@@ -119,22 +119,28 @@ Candidates = Annotated[list[Candidate], Field(min_length=1, max_length=MAX_CANDI
 
 
 @with_config(_STRICT)
-class RecommendRequest(TypedDict, total=False):
-    """Pick a tip; without `candidates` they come from the catalogue."""
+class Occasion(TypedDict, total=False):
+    """What all requests for a tip have in common: the user, the moment and the situation."""
 
     user_id: Required[UserId]
     event_id: EventId | None
     at: Time | None
     context: Context | None
-    candidates: Candidates | None
     profile_features: ProfileFeatures | None
 
 
 @with_config(_STRICT)
-class ScoreRequest(RecommendRequest, total=False):
+class ScoreRequest(Occasion, total=False):
     """Pick one of the candidates."""
 
-    candidates: Required[Candidates]  # type: ignore[misc]
+    candidates: Required[Candidates]
+
+
+@with_config(_STRICT)
+class RecommendRequest(Occasion, total=False):
+    """Pick a tip; without `candidates` they come from the catalogue."""
+
+    candidates: Candidates | None
 
 
 @with_config(_STRICT)

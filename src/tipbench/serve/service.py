@@ -1,0 +1,418 @@
+"""The policy service: scores, learns from rewards, resets and reports, for one process that holds the store.
+
+An event is (user, event id), served by one policy. Everything that changes state is an entry of the event log; it is
+applied in memory when it is queued, and state documents are written behind, once a second. A failed commit therefore
+drops what is in memory, and the next request loads what is on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tipbench.errors import EventConflict, EventNotFound, TipbenchError, UsageError
+from tipbench.files import ResourceLock
+from tipbench.serve.event_log import FOLDER, Entry, EventLog
+from tipbench.serve.features import hour_of
+from tipbench.serve.keys import load_keys
+from tipbench.serve.policy import POLICIES, Policy
+from tipbench.serve.prior import Prior
+from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
+from tipbench.serve.reward import reward_of
+from tipbench.serve.ridge import Ridge
+from tipbench.serve.state import UserState
+from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
+from tipbench.serve.statistics import policy_totals, user_stats
+from tipbench.serve.tallies import Tallies
+
+LATE_AFTER_S = 24 * 3600.0
+_FLUSH_EVERY_S = 1.0
+_MAX_USERS = 20_000  # in memory
+_MAX_EVENTS = 32_768  # in memory; more than the queue holds, so that an uncommitted event is always among them
+
+_logger = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """A response and the future of its commit; without a future nothing was written."""
+
+    body: dict[str, Any]
+    committed: Future[None] | None
+    seq: int = 0  # of the score's entry, 0 for a repeated request
+
+
+@dataclass(slots=True)
+class _Event:
+    """What a reward needs of a score."""
+
+    seq: int
+    policy: str
+    received: float
+    x: list[float]
+    category: str | None
+    hour: float
+    reward: float | None = None
+    late: bool = False
+
+
+def store_lock(home: Path, purpose: str) -> ResourceLock:
+    """Acquire the lock on the store; raises LockHeld if another process has it."""
+    lock = ResourceLock(
+        home, f"the store {home / FOLDER}", purpose, advice="Stop it first, or use another TIPBENCH_HOME."
+    )
+    lock.acquire(wait=False, report=lambda _: None)
+    return lock
+
+
+def known_policy(name: str) -> Policy:
+    """Return a policy by name; raises UsageError."""
+    if name not in POLICIES:
+        raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
+    return POLICIES[name]
+
+
+class PolicyService:
+    """Scores and learns; safe to use from several threads."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        state: str = "sqlite",
+        priors: Iterable[Prior] = (),
+        clock: Callable[[], float] = time.time,
+        queue: int = 8192,
+    ) -> None:
+        """Open the store of a home folder; raises LockHeld if another process serves from it.
+
+        `state` is "sqlite" or "files". `queue` is the most entries that may wait for the disk, at most 8192.
+        """
+        self.priors: dict[str, Prior] = {}
+        for prior in priors:
+            known_policy(prior.policy).check_prior(prior)
+            self.priors[prior.policy] = prior
+        self.home = home
+        self.clock = clock
+        self.flush_error: str | None = None  # why state could not be written; the log has everything, so it is retried
+        self._lock = threading.RLock()
+        self._flushing = threading.Lock()
+        self._users: dict[str, UserState] = {}
+        self._dirty: set[str] = set()
+        self._events: OrderedDict[tuple[str, str], _Event] = OrderedDict()
+        self._store_lock = store_lock(home, "tipbench serve")
+        try:
+            self.keys = load_keys(home)
+            self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=min(queue, 8192))
+        except BaseException:
+            self._store_lock.release()
+            raise
+        self._store = open_state(home, state, self.log.database, self.log.writing)
+        self._closing = threading.Event()
+        self._flusher = threading.Thread(target=self._flush_regularly, name="state-writer", daemon=True)
+        self._flusher.start()
+
+    def close(self) -> None:
+        """Write everything to disk and release the store."""
+        self._closing.set()
+        self._flusher.join()
+        try:
+            self.flush()
+        finally:
+            self.log.close()
+            self._store_lock.release()
+
+    # Scores
+
+    def score(self, policy: str, request: ScoreRequest) -> Answer:
+        """Pick one of the request's candidates."""
+        return self.serve(policy, request, request["candidates"])
+
+    def serve(
+        self, policy: str, request: Occasion, candidates: list[Candidate], *, signal: str | None = None
+    ) -> Answer:
+        """Pick one of the candidates and log the decision; the same request again returns the same answer.
+
+        `signal` marks decisions of the recommender; for them the policy of a repeated request may have changed since.
+        """
+        chooser = known_policy(policy)
+        key = self.keys.user(request["user_id"])
+        sent_id = request.get("event_id")
+        with self._lock:
+            user = self._user(key)
+            if sent_id is None or self._event(user, sent_id) is None:
+                return self._decide(chooser, user, sent_id or secrets.token_hex(16), request, candidates, signal)
+        return self._repeat(policy, key, sent_id, request, signal)
+
+    def _decide(
+        self,
+        policy: Policy,
+        user: UserState,
+        event_id: str,
+        request: Occasion,
+        candidates: list[Candidate],
+        signal: str | None,
+    ) -> Answer:
+        started = time.perf_counter()
+        received = self.clock()
+        at = _moment(request, received)
+        ridge = user.ridge(policy.name)
+        x = policy.features.matrix(request, candidates, at, user.tallies)
+        decision = policy.decide(x, ridge, self.keys.uniform(policy.name, user.key, event_id))
+        chosen = candidates[decision.chosen]
+        features: list[float] = x[decision.chosen].tolist()
+        recorded: dict[str, Any] = {**request}
+        from_catalogue = recorded.get("candidates") is None
+        recorded["candidates"] = candidates
+        del recorded["user_id"]
+        recorded.pop("event_id", None)
+        prior = self.priors.get(policy.name)
+        body = {
+            "request": recorded,
+            "from_catalogue": from_catalogue,
+            "at": at.isoformat(),
+            "chosen": chosen["tip_id"],
+            "scores": decision.scores,
+            "probabilities": decision.probabilities,
+            "x": features,
+            "n": ridge.n,
+            "prior": prior.hash if prior else None,
+            "version": policy.version,
+            "signal": signal,
+            "latency_ms": round((time.perf_counter() - started) * 1000, 3),
+        }
+        seq, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
+        self._remember(
+            (user.key, event_id), _Event(seq, policy.name, received, features, chosen.get("category"), hour_of(at))
+        )
+        return Answer(_score_answer(event_id, policy.name, body), committed, seq)
+
+    def _repeat(self, policy: str, key: str, event_id: str, request: Occasion, signal: str | None) -> Answer:
+        """Return the answer of an earlier request with this event id, or raise EventConflict if it was another."""
+        self.log.wait()
+        entry = self.log.event(key, event_id)[0]
+        body, served = entry.body, entry.policy or ""
+        recorded = {name: value for name, value in body["request"].items() if value is not None}
+        sent = {name: value for name, value in request.items() if value is not None}
+        for name in ("user_id", "event_id"):
+            sent.pop(name, None)
+        if body["from_catalogue"] and "candidates" not in sent:
+            del recorded["candidates"]
+        if served != policy and not (signal and signal == body["signal"]):
+            raise EventConflict(f"Event {event_id} was served by {served}, not {policy}. Send a new event_id.")
+        if recorded != sent:
+            raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
+        return Answer(_score_answer(event_id, served, body), None)
+
+    # Rewards
+
+    def reward(self, policy: str | None, request: RewardRequest) -> Answer:
+        """Learn the reward of an event, with the features of its score; without a policy by the one that served it."""
+        value = reward_of(request)
+        key, event_id = self.keys.user(request["user_id"]), request["event_id"]
+        if policy is not None:
+            known_policy(policy)
+        with self._lock:
+            user = self._user(key)
+            event = self._event(user, event_id)
+            if event is None:
+                raise EventNotFound(
+                    f"This user has no event {event_id!r}. Score first, and send the event_id of the answer."
+                )
+            if policy is not None and policy != event.policy:
+                raise EventConflict(
+                    f"Event {event_id} was served by {event.policy}, not {policy}: nothing was learned."
+                )
+            if event.seq < user.reset:
+                raise EventConflict(f"Event {event_id} is from before the user's reset: nothing was learned.")
+            if event.reward not in (None, value):
+                raise EventConflict(
+                    f"Event {event_id} has the reward {event.reward:g}, not {value:g}. The first reward counts."
+                )
+            received = self.clock()
+            repeated = event.reward is not None
+            late = event.late if repeated else received - event.received > LATE_AFTER_S
+            applied = not repeated and not late
+            body: dict[str, Any] = {
+                "action": request.get("action"),
+                "dwell_ms": request.get("dwell_ms"),
+                "score": event.seq,
+            }
+            if applied:
+                prior = self.priors.get(event.policy)
+                body |= {"x": event.x, "category": event.category, "hour": event.hour, "prior": prior and prior.hash}
+            kind = "duplicate" if repeated else "late" if late else "reward"
+            seq, committed = self.log.append(
+                kind, key, received, body, event=event_id, policy=event.policy, reward=value
+            )
+            if not repeated:
+                event.reward, event.late = value, late
+                self._remember((key, event_id), event)
+            if applied:
+                user.apply(Entry(seq, kind, key, event_id, event.policy, received, value, body))
+                self._dirty.add(key)
+            n = user.ridge(event.policy).n
+        return Answer({"applied": applied, "reward": value, "late": late, "n": n}, committed)
+
+    # Users
+
+    def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
+        """Return what a policy learned about a user, or its totals over all users. Waits for the disk."""
+        self.log.wait()
+        prior = self.priors.get(known_policy(policy).name)
+        if user_id is None:
+            return policy_totals(self.log.database, policy, prior)
+        with self._lock:
+            user = self._user(self.keys.user(user_id))
+            return user_stats(self.log.database, user, policy, prior)
+
+    def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
+        """Clear what all policies learned about a user, on disk when it returns; `erase` also deletes the events."""
+        key = self.keys.user(user_id)
+        with self._lock:
+            user = self._user(key)
+            cleared = {name: user.has_state(name) for name in POLICIES}
+            received = self.clock()
+            seq, committed = self.log.append("reset", key, received, {"erase": erase})
+            user.apply(Entry(seq, "reset", key, None, None, received, None, {"erase": erase}))
+            self._dirty.add(key)
+            if erase:
+                committed = self.log.erase(key, seq)
+                for event in [each for each in self._events if each[0] == key]:
+                    del self._events[event]
+        committed.result()
+        self.flush()
+        if erase:
+            folder = self.home / FOLDER / STATE_FOLDER
+            if folder.exists():  # also where SQLite has the state: it may have been in files before
+                FileStore(folder).erase(key)
+            self.log.truncate_wal()
+        return {"cleared": cleared}
+
+    # Shadows
+
+    def snapshot(self, policy: str, key: str) -> tuple[Ridge, Tallies]:
+        """Return what a policy learned about a user, to be read outside the lock."""
+        with self._lock:
+            user = self._user(key)
+            return user.ridge(policy).snapshot(), user.tallies.copy()
+
+    def publish(self, key: str, event_id: str, score: int, policy: str, body: Mapping[str, Any]) -> bool:
+        """Log the signal of a shadow, unless the user's events were erased since the score; returns whether it did."""
+        with self._lock:
+            if score < self._user(key).erased:
+                return False
+            self.log.append(
+                "signal", key, self.clock(), body, event=event_id, policy=policy, reward=float(body["agrees"])
+            )
+            return True
+
+    # Memory and disk
+
+    def flush(self) -> None:
+        """Write the state of all users that changed."""
+        with self._flushing:
+            with self._lock:
+                users = [self._users[key] for key in self._dirty]
+                self._dirty.clear()
+                documents: dict[tuple[str, str], bytes | None] = {}
+                for user in users:
+                    documents |= user.documents()
+                    user.dirty.clear()
+            try:
+                self.log.wait()  # state must never be ahead of the log
+                self._store.save(documents)
+            except BaseException:
+                with self._lock:
+                    for key, name in documents:
+                        if key in self._users:
+                            self._users[key].dirty.add(name)
+                            self._dirty.add(key)
+                raise
+            with self._lock:
+                for key in list(self._users)[: max(len(self._users) - _MAX_USERS, 0)]:
+                    if key not in self._dirty:
+                        del self._users[key]
+
+    def _flush_regularly(self) -> None:
+        while not self._closing.wait(_FLUSH_EVERY_S):
+            try:
+                self.flush()
+            except TipbenchError as exc:
+                if self.flush_error is None:
+                    _logger.warning("State is not written for the moment, the event log has it: %s", exc)
+                self.flush_error = str(exc)
+            else:
+                self.flush_error = None
+
+    def _forget(self) -> None:
+        self._users.clear()
+        self._events.clear()
+        self._dirty.clear()
+
+    def _user(self, key: str) -> UserState:
+        user = self._users.get(key)
+        if user is None:
+            user = self._users[key] = load_user(key, self.priors, self.log.database, self._store)
+            if user.dirty:
+                self._dirty.add(key)
+        return user
+
+    def _event(self, user: UserState, event_id: str) -> _Event | None:
+        event = self._events.get((user.key, event_id))
+        if event is None:
+            for entry in self.log.event(user.key, event_id):
+                if entry.seq < user.erased:
+                    continue
+                if entry.kind == "score":
+                    event = _event_of(entry)
+                elif event is not None:
+                    event.reward, event.late = entry.reward, entry.kind == "late"
+            if event is not None:
+                self._remember((user.key, event_id), event)
+        return event
+
+    def _remember(self, event: tuple[str, str], value: _Event) -> None:
+        self._events[event] = value
+        self._events.move_to_end(event)
+        if len(self._events) > _MAX_EVENTS:
+            self._events.popitem(last=False)
+
+
+def _moment(request: Occasion, now: float) -> datetime:
+    at = request.get("at")
+    return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
+
+
+def _event_of(entry: Entry) -> _Event:
+    body = entry.body
+    chosen = next(each for each in body["request"]["candidates"] if each["tip_id"] == body["chosen"])
+    hour = hour_of(local_time(body["at"]))
+    return _Event(entry.seq, entry.policy or "", entry.received, body["x"], chosen.get("category"), hour)
+
+
+def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a score from its log entry."""
+    scores, probabilities = body["scores"], body["probabilities"]
+    tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
+    chosen = tips.index(body["chosen"])
+    order = sorted(range(len(tips)), key=scores.__getitem__, reverse=True)
+    return {
+        "event_id": event_id,
+        "policy": policy,
+        "dim": POLICIES[policy].features.dim,
+        "chosen": body["chosen"],
+        "probability": probabilities[chosen],
+        "explored": scores[chosen] < scores[order[0]],
+        "ranking": [{"tip_id": tips[i], "score": scores[i], "probability": probabilities[i]} for i in order],
+        "n": body["n"],
+        "prior": body["prior"],
+    }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tipbench.serve import tallies as t
 from tipbench.serve.features import FeatureSet
 from tipbench.serve.policy import DECIMALS, POLICIES, Policy
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, ProfileFeatures, RecommendRequest, RewardRequest, ScoreRequest
+from tipbench.serve.request import Candidate, Occasion, ProfileFeatures, RewardRequest, ScoreRequest
 from tipbench.serve.reward import reward_of
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, Ints, Outcome, Round, World
@@ -64,7 +64,7 @@ def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
     """Return the policy with some of its own features, or with a bias."""
     base = policy.features
 
-    def compute(request: RecommendRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
+    def compute(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
         rows = base.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
         columns = [rows[:, base.names.index(name)] if name in base.names else ones for name in names]
@@ -336,7 +336,7 @@ def reward_request(world: World, offered: Round, user: int, outcome: Outcome) ->
 
 def _features(policy: Policy, request: ScoreRequest, tallies: Tallies) -> Floats:
     moment = datetime.fromisoformat(str(request.get("at")))
-    return policy.features.matrix(cast("RecommendRequest", request), request["candidates"], moment, tallies)
+    return policy.features.matrix(request, request["candidates"], moment, tallies)
 
 
 def slow_rollout(world: World, arm: Arm, *, draws: Draws | None = None) -> ArmTotals:

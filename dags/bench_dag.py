@@ -150,7 +150,7 @@ def compare() -> dict[str, Any]:
     return call(rank)
 
 
-@task
+@task(**AGAIN)
 def outcome(collecting: list[str]) -> str:
     """Fail if any task failed, after all others have ended, so that an incomplete run is not marked as a success.
 
@@ -196,6 +196,7 @@ def judge_gate() -> HITLOperator:
         ),
         options=[ANSWER],
         pre_execute=only_when_asked,
+        **AGAIN,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.command import tipbench
-from support.real_airflow import DAG, ENDED, RealAirflow, fresh
+from support.real_airflow import DAG, RealAirflow, fresh
 from support.scripted_ollama import MemorySettings, ScriptedOllama
 from tipbench.compare.leaderboard import BOARD
 from tipbench.record.mlflow import MlflowStore
@@ -60,7 +60,7 @@ def test_the_healthy_model_of_a_run_with_refused_ones_is_judged_at_the_gate_and_
     with airflow.client() as client:
         assert f"4 answers of {name} wait" in client.get(_gate(name)).json()["subject"]
     assert [_answer(airflow, name) for _ in range(2)] == [200, 409]
-    assert airflow.wait_for(name, ENDED) == "success", airflow.states(name)
+    airflow.expect(name, "success")
     told = airflow.returned(name, "compare")
     assert (told["judged"], told["pending"], told["failed"], told["provisional"]) == (4, 0, 0, False)
     with MlflowStore(mlflow_url) as store:
@@ -78,7 +78,7 @@ def test_a_collect_killed_in_mid_model_continues_on_its_next_try(
     until(lambda: len(cells(mlflow_url, name)) >= 2, airflow, name)
     os.kill(_task_process(name), signal.SIGKILL)
     scripted.set(call_s=0.0)
-    assert airflow.wait_for(name, ENDED, 400.0) == "success", airflow.states(name)
+    airflow.expect(name, "success", 400.0)
     runs = cells(mlflow_url, name)
     assert len({run.tags["cell_key"] for run in runs if run.status == "FINISHED"}) == len(runs) == 8
     (collect,) = [task for task in airflow.tasks(name) if task["task_id"] == "collect"]
@@ -111,7 +111,7 @@ def test_a_cancelled_run_ends_its_collect_and_frees_the_memory(
         answer = client.patch(f"/api/v2/dags/{DAG}/dagRuns/{name}", json={"state": "failed"})
         assert answer.status_code == 200, answer.text
     until(lambda: not scripted.resident, airflow, name)
-    assert airflow.wait_for(name, ENDED) == "failed", airflow.states(name)
+    airflow.expect(name, "failed")
     assert airflow.states(name)["unload"] == "success"
     assert airflow.returned(name, "unload")["unloaded"] is None  # the collect itself has seen it leave
     assert len(cells(mlflow_url, name)) < 16

@@ -215,6 +215,19 @@ class RealAirflow:
             time.sleep(1.0)
         return state
 
+    def expect(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
+        """Wait for the end of the run; fails with the states and logs that explain it if it is not as expected."""
+        if (state := self.wait_for(run_id, ENDED, within_s)) == expected:
+            return
+        report = [f"{run_id} ended as {state}, expected {expected}: {self.states(run_id)}"]
+        for each in self.tasks(run_id):
+            if each["state"] not in ("success", "skipped", "removed"):
+                log = self.logs(run_id, each["task_id"], max(each["try_number"], 1), each["map_index"])
+                report.append(f"== {each['task_id']} ({each['state']}, try {each['try_number']}):\n{log[-3000:]}")
+        scheduler = (self.folder / "airflow" / "airflow.log").read_text("utf-8", "replace")
+        report += [line for line in scheduler.splitlines() if run_id in line][-30:]
+        pytest.fail("\n".join(report))
+
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
         """The same for a task, named as in `states`."""
         deadline = time.monotonic() + within_s

@@ -92,6 +92,21 @@ def read_entries(
         after = rows[-1]["seq"]
 
 
+def read_entry(database: Database, seq: int) -> Entry | None:
+    """Return an entry by its number, or None if it was erased."""
+    rows = database.rows(f"SELECT {_COLUMNS} FROM log WHERE seq = ?", (seq,))  # noqa: S608
+    return _entry(rows[0]) if rows else None
+
+
+def read_users(database: Database) -> Iterator[str]:
+    """Yield the users that have entries, in order."""
+    after: str | None = ""
+    while after is not None:
+        after = database.rows("SELECT min(user) FROM log WHERE user > ?", (after,))[0][0]
+        if after is not None:
+            yield after
+
+
 def last_reset(database: Database, user: str) -> tuple[int, bool]:
     """Return the number of the user's last reset and whether it erased; (0, False) if there is none."""
     for seq, body in database.rows(

@@ -70,6 +70,12 @@ def hour_of(at: datetime) -> float:
     return at.hour + at.minute / 60 + (at.second + at.microsecond / 1e6) / 3600
 
 
+def time_features(at: datetime) -> tuple[float, float, float, float]:
+    """Return hour_sin, hour_cos, dow_sin and dow_cos; Monday is day 0."""
+    hour, day = math.tau * hour_of(at) / 24, math.tau * at.weekday() / 7
+    return math.sin(hour), math.cos(hour), math.sin(day), math.cos(day)
+
+
 def task_features(candidate: Candidate) -> tuple[float, float, float]:
     """Return is_overdue, task_age_norm and priority_norm; 0 without a task."""
     task = candidate.get("task")
@@ -97,23 +103,19 @@ def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float,
 
 
 def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
-    hour = math.tau * hour_of(at) / 24
-    day = math.tau * at.weekday() / 7
-    sin, cos, dow_sin, dow_cos = math.sin(hour), math.cos(hour), math.sin(day), math.cos(day)
+    hour_sin, hour_cos, *day = time_features(at)
     values: list[float] = []
     for candidate in candidates:
-        values += (sin, cos, *task_features(candidate), dow_sin, dow_cos)
+        values += (hour_sin, hour_cos, *task_features(candidate), *day)
     return values
 
 
 def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
-    hour = math.tau * hour_of(at) / 24
-    day = math.tau * at.weekday() / 7
-    sin, cos = math.sin(hour), math.cos(hour)
-    user = (math.sin(day), math.cos(day), *profile_vector(request.get("profile_features"), hour_of(at)))
+    hour_sin, hour_cos, *day = time_features(at)
+    user = (*day, *profile_vector(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
-        values += (sin, cos, *task_features(candidate), *user)
+        values += (hour_sin, hour_cos, *task_features(candidate), *user)
     return values
 
 

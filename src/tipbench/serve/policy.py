@@ -111,3 +111,10 @@ POLICIES = {
     )
 }
 DEFAULT_POLICY = "egreedy/v1"
+
+
+def known_policy(name: str) -> Policy:
+    """Return a policy by name; raises UsageError."""
+    if name not in POLICIES:
+        raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
+    return POLICIES[name]

@@ -19,12 +19,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tipbench.errors import EventConflict, EventNotFound, TipbenchError, UsageError
+from tipbench.errors import EventConflict, EventNotFound, TipbenchError
 from tipbench.files import ResourceLock
 from tipbench.serve.event_log import FOLDER, Entry, EventLog
 from tipbench.serve.features import hour_of
 from tipbench.serve.keys import load_keys
-from tipbench.serve.policy import POLICIES, Policy
+from tipbench.serve.policy import POLICIES, Policy, known_policy
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
 from tipbench.serve.reward import reward_of
@@ -43,11 +43,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A response and the future of its commit; without a future nothing was written."""
+    """A response, the future of its commit, and the log entry; both are None if nothing was written."""
 
     body: dict[str, Any]
-    committed: Future[None] | None
-    seq: int = 0  # of the score's entry, 0 for a repeated request
+    committed: Future[None] | None = None
+    entry: Entry | None = None
 
 
 @dataclass(slots=True)
@@ -71,13 +71,6 @@ def store_lock(home: Path, purpose: str) -> ResourceLock:
     )
     lock.acquire(wait=False, report=lambda _: None)
     return lock
-
-
-def known_policy(name: str) -> Policy:
-    """Return a policy by name; raises UsageError."""
-    if name not in POLICIES:
-        raise UsageError(f"There is no policy {name!r}. Choose one of {', '.join(POLICIES)}.")
-    return POLICIES[name]
 
 
 class PolicyService:
@@ -163,7 +156,7 @@ class PolicyService:
     ) -> Answer:
         started = time.perf_counter()
         received = self.clock()
-        at = _moment(request, received)
+        at = moment_of(request, received)
         ridge = user.ridge(policy.name)
         x = policy.features.matrix(request, candidates, at, user.tallies)
         decision = policy.decide(x, ridge, self.keys.uniform(policy.name, user.key, event_id))
@@ -193,7 +186,8 @@ class PolicyService:
         self._remember(
             (user.key, event_id), _Event(seq, policy.name, received, features, chosen.get("category"), hour_of(at))
         )
-        return Answer(_score_answer(event_id, policy.name, body), committed, seq)
+        entry = Entry(seq, "score", user.key, event_id, policy.name, received, None, body)
+        return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
     def _repeat(self, policy: str, key: str, event_id: str, request: Occasion, signal: str | None) -> Answer:
         """Return the answer of an earlier request with this event id, or raise EventConflict if it was another."""
@@ -210,7 +204,7 @@ class PolicyService:
             raise EventConflict(f"Event {event_id} was served by {served}, not {policy}. Send a new event_id.")
         if recorded != sent:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
-        return Answer(_score_answer(event_id, served, body), None)
+        return Answer(_score_answer(event_id, served, body))
 
     # Rewards
 
@@ -305,14 +299,13 @@ class PolicyService:
             user = self._user(key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def publish(self, key: str, event_id: str, score: int, policy: str, body: Mapping[str, Any]) -> bool:
+    def publish(self, score: Entry, policy: str, body: Mapping[str, Any]) -> bool:
         """Log the signal of a shadow, unless the user's events were erased since the score; returns whether it did."""
         with self._lock:
-            if score < self._user(key).erased:
+            if score.seq < self._user(score.user).erased:
                 return False
-            self.log.append(
-                "signal", key, self.clock(), body, event=event_id, policy=policy, reward=float(body["agrees"])
-            )
+            agrees = float(body["agrees"])
+            self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
             return True
 
     # Memory and disk
@@ -387,7 +380,8 @@ class PolicyService:
             self._events.popitem(last=False)
 
 
-def _moment(request: Occasion, now: float) -> datetime:
+def moment_of(request: Occasion, now: float) -> datetime:
+    """Return the local time of a request; without `at` it is now, in the server's offset."""
     at = request.get("at")
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
 

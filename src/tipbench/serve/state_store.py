@@ -82,12 +82,11 @@ class SqliteStore:
             db.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
 
     def users(self) -> Iterator[str]:
-        after = ""
-        while rows := self._reads.rows("SELECT min(user) FROM state WHERE user > ?", (after,)):
-            after = rows[0][0]
-            if after is None:
-                return
-            yield after
+        after: str | None = ""
+        while after is not None:
+            after = self._reads.rows("SELECT min(user) FROM state WHERE user > ?", (after,))[0][0]
+            if after is not None:
+                yield after
 
 
 class FileStore:
@@ -145,10 +144,12 @@ def open_state(home: Path, kind: str, reads: Database, writes: Database) -> Stat
     return FileStore(home / FOLDER / STATE_FOLDER) if kind == "files" else SqliteStore(reads, writes)
 
 
-def load_user(key: str, priors: Mapping[str, Prior], database: Database, store: StateStore | None) -> UserState:
+def load_user(
+    key: str, priors: Mapping[str, Prior], database: Database, store: StateStore | None, *, set_aside: bool = True
+) -> UserState:
     """Return a user's state: the documents, with newer entries of the log applied; without a store from the log alone.
 
-    A corrupt document is set aside. Raises StateError for an unknown schema.
+    A corrupt document is rebuilt from the log and, with `set_aside`, moved away. An unknown schema raises StateError.
     """
     user = UserState(key, priors)
     documents = store.load(key) if store else {}
@@ -156,6 +157,6 @@ def load_user(key: str, priors: Mapping[str, Prior], database: Database, store: 
         documents,
         last_reset(database, key),
         lambda after: read_entries(database, after=after, user=key, kinds=LEARNED),
-        store.set_aside if store else None,
+        store.set_aside if store and set_aside else None,
     )
     return user

@@ -1,0 +1,120 @@
+"""Export of the event log: JSON lines, VowpalWabbit's dsjson, and the arrays of the Open Bandit Pipeline.
+
+| format | one line per |
+|---|---|
+| jsonl | decision (`"signal": "serve"` for recommendations), shadow signal and reward, as logged |
+| dsjson | rewarded decision, for `vw --dsjson --cb_explore_adf` |
+| obp | nothing: one JSON object with the arrays of obp's bandit feedback; the arms are the tips |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import to_json
+
+from tipbench.errors import NotEnoughData, UsageError
+from tipbench.serve.event_log import Entry, read_entries, read_entry
+from tipbench.serve.features import time_features
+from tipbench.serve.request import local_time
+from tipbench.sqlite import Database
+from tipbench.text import iso
+
+FORMATS = ("jsonl", "dsjson", "obp")
+
+
+def export_events(database: Database, form: str, *, policy: str | None = None) -> Iterator[str]:
+    """Yield the lines of an export, of one policy or of all."""
+    if form not in FORMATS:
+        raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {form!r}.")
+    if form == "jsonl":
+        for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
+            if policy in (None, entry.policy):
+                yield to_json(json_line(entry)).decode()
+    elif form == "dsjson":
+        for score, reward in rewarded(database, policy):
+            yield to_json(_dsjson_line(score, reward)).decode()
+    else:
+        yield to_json(_obp_feedback(database, policy)).decode()
+
+
+def rewarded(database: Database, policy: str | None = None) -> Iterator[tuple[Entry, Entry]]:
+    """Yield scores with the reward that was learned, in the order of the rewards."""
+    for reward in read_entries(database, kinds=("reward",)):
+        if policy in (None, reward.policy):
+            score = read_entry(database, reward.body["score"])
+            if score is not None:
+                yield score, reward
+
+
+def json_line(entry: Entry) -> dict[str, Any]:
+    """Return an entry as an object of the JSON lines export."""
+    head = {"event_id": entry.event, "policy": entry.policy, "user": entry.user, "received": iso(entry.received)}
+    body = entry.body
+    if entry.kind == "signal":
+        return {"signal": body["signal"], **head, **body}
+    if entry.kind == "score":
+        tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
+        by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
+        return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}
+    return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
+
+
+def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
+    """Return a line of VowpalWabbit's decision service format; the chosen action comes first, and a cost is −reward."""
+    body = score.body
+    candidates = body["request"]["candidates"]
+    chosen = next(i for i, candidate in enumerate(candidates) if candidate["tip_id"] == body["chosen"])
+    order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
+    shared = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
+    return {
+        "_label_cost": -(reward.reward or 0.0),
+        "_label_probability": body["probabilities"][chosen],
+        "_label_Action": chosen + 1,
+        "_labelIndex": chosen,
+        "Version": "1",
+        "EventId": score.event,
+        "Timestamp": iso(score.received),
+        "a": [i + 1 for i in order],
+        "p": [body["probabilities"][i] for i in order],
+        "c": {"shared": {"context": shared}, "_multi": [{"tip": _numbers_and_names(each)} for each in candidates]},
+    }
+
+
+def _numbers_and_names(candidate: dict[str, Any]) -> dict[str, Any]:
+    """Return a candidate as a flat namespace."""
+    task = candidate.get("task") or {}
+    flat = {**{name: value for name, value in candidate.items() if name != "task"}, **task}
+    return {name: int(value) if isinstance(value, bool) else value for name, value in flat.items() if value is not None}
+
+
+def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
+    """Return bandit feedback for the Open Bandit Pipeline; an arm that was not a candidate has probability 0.
+
+    The context is hour_sin, hour_cos, dow_sin and dow_cos.
+    """
+    rounds = list(rewarded(database, policy))
+    if not rounds:
+        raise NotEnoughData("No rewarded decision is logged, so there is no feedback to export.")
+    tips = sorted({each["tip_id"] for score, _ in rounds for each in score.body["request"]["candidates"]})
+    arm = {tip: number for number, tip in enumerate(tips)}
+    actions, distributions, contexts = [], [], []
+    for score, _ in rounds:
+        distribution = [[0.0] for _ in tips]
+        for each, probability in zip(score.body["request"]["candidates"], score.body["probabilities"], strict=True):
+            distribution[arm[each["tip_id"]]] = [probability]
+        distributions.append(distribution)
+        actions.append(arm[score.body["chosen"]])
+        contexts.append(time_features(local_time(score.body["at"])))
+    return {
+        "n_rounds": len(rounds),
+        "n_actions": len(tips),
+        "arms": tips,
+        "context": contexts,
+        "action": actions,
+        "position": None,
+        "reward": [reward.reward for _, reward in rounds],
+        "pscore": [row[action][0] for row, action in zip(distributions, actions, strict=True)],
+        "pi_b": distributions,
+    }

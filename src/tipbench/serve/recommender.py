@@ -1,0 +1,207 @@
+"""The recommender: answers with the active policy, then lets shadows score the same request.
+
+A shadow runs in a thread of its own behind a bounded queue, after the answer has been sent. It reads a snapshot, logs
+the signal `shadow:<name>` and gets no reward, so it can neither change nor delay an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from tipbench.errors import UsageError
+from tipbench.serve.catalogue import Catalogue
+from tipbench.serve.event_log import Entry, open_store
+from tipbench.serve.features import hour_of
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
+from tipbench.serve.service import Answer, PolicyService, moment_of
+from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
+
+SERVE_SIGNAL = "serve"
+SHADOW_SIGNAL = "shadow:"
+_logger = logging.getLogger(__name__)
+
+ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
+
+
+def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
+    """Return what a policy would have chosen for a logged score, without changing anything."""
+    request = cast("ScoreRequest", entry.body["request"])
+    tips = [candidate["tip_id"] for candidate in request["candidates"]]
+    ridge, tallies = service.snapshot(policy, entry.user)
+    features = POLICIES[policy].features
+    x = features.matrix(request, request["candidates"], local_time(entry.body["at"]), tallies)
+    decision = POLICIES[policy].decide(x, ridge, service.keys.uniform(policy, entry.user, entry.event or ""))
+    return {
+        "chosen": tips[decision.chosen],
+        "probabilities": dict(zip(tips, decision.probabilities, strict=True)),
+        "scores": dict(zip(tips, decision.scores, strict=True)),
+        "agrees": tips[decision.chosen] == entry.body["chosen"],
+    }
+
+
+class Recommender:
+    """The active policy with its shadows."""
+
+    def __init__(
+        self,
+        service: PolicyService,
+        *,
+        catalogue: Catalogue | None = None,
+        queue_size: int = 1000,
+        scorer: ShadowScorer = score_shadow,
+    ) -> None:
+        self.service = service
+        self._database = open_store(service.home)
+        self.switches = Switches(self._database, clock=service.clock)
+        self._catalogue = catalogue
+        self._shadows = {
+            name: _Shadow(name, policy, service, self.switches, queue_size, scorer) for name, policy in SHADOWS.items()
+        }
+
+    def recommend(self, request: RecommendRequest) -> Answer:
+        """Pick a tip with the active policy; raises UsageError without candidates and catalogue."""
+        candidates = request.get("candidates")
+        if not candidates:
+            if self._catalogue is None:
+                raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
+            candidates = self._catalogue.candidates(hour_of(moment_of(request, self.service.clock())))
+        return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
+
+    def run_shadows(self, answer: Answer) -> None:
+        """Queue an answer that has been sent for the enabled shadows; never blocks, and a full queue drops it."""
+        if answer.entry is not None and answer.entry.kind == "score":
+            for name, enabled in self.switches.shadows().items():
+                if enabled and SHADOWS[name] != answer.entry.policy:
+                    self._shadows[name].put(answer.entry)
+
+    def policies(self) -> dict[str, Any]:
+        """Return the active policy, the shadows with their counts, and all policies with their versions."""
+        enabled = self.switches.shadows()
+        priors = self.service.priors
+        warnings = [
+            f"{name} has no prior: a shadow never learns, so its choices mean little until `serve --prior` is used."
+            for name, policy in SHADOWS.items()
+            if enabled[name] and policy not in priors
+        ]
+        if self.service.flush_error:
+            warnings.append(f"State is not written for the moment, the event log has it: {self.service.flush_error}")
+        return {
+            "active": self.switches.active(),
+            "shadows": {
+                name: {"policy": policy, "enabled": enabled[name], **vars(self._shadows[name].totals())}
+                for name, policy in SHADOWS.items()
+            },
+            "policies": [
+                {
+                    "name": name,
+                    "version": policy.version,
+                    "dim": policy.features.dim,
+                    "features": policy.features.version,
+                    "prior": priors[name].hash if name in priors else None,
+                }
+                for name, policy in POLICIES.items()
+            ],
+            "warnings": warnings,
+        }
+
+    def wait(self) -> None:
+        """Wait until the shadows have scored what is queued."""
+        for shadow in self._shadows.values():
+            shadow.queue.join()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the shadows after at most `timeout_s` and save their counts; what they have not scored is dropped."""
+        deadline = time.monotonic() + timeout_s
+        for shadow in self._shadows.values():
+            shadow.close(max(deadline - time.monotonic(), 0.0))
+        self._database.close()
+
+
+class _Shadow:
+    """The queue, thread and counts of one shadow; the thread starts with the first request."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: str,
+        service: PolicyService,
+        switches: Switches,
+        queue_size: int,
+        scorer: ShadowScorer,
+    ) -> None:
+        self.queue: queue.Queue[Entry] = queue.Queue(queue_size)
+        self._name, self._policy = name, policy
+        self._service, self._switches, self._scorer = service, switches, scorer
+        self._counts = ShadowCounts()  # not saved yet
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def put(self, entry: Entry) -> None:
+        try:
+            self.queue.put_nowait(entry)
+        except queue.Full:
+            self._count(calls=1, dropped=1)
+            return
+        self._count(calls=1)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def totals(self) -> ShadowCounts:
+        with self._lock:
+            saved, new = self._switches.shadow_counts(self._name), self._counts
+            return ShadowCounts(saved.calls + new.calls, saved.dropped + new.dropped, saved.errors + new.errors)
+
+    def close(self, timeout_s: float) -> None:
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._count(dropped=self.queue.qsize())
+        self._save()
+
+    def _run(self) -> None:
+        saved = time.monotonic()
+        while not self._closing.is_set():
+            try:
+                entry = self.queue.get(timeout=0.2)
+            except queue.Empty:
+                entry = None
+            if entry is not None:
+                self._score(entry)
+                self.queue.task_done()
+            if time.monotonic() - saved > REREAD_S:
+                self._save()
+                saved = time.monotonic()
+
+    def _score(self, entry: Entry) -> None:
+        started = time.perf_counter()
+        try:
+            found = self._scorer(self._service, self._policy, entry)
+            latency_ms = round((time.perf_counter() - started) * 1000, 3)
+            body = {"signal": SHADOW_SIGNAL + self._name, **found, "latency_ms": latency_ms, "at": entry.body["at"]}
+            self._service.publish(entry, self._policy, body)
+        except Exception:
+            if not self._closing.is_set():
+                self._count(errors=1)
+                _logger.exception("The shadow %s failed", self._name)
+
+    def _count(self, *, calls: int = 0, dropped: int = 0, errors: int = 0) -> None:
+        with self._lock:
+            old = self._counts
+            self._counts = replace(
+                old, calls=old.calls + calls, dropped=old.dropped + dropped, errors=old.errors + errors
+            )
+
+    def _save(self) -> None:
+        with self._lock:
+            if self._counts != ShadowCounts():
+                self._switches.add_shadow_counts(self._name, self._counts)
+                self._counts = ShadowCounts()

@@ -1,0 +1,182 @@
+"""Switches of the serve store: the active policy, the shadows, and the record of checks and promotions.
+
+Other processes may use them while the server runs: `tipbench promote` and the panel. The server reads them again every
+few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tipbench.errors import UsageError
+from tipbench.serve.policy import DEFAULT_POLICY, known_policy
+from tipbench.sqlite import Database
+
+SHADOWS = {"egreedy-v2-shadow": "egreedy/v2", "egreedy-v3-shadow": "egreedy/v3", "linucb-shadow": "linucb"}
+REREAD_S = 5.0
+_ACTIVE = "active"
+_SWITCHES = ("apply", "unchecked", "undo")
+
+
+@dataclass(frozen=True)
+class ShadowCounts:
+    """Calls of one shadow since the store was created: all, dropped because its queue was full, and failed."""
+
+    calls: int = 0
+    dropped: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """One row of the record: a check, or a change of the active policy from `baseline` to `candidate`.
+
+    `kind` is check, apply, unchecked (a switch without a check, with the reason in `body`) or undo. `passed` is None
+    except for a check. `user` is the person's name, never a user of the policies.
+    """
+
+    id: int
+    kind: str
+    at: float
+    user: str
+    candidate: str
+    baseline: str
+    passed: bool | None
+    body: Mapping[str, Any]
+
+
+class Switches:
+    """Reads and sets the switches; `database` is that of `event_log.open_store`."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self._values: dict[str, str] = {}
+        self._read_at = -REREAD_S
+
+    def active(self) -> str:
+        """Return the active policy."""
+        return self._current().get(_ACTIVE, DEFAULT_POLICY)
+
+    def shadows(self) -> dict[str, bool]:
+        """Return whether each shadow is enabled; all are disabled by default."""
+        values = self._current()
+        return {name: values.get(name) == "on" for name in SHADOWS}
+
+    def set_shadow(self, name: str, enabled: bool) -> None:
+        """Enable or disable a shadow."""
+        if name not in SHADOWS:
+            raise UsageError(f"There is no shadow {name!r}. Choose one of {', '.join(SHADOWS)}.")
+        self._set(name, "on" if enabled else "off")
+
+    def add_check(self, verdict: Mapping[str, Any], *, user: str) -> Promotion:
+        """Record the verdict of a promotion check: JSON with at least candidate, baseline and passed."""
+        return self._record(
+            "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=bool(verdict["passed"])
+        )
+
+    def passed_check(
+        self, candidate: str, baseline: str, versions: Mapping[str, Any], *, max_age_s: float
+    ) -> Promotion | None:
+        """Return the newest check of these policies and versions, if it passed and is not too old."""
+        for check in self.promotions(kind="check"):
+            if (check.candidate, check.baseline) == (candidate, baseline) and check.body.get("versions") == versions:
+                return check if check.passed and self._clock() - check.at <= max_age_s else None
+        return None
+
+    def apply(self, policy: str, *, user: str, check: Promotion) -> Promotion:
+        """Make a policy active after a check."""
+        return self._switch("apply", policy, user, {"check": check.id})
+
+    def switch_unchecked(self, policy: str, *, user: str, reason: str) -> Promotion:
+        """Make a policy active without a check; the reason is recorded."""
+        if not reason.strip():
+            raise UsageError("A switch without a check needs a reason, as in --unchecked 'trial on staging'.")
+        return self._switch("unchecked", policy, user, {"reason": reason})
+
+    def undo(self, *, user: str) -> Promotion:
+        """Go back to the policy that was active before the last switch that was not undone; raises UsageError."""
+        before: list[str] = []
+        for promotion in reversed(self.promotions(limit=-1)):
+            if promotion.kind == "undo":
+                before.pop()
+            elif promotion.kind in _SWITCHES:
+                before.append(promotion.baseline)
+        if not before:
+            raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is recorded.")
+        return self._switch("undo", before[-1], user, {})
+
+    def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:
+        """Return the record, newest first; `limit` −1 returns all of it."""
+        rows = self._database.rows(
+            "SELECT * FROM promotions WHERE kind = coalesce(?, kind) ORDER BY id DESC LIMIT ?", (kind, limit)
+        )
+        return [
+            Promotion(
+                row["id"],
+                row["kind"],
+                row["at"],
+                row["user"],
+                row["candidate"],
+                row["baseline"],
+                None if row["passed"] is None else bool(row["passed"]),
+                json.loads(row["body"]),
+            )
+            for row in rows
+        ]
+
+    def shadow_counts(self, name: str) -> ShadowCounts:
+        """Return the counts of a shadow that its server has saved."""
+        for (value,) in self._database.rows("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",)):
+            return ShadowCounts(**json.loads(value))
+        return ShadowCounts()
+
+    def add_shadow_counts(self, name: str, more: ShadowCounts) -> None:
+        """Add to the counts of a shadow."""
+        before = self.shadow_counts(name)
+        total = ShadowCounts(before.calls + more.calls, before.dropped + more.dropped, before.errors + more.errors)
+        self._set(f"counts:{name}", json.dumps(vars(total)))
+
+    def _switch(self, kind: str, policy: str, user: str, body: Mapping[str, Any]) -> Promotion:
+        known_policy(policy)
+        self._read_at = -REREAD_S
+        return self._record(kind, user, policy, self.active(), body)
+
+    def _record(
+        self,
+        kind: str,
+        user: str,
+        candidate: str,
+        baseline: str,
+        body: Mapping[str, Any],
+        *,
+        passed: bool | None = None,
+    ) -> Promotion:
+        at = self._clock()
+        with self._database.transaction() as db:
+            number = db.execute(
+                "INSERT INTO promotions (kind, at, user, candidate, baseline, passed, body) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (kind, at, user, candidate, baseline, passed, json.dumps(body, allow_nan=False)),
+            ).lastrowid
+            if kind in _SWITCHES:
+                db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (_ACTIVE, candidate))
+        self._read_at = -REREAD_S
+        return Promotion(number or 0, kind, at, user, candidate, baseline, passed, body)
+
+    def _set(self, name: str, value: str) -> None:
+        with self._database.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (name, value))
+        self._read_at = -REREAD_S
+
+    def _current(self) -> dict[str, str]:
+        now = time.monotonic()
+        if now - self._read_at >= REREAD_S:
+            rows = self._database.rows("SELECT name, value FROM switches")
+            self._values = {row["name"]: row["value"] for row in rows}
+            self._read_at = now
+        return self._values

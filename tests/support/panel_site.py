@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -86,7 +87,7 @@ def panel_site(
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: Any) -> Iterator[str]:
     """Any application on a port of its own; its address without the last slash."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)

@@ -17,6 +17,7 @@ from tipbench.cli import (
     compare,
     decide,
     demo,
+    event_log,
     experiments,
     gate,
     judge,
@@ -28,6 +29,8 @@ from tipbench.cli import (
     panel,
     plan,
     runs,
+    serve,
+    state,
     token,
 )
 from tipbench.cli.console import print_message, wrap_streams
@@ -85,7 +88,10 @@ app.command("experiments")(experiments.experiments)
 app.add_typer(runs.app, name="runs")
 app.command("panel")(panel.panel)
 app.add_typer(token.app, name="token")
+app.command("serve")(serve.serve)
 app.add_typer(catalogue.app, name="catalogue")
+app.add_typer(event_log.app, name="events")
+app.add_typer(state.app, name="state")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
 

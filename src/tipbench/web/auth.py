@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -366,19 +366,25 @@ class Identity:
         return self.role is Role.JUDGE
 
 
-class Authenticator:
-    """Authenticates tokens and session cookies."""
+PANEL_REFUSES = {Role.APP: "An app's token may call the policy server (`tipbench serve`) and nothing else."}
+POLICY_SERVER_REFUSES = {
+    Role.JUDGE: "A judge's token may judge and nothing else; `tipbench token create --role app` creates one for apps."
+}
+
+
+class TokenGuard:
+    """Authenticates tokens; those of the `refused` roles are valid but not allowed here."""
 
     def __init__(
-        self, tokens: TokenStore, sessions: Sessions, attempts: LoginLimiter, admin_token: str | None = None
+        self, tokens: TokenStore, attempts: LoginLimiter, admin_token: str | None, refused: Mapping[Role, str]
     ) -> None:
         self.tokens = tokens
-        self.sessions = sessions
         self._attempts = attempts
         self._admin = digest(admin_token) if admin_token else None
+        self._refused = refused
 
     def by_token(self, secret: str, client: str) -> Identity:
-        """Authenticate a token for the panel. Raises Unauthorised, Forbidden for an app's token, or TooManyAttempts.
+        """Authenticate a token. Raises Unauthorised, Forbidden for a refused role, or TooManyAttempts.
 
         Generated tokens cannot be guessed, so valid ones are never rate limited. The operator's token may be weak, so
         it is compared only if the rate limit allows another attempt.
@@ -387,8 +393,8 @@ class Authenticator:
             secret = ""
         token = self.tokens.find(secret)
         if token is not None:
-            if token.role is Role.APP:
-                raise Forbidden("An app's token may call the policy server (`tipbench serve`) and nothing else.")
+            if token.role in self._refused:
+                raise Forbidden(self._refused[token.role])
             return Identity(token.name, token.role, token.id)
         wait_s = self._attempts.admit(client)
         if wait_s > 0:
@@ -397,6 +403,20 @@ class Authenticator:
             raise Unauthorised(_WRONG, path="header.authorization")
         self._attempts.forgive(client)
         return self._operator()
+
+    def _operator(self) -> Identity:
+        """Return the operator's identity. Its id depends on the token, so a new token ends the old one's sessions."""
+        return Identity("operator", Role.ADMIN, f"{_ENVIRONMENT}{(self._admin or '')[:16]}")
+
+
+class Authenticator(TokenGuard):
+    """Authenticates the panel's tokens and session cookies."""
+
+    def __init__(
+        self, tokens: TokenStore, sessions: Sessions, attempts: LoginLimiter, admin_token: str | None = None
+    ) -> None:
+        super().__init__(tokens, attempts, admin_token, PANEL_REFUSES)
+        self.sessions = sessions
 
     def by_cookie(self, value: str) -> Identity | None:
         """Authenticate a session cookie; None if the session is invalid or its token is not active."""
@@ -411,10 +431,6 @@ class Authenticator:
         if token is None or token.state(self.tokens.clock()) != "active":
             return None
         return Identity(token.name, token.role, token.id, session)
-
-    def _operator(self) -> Identity:
-        """Return the operator's identity. Its id depends on the token, so a new token ends the old one's sessions."""
-        return Identity("operator", Role.ADMIN, f"{_ENVIRONMENT}{(self._admin or '')[:16]}")
 
 
 async def authenticate(

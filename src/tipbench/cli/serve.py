@@ -1,0 +1,151 @@
+"""`tipbench serve`: the policy server."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tipbench.cli.console import print_message
+from tipbench.errors import UsageError
+from tipbench.files import writable_home
+from tipbench.settings import load_settings
+
+if TYPE_CHECKING:
+    from tipbench.serve.switches import Switches
+    from tipbench.web.auth import TokenStore
+
+
+class StateKind(StrEnum):
+    """Where state is stored."""
+
+    SQLITE = "sqlite"
+    FILES = "files"
+
+
+def serve(
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="The port; 0 for any.")
+    ] = 5181,
+    state: Annotated[
+        StateKind,
+        typer.Option(
+            "--state", metavar="sqlite|files", help="Where state is stored: the database, or a file per user."
+        ),
+    ] = StateKind.SQLITE,
+    active: Annotated[
+        str | None,
+        typer.Option(
+            "--active", metavar="POLICY", help="Switch the active policy; without a promotion this needs --unchecked."
+        ),
+    ] = None,
+    unchecked: Annotated[
+        str | None,
+        typer.Option(
+            "--unchecked", metavar="REASON", help="Why --active is switched without `promote check`; it is logged."
+        ),
+    ] = None,
+    shadow: Annotated[
+        list[str] | None,
+        typer.Option("--shadow", metavar="NAME", help="Enable a shadow, as egreedy-v2-shadow; repeatable."),
+    ] = None,
+    prior: Annotated[
+        list[Path] | None, typer.Option("--prior", metavar="FILE", help="A prior of `tipbench prior fit`; repeatable.")
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            "--catalogue", metavar="FILE", help="Tips of `tipbench catalogue build`, for requests without candidates."
+        ),
+    ] = None,
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request, without its query string.")
+    ] = False,
+) -> None:
+    """Serve policies that pick a tip for a user and learn from the reward.
+
+    Listens on localhost by default. Every request needs a token of `tipbench token create --role app`. State and the
+    event log are in the folder serve of TIPBENCH_HOME; one server uses them at a time. Press Ctrl-C to stop: what is
+    queued is written first.
+
+    Examples:
+
+      tipbench serve --catalogue tips.toml --shadow egreedy-v2-shadow
+
+      tipbench serve --active egreedy/v3 --unchecked "first start, no users yet"
+    """
+    _check_installed()
+    from tipbench.serve.catalogue import load_catalogue
+    from tipbench.serve.prior import load_prior
+    from tipbench.serve.recommender import Recommender
+    from tipbench.serve.service import PolicyService
+    from tipbench.web.auth import POLICY_SERVER_REFUSES, TokenGuard, TokenStore, panel_database
+    from tipbench.web.options import panel_options
+    from tipbench.web.security import LoginLimiter
+    from tipbench.web.server import listen, run_server, server_url
+    from tipbench.web.serving import PolicyServer
+
+    settings = load_settings()
+    home = writable_home(settings.home)
+    admin_token = panel_options(settings).admin_token
+    tips = load_catalogue(catalogue) if catalogue is not None else None
+    priors = [load_prior(path) for path in prior or []]
+    logging.basicConfig(
+        level=logging.INFO if access_log else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(contextlib.closing(listen(host, port, "policy server")))
+        tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
+        service = stack.enter_context(contextlib.closing(PolicyService(home, state=state.value, priors=priors)))
+        recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tips)))
+        _switch(recommender.switches, active, unchecked, shadow or [])
+        for warning in recommender.policies()["warnings"]:
+            print_message(f"warning: {warning}")
+        _advise(tokens, admin_token)
+        guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSES)
+        address, policy = server_url(sock, host), recommender.switches.active()
+        run_server(
+            PolicyServer(service, recommender, guard, texts=tips.texts if tips else {}),
+            sock,
+            name="policy server",
+            started=lambda: print_message(f"policy server: {address} (active: {policy}; Ctrl-C ends it)"),
+        )
+    print_message("policy server stopped; everything is written")
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"The server needs {', '.join(missing)}. Install with: pip install 'tipbench[serve]'")
+
+
+def _switch(switches: Switches, active: str | None, reason: str | None, shadows: Sequence[str]) -> None:
+    """Apply --active and --shadow to the store."""
+    for name in shadows:
+        switches.set_shadow(name, True)
+    if active is None or active == switches.active():
+        return
+    if reason is None:
+        raise UsageError(
+            f"The active policy is {switches.active()}; `tipbench promote apply` changes it after a passed check. To "
+            f"switch to {active} without one, give --unchecked REASON."
+        )
+    switches.switch_unchecked(active, user=getpass.getuser(), reason=reason)
+
+
+def _advise(tokens: TokenStore, admin_token: str | None) -> None:
+    from tipbench.web.auth import Role
+
+    now = tokens.clock()
+    usable = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
+    if not usable and admin_token is None:
+        print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")

@@ -1,0 +1,69 @@
+"""`tipbench state export / import / rebuild`: what the policies learned, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tipbench.cli.console import print_json
+from tipbench.cli.options import JsonOption
+from tipbench.cli.serve import StateKind
+from tipbench.files import writable_home
+from tipbench.settings import load_settings
+from tipbench.text import plural
+
+app = typer.Typer(help="Manage what the policies learned.", no_args_is_help=True, rich_markup_mode=None)
+
+FolderOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the files.")]
+KindOption = Annotated[
+    StateKind, typer.Option("--state", metavar="sqlite|files", help="The kind of store, as with `tipbench serve`.")
+]
+
+
+@app.command("export")
+def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+    """Write the state of all users to a new folder: one file per user and policy.
+
+    The files are named after the keyed hash of the user id, as in 4f0c…_egreedy_v2.json. The server may run.
+
+    Examples:
+
+      tipbench state export --dir backup/
+    """
+    from tipbench.serve.maintenance import export_state
+
+    files = export_state(writable_home(load_settings().home), folder, state=state.value)
+    print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} written to {folder}")
+
+
+@app.command("import")
+def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+    """Replace state by the files of an export; the server must be stopped.
+
+    All files are checked before anything is changed. The import is part of the event log, so a rebuild keeps it. Users
+    are found only with the same `serve.secret`.
+
+    Examples:
+
+      tipbench state import --dir backup/
+    """
+    from tipbench.serve.maintenance import import_state
+
+    files = import_state(writable_home(load_settings().home), folder, state=state.value)
+    print_json({"files": files}) if json_ else print(f"{plural(files, 'file')} imported from {folder}")
+
+
+@app.command("rebuild")
+def rebuild(state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
+    """Compute all state again from the event log; the server must be stopped.
+
+    Examples:
+
+      tipbench state rebuild
+    """
+    from tipbench.serve.maintenance import rebuild_state
+
+    users = rebuild_state(writable_home(load_settings().home), state=state.value)
+    print_json({"users": users}) if json_ else print(f"state of {plural(users, 'user')} rebuilt from the event log")

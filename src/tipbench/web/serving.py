@@ -1,0 +1,274 @@
+"""The policy server: an ASGI application over `serve.PolicyService`, without a framework.
+
+All paths are fixed, so a route is a dictionary entry, and pydantic validates requests straight from their bytes.
+Scoring runs on the event loop: it takes microseconds. What waits for the disk for longer runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
+
+import tipbench
+from tipbench.errors import EventNotFound, TipbenchError, UsageError
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.recommender import Recommender
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_user_id
+from tipbench.serve.service import Answer, PolicyService
+from tipbench.web.auth import TokenGuard
+from tipbench.web.errors import (
+    KINDS,
+    Invalid,
+    NotFound,
+    TooLarge,
+    Unauthorised,
+    WebError,
+    error_json,
+    place_of,
+    validation_message,
+)
+from tipbench.web.metrics import CONTENT_TYPE, Metrics
+from tipbench.web.security import client_key
+from tipbench.web.serving_schema import openapi_document
+
+MAX_BODY = 256 * 1024
+TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time
+_JSON = b"application/json"
+_RETRY = ((b"retry-after", b"1"),)
+log = logging.getLogger("tipbench.serving")
+
+
+class Route(NamedTuple):
+    """One operation: `handle` gets the body that `adapter` validated, or without an adapter the query parameters."""
+
+    handle: Callable[[Any], Awaitable[Answer | dict[str, Any]]]
+    adapter: TypeAdapter[Any] | None = None
+    place: str | None = None  # the part of the request that a UsageError is about
+
+
+class Reply(NamedTuple):
+    """A response; `served` is the recommender's answer, for its shadows."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = _JSON
+    served: Answer | None = None
+
+
+class PolicyServer:
+    """The application of `tipbench serve`."""
+
+    def __init__(
+        self,
+        service: PolicyService,
+        recommender: Recommender,
+        guard: TokenGuard,
+        *,
+        texts: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._recommender = recommender
+        self._guard = guard
+        self._tips = texts or {}  # the catalogue's, by tip id
+        self._clock = clock
+        self._authorised: dict[bytes, float] = {}  # Authorization header → when it is checked again
+        self._batch: tuple[Future[None], asyncio.Future[None]] | None = None
+        self._metrics = Metrics()
+        self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
+        for name, about in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
+            reading = partial(self._shadow_counts, name)
+            self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
+        self._document = to_json(openapi_document())
+        self._routes: dict[str, dict[str, Route]] = {
+            "/recommend": {"POST": Route(self._recommend, RECOMMEND, "body.candidates")},
+            "/reward": {"POST": Route(partial(self._reward, None), REWARD)},
+            "/reset": {"POST": Route(self._reset, RESET)},
+            "/policies": {"GET": Route(self._policies)},
+        }
+        for policy in POLICIES:
+            self._routes[f"/score/{policy}"] = {"POST": Route(partial(self._score, policy), SCORE)}
+            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(self._reward, policy), REWARD)}
+            self._routes[f"/stats/{policy}"] = {"GET": Route(partial(self._stats, policy), place="query.user_id")}
+        for verb in ("score", "reward", "stats"):
+            self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
+        self._texts: dict[str, Callable[[], tuple[bytes, bytes]]] = {
+            "/metrics": lambda: (self._metrics.text().encode(), CONTENT_TYPE.encode()),
+            "/openapi.json": lambda: (self._document, _JSON),
+        }
+
+    @property
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The methods of every path that needs a token."""
+        return {path: tuple(methods) for path, methods in self._routes.items()} | dict.fromkeys(self._texts, ("GET",))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; shadows run after the response has been sent."""
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        started = time.perf_counter()
+        method, path = scope["method"], scope["path"]
+        try:
+            reply = await self._reply(method, path, scope, receive)
+        except Exception as exc:
+            reply = _refusal(exc)
+            if reply.status == 500:
+                log.exception("%s %r failed", method, path[:200])
+        size = b"%d" % len(reply.body)
+        headers = [(b"content-type", reply.content_type), (b"content-length", size), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, *reply.headers]})
+        await send({"type": "http.response.body", "body": reply.body})
+        if reply.served is not None:
+            self._recommender.run_shadows(reply.served)
+        took = time.perf_counter() - started
+        self._metrics.observe(method, path if path in self._routes else "other", reply.status, took)
+        if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id
+            log.info("%s %s %d %.1f ms", method, path[:200], reply.status, took * 1000)
+
+    async def _reply(self, method: str, path: str, scope: Scope, receive: Receive) -> Reply:
+        methods = self._routes.get(path)
+        route = methods.get(method) if methods else None
+        if route is None:
+            return await self._other(method, path, scope)
+        await self._authorise(scope)
+        if route.adapter is not None:
+            given = _validated(route.adapter, await _read_body(scope, receive))
+        else:
+            given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        try:
+            answer = await route.handle(given)
+        except UsageError as exc:
+            if route.place is None or isinstance(exc, EventNotFound):
+                raise
+            raise Invalid(str(exc), path=route.place) from exc
+        if not isinstance(answer, Answer):
+            return Reply(200, to_json(answer))
+        if answer.committed is not None:
+            await self._commit(answer.committed)
+        return Reply(200, to_json(answer.body), served=answer if route.adapter is RECOMMEND else None)
+
+    async def _other(self, method: str, path: str, scope: Scope) -> Reply:
+        """Reply to requests that are not operations of policies: health, metrics, the OpenAPI document, errors."""
+        allowed = self.paths.get(path, ("GET",) if path == "/healthz" else ())
+        if not allowed:
+            raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
+        if method not in allowed:
+            body = to_json(error_json("method_not_allowed", f"{path} takes {allowed[0]} only, not {method[:20]}."))
+            return Reply(405, body, ((b"allow", ", ".join(allowed).encode()),))
+        if path == "/healthz":
+            return Reply(200, to_json({"status": "ok", "version": tipbench.__version__}))
+        await self._authorise(scope)
+        body, content_type = self._texts[path]()
+        return Reply(200, body, content_type=content_type)
+
+    async def _authorise(self, scope: Scope) -> None:
+        """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if self._authorised.get(header, 0.0) > self._clock():
+            return
+        self._authorised.pop(header, None)
+        scheme, _, secret = header.decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN'.", path="header.authorization")
+        client = client_key(scope["client"][0] if scope.get("client") else None)
+        until = self._clock() + TOKEN_CACHE_S
+        await asyncio.to_thread(self._guard.by_token, secret.strip(), client)
+        self._authorised[header] = until
+
+    async def _commit(self, committed: Future[None]) -> None:
+        """Wait for the commit of an entry. The entries of a commit share one future, so the loop is woken up once."""
+        if self._batch is None or self._batch[0] is not committed:
+            self._batch = committed, asyncio.wrap_future(committed)
+        await self._batch[1]
+
+    async def _score(self, policy: str, request: Any) -> Answer:
+        return self._service.score(policy, request)
+
+    async def _reward(self, policy: str | None, request: Any) -> Answer:
+        return self._service.reward(policy, request)
+
+    async def _recommend(self, request: Any) -> Answer:
+        answer = self._recommender.recommend(request)
+        if request.get("candidates") is None:
+            answer.body["tip"] = self._tips.get(answer.body["chosen"])
+        return answer
+
+    async def _reset(self, request: Any) -> dict[str, Any]:
+        erase = request.get("erase", False)
+        return await asyncio.to_thread(self._service.reset, request["user_id"], erase=erase)
+
+    async def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
+        users = query.get("user_id", [])
+        if len(users) > 1 or query.keys() - {"user_id"}:
+            raise Invalid("The only parameter is one user_id.", path="query")
+        user = check_user_id(users[0]) if users else None
+        return await asyncio.to_thread(self._service.stats, policy, user)
+
+    async def _policies(self, _query: Mapping[str, list[str]]) -> dict[str, Any]:
+        return await asyncio.to_thread(self._recommender.policies)
+
+    def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        shadows = self._recommender.policies()["shadows"]
+        return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
+
+
+def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """Validate a body; raises WebError if it is not JSON, and Invalid with the path of the wrong field."""
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as exc:
+        found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
+        if found[0]["type"] == "json_invalid":
+            raise WebError(f"The body is not valid JSON: {found[0]['msg']}.", path="body", code="not_json") from None
+        raise Invalid(validation_message(found), path=place_of(found[0])) from None
+
+
+async def _read_body(scope: Scope, receive: Receive) -> bytes:
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message.get("more_body") and len(body) <= MAX_BODY:
+        message = await receive()
+        body += message.get("body", b"")
+    if len(body) > MAX_BODY or int(announced) > MAX_BODY:
+        raise TooLarge(
+            f"A body has at most {MAX_BODY // 1024} KiB (got {max(len(body), int(announced)) // 1024} KiB). Send fewer "
+            "candidates.",
+            path="body",
+            headers={"Connection": "close"},
+        )
+    return body
+
+
+def _refusal(exc: Exception) -> Reply:
+    """Return the response to an error."""
+    if isinstance(exc, WebError):
+        headers = tuple((name.lower().encode(), value.encode("latin-1")) for name, value in exc.headers.items())
+        return Reply(exc.status, to_json(error_json(exc.code, str(exc), exc.path)), headers)
+    if not isinstance(exc, TipbenchError):
+        return Reply(500, to_json(error_json("internal", "Something went wrong in tipbench itself; the log has more.")))
+    status, code = next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    if status == 500:
+        log.error("the store cannot be used: %s", exc)
+        message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
+        return Reply(503, to_json(error_json("store_unavailable", message)), _RETRY)
+    if status == 400:  # a UsageError: the request is JSON, and a value in it is invalid
+        status, code = 422, "invalid"
+    return Reply(status, to_json(error_json(code, str(exc))), _RETRY if status == 503 else ())

@@ -1,0 +1,247 @@
+"""Responses of the policy server, and its OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NotRequired
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+import tipbench
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE
+
+_ABOUT = """Policies that pick a tip for a user and learn from what the user does with it.
+
+Send `Authorization: Bearer TOKEN` with a token of the role *app* or *admin*. Every error is
+`{"error": {"code", "message", "path"}}`. The same `event_id` with the same body gives the same answer."""
+
+
+class RankedTip(TypedDict):
+    """A candidate with its score and the probability with which it was picked."""
+
+    tip_id: str
+    score: float
+    probability: float
+
+
+class ScoreAnswer(TypedDict):
+    """The pick, and all candidates with the best score first. `tip` is its text, if it comes from the catalogue."""
+
+    event_id: str
+    policy: str
+    dim: int
+    chosen: str
+    probability: float
+    explored: bool
+    ranking: list[RankedTip]
+    n: int
+    prior: str | None
+    tip: NotRequired[str | None]
+
+
+class RewardAnswer(TypedDict):
+    """Whether the reward was learned: not if it was sent before, or more than 24 hours after the score (`late`)."""
+
+    applied: bool
+    reward: float
+    late: bool
+    n: int
+
+
+class StatsAnswer(TypedDict):
+    """What a policy learned about a user, or without `user_id` its totals."""
+
+    policy: str
+    dim: int
+    n: int
+    mean_reward: float | None
+    epsilon: float
+    theta: NotRequired[dict[str, float]]
+    sd: NotRequired[dict[str, float]]
+    pending: int
+    late: int
+    duplicates: int
+    prior: str | None
+
+
+class ResetAnswer(TypedDict):
+    """Which policies had state of this user."""
+
+    cleared: dict[str, bool]
+
+
+class Shadow(TypedDict):
+    """A shadow: whether it is enabled, and how many of its calls were dropped or failed."""
+
+    policy: str
+    enabled: bool
+    calls: int
+    dropped: int
+    errors: int
+
+
+class PolicyVersion(TypedDict):
+    """A policy with its version, number of features and prior."""
+
+    name: str
+    version: str
+    dim: int
+    features: str
+    prior: str | None
+
+
+class PoliciesAnswer(TypedDict):
+    """The active policy, the shadows and all policies."""
+
+    active: str
+    shadows: dict[str, Shadow]
+    policies: list[PolicyVersion]
+    warnings: list[str]
+
+
+class ErrorDetail(TypedDict):
+    """`code` is for programs, `message` for people, `path` is the invalid part of the request."""
+
+    code: str
+    message: str
+    path: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """An error."""
+
+    error: ErrorDetail
+
+
+class HealthAnswer(TypedDict):
+    """The server accepts requests."""
+
+    status: str
+    version: str
+
+
+_SCORE_EXAMPLE = {
+    "user_id": "u1",
+    "event_id": "u1-2026-04-27-1",
+    "at": "2026-04-27T08:30:00+02:00",
+    "context": {"open_tasks": 7},
+    "candidates": [
+        {
+            "tip_id": "t9",
+            "category": "focus",
+            "task": {"is_overdue": True, "age_days": 4, "priority": 3},
+            "composite": 12.75,
+            "slot_hour": 9,
+            "effort_min": 5,
+        },
+        {"tip_id": "t4", "category": "break"},
+    ],
+    "profile_features": {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "preferred_hour": 9},
+}
+_REWARD_EXAMPLE = {"user_id": "u1", "event_id": "u1-2026-04-27-1", "action": "completed", "dwell_ms": 42000}
+_PROBLEMS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or invalid.",
+    403: "The token's role may not call the policy server.",
+    404: "The event is unknown.",
+    409: "The event exists with another body, policy or reward, or is from before the user's reset.",
+    413: "The body is over 256 KiB.",
+    422: "A value is invalid; `path` has its place.",
+    429: "Too many wrong tokens; see Retry-After.",
+    503: "The store is busy or cannot be written; see Retry-After.",
+}
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    "ScoreRequest": SCORE,
+    "RecommendRequest": RECOMMEND,
+    "RewardRequest": REWARD,
+    "ResetRequest": RESET,
+    **{
+        kind.__name__: TypeAdapter(kind)
+        for kind in (ScoreAnswer, RewardAnswer, StatsAnswer, ResetAnswer, PoliciesAnswer, HealthAnswer, ErrorAnswer)
+    },
+}
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of all routes."""
+    references, definitions = TypeAdapter.json_schemas(
+        ((name, "validation", adapter) for name, adapter in _TYPES.items()),
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = dict(definitions.get("$defs", {}))
+    for name in _TYPES:
+        schemas.setdefault(name, references[name, "validation"])
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tipbench policy server", "version": tipbench.__version__, "description": _ABOUT},
+        "paths": dict(_paths()),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
+    routes = {"egreedy": "egreedy/v1", **{name: name for name in POLICIES}}
+    for path, policy in routes.items():
+        yield (
+            f"/score/{path}",
+            {"post": _operation(f"Pick a tip with {policy}", "ScoreAnswer", "ScoreRequest", _SCORE_EXAMPLE)},
+        )
+        yield (
+            f"/reward/{path}",
+            {"post": _operation(f"Send a reward to {policy}", "RewardAnswer", "RewardRequest", _REWARD_EXAMPLE)},
+        )
+        yield f"/stats/{path}", {"get": _operation(f"Get what {policy} learned", "StatsAnswer", user=True)}
+    recommended = _operation(
+        "Pick a tip with the active policy, and let shadows score it too", "ScoreAnswer", "RecommendRequest",
+        _SCORE_EXAMPLE,
+    )  # fmt: skip
+    yield "/recommend", {"post": recommended}
+    rewarded = _operation(
+        "Send a reward to the policy that served the event", "RewardAnswer", "RewardRequest", _REWARD_EXAMPLE
+    )
+    yield "/reward", {"post": rewarded}
+    reset = _operation("Clear a user's state", "ResetAnswer", "ResetRequest", {"user_id": "u1", "erase": False})
+    yield "/reset", {"post": reset}
+    yield "/policies", {"get": _operation("List policies and shadows", "PoliciesAnswer")}
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    yield "/metrics", {"get": _operation("Get metrics for Prometheus", content=text)}
+    anything = {"application/json": {"schema": {"type": "object"}}}
+    yield "/openapi.json", {"get": _operation("Get this document", content=anything)}
+    yield "/healthz", {"get": {**_operation("Get the server's health", "HealthAnswer"), "security": []}}
+
+
+def _operation(
+    summary: str,
+    answer: str = "",
+    body: str | None = None,
+    example: dict[str, Any] | None = None,
+    *,
+    user: bool = False,
+    content: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    statuses = (400, 401, 403, 404, 409, 413, 422, 429, 503) if body else (401, 403, 422, 429, 503)
+    error = {"application/json": {"schema": _reference("ErrorAnswer")}}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "OK", "content": content or {"application/json": {"schema": _reference(answer)}}},
+            **{str(status): {"description": _PROBLEMS[status], "content": error} for status in statuses},
+        },
+    }
+    if body:
+        media = {"schema": _reference(body), "example": example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": media}}
+    if user:
+        pattern = {"type": "string", "pattern": "^[A-Za-z0-9_.@:-]{1,128}$"}
+        operation["parameters"] = [{"name": "user_id", "in": "query", "schema": pattern, "example": "u1"}]
+    return operation
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}

@@ -37,9 +37,9 @@ airflow-environment: $(AIRFLOW_VENV)/.ready
 # Two processes: one starts the real servers, the other the browser (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Without real servers, browser and models.
+# Without servers, browser, models and other processes.
 quick: $(VENV)/.dev
-	$(PYTEST) -q -m "not real and not process"
+	$(PYTEST) -q -m "not real and not server and not process"
 
 test: check
 	$(PYTEST)

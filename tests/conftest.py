@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if REAL & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.real)
+        if _starts_a_server(item):
+            item.add_marker(pytest.mark.server)
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=lambda item: _ORDER.get(_group(item), len(_ORDER)))
 
@@ -56,12 +59,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 _ORDER = {"servers": 0, "browser": 1}
+_SERVERS = ("http.server", "support.scripted", "support.little_airflow", "support.airflow_site", "support.panel_site",
+            "web.panels", "web.hook_receiver")  # fmt: skip
+
+
+def _starts_a_server(item: pytest.Item) -> bool:
+    """Whether a test runs a server, scripted or ours: its fixtures do, or its module imports one."""
+    if {"mlflow_url", "scripted", "served", "empty"} & set(
+        getattr(item, "fixturenames", ())
+    ) or item.get_closest_marker("server"):
+        return True
+    imported = vars(getattr(item, "module", None) or object).values()
+    return any(str(getattr(each, "__module__", "")).startswith(_SERVERS) for each in imported)
 
 
 def _group(item: pytest.Item) -> str:
     if "browser" in getattr(item, "fixturenames", ()):
         return "browser"
     return "servers" if item.get_closest_marker("real") else f"{item.path.parent.name}/{item.path.stem}"
+
+
+@pytest.fixture(autouse=True)
+def _no_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make quick` starts no server: a test that does is marked `server`, `real` or `process`."""
+    if not any(request.node.get_closest_marker(name) for name in ("server", "real", "process")):
+
+        def listen(*_: object) -> None:
+            raise AssertionError("this test starts a server: mark it with pytest.mark.server")
+
+        monkeypatch.setattr(socket.socket, "listen", listen)
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,10 @@ class Bench:
         return [run.run_id for run in self.store.search(self.experiment, where=where)]
 
 
-@pytest.fixture(params=["memory", "scripted MLflow", pytest.param("MLflow", marks=pytest.mark.real)])
+SCRIPTED = pytest.param("scripted MLflow", marks=pytest.mark.server)
+
+
+@pytest.fixture(params=["memory", SCRIPTED, pytest.param("MLflow", marks=pytest.mark.real)])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "memory":
         yield bench_of(MemoryStore())

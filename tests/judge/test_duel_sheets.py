@@ -341,7 +341,7 @@ def test_duels_stand_beside_the_board_and_change_nothing_on_it(desk: Desk) -> No
     assert isinstance(board.duels, DuelTable)
     assert board.duels.winner == Pair(MODELS[1], "v1")
     assert board.ranking == before.ranking
-    assert "In the duels" in board.verdict
+    assert "wins the duels" in board.verdict
 
 
 def test_duels_of_answers_that_are_not_on_the_board_do_not_count(desk: Desk) -> None:

@@ -888,7 +888,7 @@ def test_an_mlflow_that_stays_away_costs_no_score(tmp_path: Path) -> None:
         path.write_text(text)
         return path
 
-    with pytest.raises(MlflowUnavailable, match=r"items are scored, .* `tipbench judge apply .*\.json`") as away:
+    with pytest.raises(MlflowUnavailable, match=r"items are scored; .* `tipbench judge apply .*\.json`") as away:
         run_script(desk, Outage(store, 5, None), rescue=rescue)
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)

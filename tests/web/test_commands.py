@@ -118,6 +118,7 @@ def test_misuse_ends_with_2_and_a_sentence() -> None:
         assert result.stderr
 
 
+@pytest.mark.server
 def test_a_port_that_is_taken_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,174 @@
+"""Off-policy evaluation: the value of a target policy from decisions that another policy made and logged.
+
+With w = target probability / logged probability of the chosen candidate, r the reward and q̂ a reward model:
+
+    IPS    mean of w·r                                      Horvitz and Thompson 1952
+    SNIPS  Σ w·r / Σ w                                      Swaminathan and Joachims 2015
+    DM     mean of Σₐ π(a)·q̂(a): biased as q̂ is; it is reported and never decides
+    DR     mean of Σₐ π(a)·q̂(a) + w·(r − q̂(chosen))         Dudík, Langford and Li 2011
+
+Decisions of one user are not independent, so intervals are clustered by user (linearised sums, Student-t).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tipbench.compare.statistics import t_quantile
+from tipbench.errors import NotEnoughData
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MIN_TIPS = 30  # for a rank correlation
+
+
+@dataclass(frozen=True)
+class LoggedDecisions:
+    """Decisions with rewards, in log order; `logged` and `target` are probabilities of the chosen candidate."""
+
+    user: Ints
+    reward: Floats
+    logged: Floats
+    target: Floats
+    model_chosen: Floats  # q̂ of the chosen candidate
+    model_target: Floats  # Σₐ π(a)·q̂(a)
+
+    @property
+    def weights(self) -> Floats:
+        """Importance weights."""
+        return np.asarray(self.target / self.logged)
+
+    @property
+    def robust(self) -> Floats:
+        """Doubly robust value of each decision."""
+        return np.asarray(self.model_target + self.weights * (self.reward - self.model_chosen))
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """A mean with its 95 % interval over users; the interval is None for fewer than two users."""
+
+    mean: float
+    ci_low: float | None
+    ci_high: float | None
+    se: float | None
+    users: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for `--json`."""
+        return {"mean": self.mean, "ci_low": self.ci_low, "ci_high": self.ci_high}
+
+
+def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Clustered:
+    """Return the (weighted) mean of `values` with an interval clustered by `user`. Raises NotEnoughData if empty."""
+    if not len(values):
+        raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
+    scale = np.ones_like(values) if weights is None else weights
+    total = float(scale.sum())
+    if total <= 0:
+        raise NotEnoughData("Every logged choice has probability 0 under the target policy: the log cannot value it.")
+    mean = float((scale * values).sum() / total)
+    _, cluster = np.unique(user, return_inverse=True)
+    users = int(cluster.max()) + 1
+    if users < 2:
+        return Clustered(mean, None, None, None, users)
+    influence = np.bincount(cluster, scale * (values - mean)) / total
+    se = sqrt(users / (users - 1) * float((influence**2).sum()))
+    half = t_quantile(0.975, users - 1) * se
+    return Clustered(mean, mean - half, mean + half, se, users)
+
+
+def ips(log: LoggedDecisions) -> Clustered:
+    """Inverse propensity score."""
+    return clustered_mean(log.weights * log.reward, log.user)
+
+
+def snips(log: LoggedDecisions) -> Clustered:
+    """Self-normalised inverse propensity score."""
+    return clustered_mean(log.reward, log.user, log.weights)
+
+
+def direct(log: LoggedDecisions) -> Clustered:
+    """Direct method: the reward model alone."""
+    return clustered_mean(log.model_target, log.user)
+
+
+def doubly_robust(log: LoggedDecisions) -> Clustered:
+    """Doubly robust: right if the probabilities are, whatever the reward model."""
+    return clustered_mean(log.robust, log.user)
+
+
+def gain(log: LoggedDecisions) -> Clustered:
+    """Doubly robust value of the target − mean reward of the logging policy, on the same decisions."""
+    return clustered_mean(log.robust - log.reward, log.user)
+
+
+ESTIMATORS: dict[str, Callable[[LoggedDecisions], Clustered]] = {
+    "IPS": ips,
+    "SNIPS": snips,
+    "DM": direct,
+    "DR": doubly_robust,
+}
+
+
+@dataclass(frozen=True)
+class WeightDiagnostics:
+    """Whether the weights can be trusted: their mean must be near 1, the effective sample large."""
+
+    mean: Clustered
+    largest: float
+    effective: float  # (Σw)²/Σw²: decisions of the target policy that would carry as much information
+    decisions: int
+
+    @property
+    def plausible(self) -> bool:
+        """True if the mean weight is within 3 clustered standard errors of 1."""
+        error = abs(self.mean.mean - 1)
+        return error <= 1e-9 or (self.mean.se is not None and error <= 3 * self.mean.se)
+
+
+def weight_diagnostics(log: LoggedDecisions) -> WeightDiagnostics:
+    """Return the diagnostics of the importance weights."""
+    weights = log.weights
+    squares = float((weights**2).sum())
+    effective = float(weights.sum()) ** 2 / squares if squares else 0.0
+    return WeightDiagnostics(clustered_mean(weights, log.user), float(weights.max()), effective, len(weights))
+
+
+# Does judged quality predict completion?
+
+
+@dataclass(frozen=True)
+class Validity:
+    """Rank correlation of a judged scale with the completion rate over tips; None with fewer than 30 tips."""
+
+    scale: str
+    tips: int
+    correlation: float | None
+    ci_low: float | None
+    ci_high: float | None
+
+
+def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int = 0, draws: int = 2000) -> Validity:
+    """Return Spearman's correlation over tips with a bootstrap interval."""
+    tips = len(judged)
+    if tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
+        return Validity(scale, tips, None, None, None)
+    from scipy.stats import rankdata
+
+    def correlation(rows: Ints) -> Floats:
+        first, second = (rankdata(values[rows], axis=-1) for values in (judged, completed))
+        first -= first.mean(axis=-1, keepdims=True)
+        second -= second.mean(axis=-1, keepdims=True)
+        scale_by = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
+        return np.asarray((first * second).sum(axis=-1) / np.where(scale_by > 0, scale_by, np.nan))
+
+    rng = np.random.default_rng(seed)
+    low, high = np.nanquantile(correlation(rng.integers(0, tips, (draws, tips))), [0.025, 0.975])
+    return Validity(scale, tips, float(correlation(np.arange(tips))), float(low), float(high))

@@ -1,0 +1,240 @@
+"""A simulation: policies against one world over several seeds, summarised with intervals paired by user."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tipbench.compare.statistics import Estimate, mean_estimate
+from tipbench.errors import UsageError
+from tipbench.plan.config import split_names
+from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
+from tipbench.serve.prior import Prior
+from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
+from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
+
+EXPERIMENT = "tip-sim"
+CURVE_POINTS = 50
+ALL_POLICIES = ("egreedy/v1", CONTROL, "egreedy/v2", "egreedy/v3", "linucb")
+_MOST_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
+
+
+class SimulationConfig(BaseModel):
+    """Options of `tipbench simulate`, of POST /api/bench/simulations and of the panel's form."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policies: str = Field(",".join(ALL_POLICIES), max_length=500, description="Comma-separated policies to simulate.")
+    world: WorldName = Field(WorldName.STANDARD, description="The simulated world.")
+    users: int = Field(1000, ge=10, le=20_000, description="Simulated users per seed.")
+    rounds: int = Field(200, ge=4, le=5000, description="Decisions per user.")
+    seeds: int = Field(5, ge=1, le=1000, description="Number of seeds; each has its own users.")
+    seed: int = Field(0, ge=0, le=2**31, description="First seed.")
+    baseline: str = Field(DEFAULT_POLICY, description="The policy that others are compared with.")
+    ablation: str = Field("", description="A policy to run again without each of its features, one at a time.")
+
+    @field_validator("policies")
+    @classmethod
+    def _check_policies(cls, value: str) -> str:
+        return ",".join(split_names(value)) or ",".join(ALL_POLICIES)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> SimulationConfig:
+        known = [*POLICIES, CONTROL]
+        for name in (*self.policy_names, self.baseline, *([self.ablation] if self.ablation else [])):
+            if name not in known:
+                raise ValueError(f"there is no policy {name[:60]!r}; choose from {', '.join(known)}")
+        if self.decisions > _MOST_DECISIONS:
+            raise ValueError(
+                f"{self.decisions:,} decisions are too many for one simulation; at most {_MOST_DECISIONS:,}. "
+                "Use fewer users, rounds, seeds or policies"
+            )
+        return self
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """Names of the simulated policies, the baseline first."""
+        return tuple(dict.fromkeys((self.baseline, *split_names(self.policies))))
+
+    @property
+    def arm_names(self) -> tuple[str, ...]:
+        """Names of all arms, with those of the ablation."""
+        if not self.ablation:
+            return self.policy_names
+        features = find_arm(self.ablation).policy.features.names
+        return tuple(dict.fromkeys((*self.policy_names, self.ablation, *_ablation_arms(self.ablation, features))))
+
+    @property
+    def decisions(self) -> int:
+        """Number of decisions of all arms."""
+        return self.users * self.rounds * self.seeds * len(self.arm_names)
+
+
+def _ablation_arms(policy: str, features: Iterable[str]) -> list[str]:
+    return [f"{policy} without {feature}" for feature in features]
+
+
+def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
+    """Return the configuration; raises UsageError with the first invalid option."""
+    try:
+        return SimulationConfig.model_validate({key: value for key, value in options.items() if value is not None})
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        where = "--" + "-".join(map(str, first["loc"])) if first["loc"] else "options"
+        raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}.") from exc
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """Results of an arm over all seeds: reward and regret per decision of every user, and means per round."""
+
+    name: str
+    version: str
+    dim: int
+    prior: str | None
+    reward: Floats
+    regret: Floats
+    reward_by_round: Floats
+    regret_by_round: Floats
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Results of all arms on the same users."""
+
+    config: SimulationConfig
+    arms: Mapping[str, ArmResult]
+    persona: Ints
+    seeds_done: int
+    seconds: float
+
+    def gain(self, name: str, reference: str | None = None, persona: int | None = None) -> Estimate | None:
+        """Return the reward per decision of an arm − that of the reference (the baseline), paired by user."""
+        difference = self.arms[name].reward - self.arms[reference or self.config.baseline].reward
+        return mean_estimate(difference if persona is None else difference[self.persona == persona])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for `--json`, MLflow, the API and the charts."""
+        config, personas = self.config, load_personas()
+        ablated = config.ablation
+        features = find_arm(ablated).policy.features.names if ablated else ()
+        return {
+            "format": "tipbench-simulation/1",
+            "config": config.model_dump(mode="json"),
+            "personas": personas.version,
+            "seeds_done": self.seeds_done,
+            "decisions": self.seeds_done * config.decisions // config.seeds,
+            "seconds": self.seconds,
+            "policies": [self._arm_json(self.arms[name]) for name in config.policy_names],
+            "ablation": [
+                {"feature": feature, "loss": estimate_json(self.gain(ablated, f"{ablated} without {feature}"))}
+                for feature in features
+            ],
+        }
+
+    def _arm_json(self, arm: ArmResult) -> dict[str, Any]:
+        is_baseline = arm.name == self.config.baseline
+        points = np.unique(np.linspace(1, len(arm.reward_by_round), CURVE_POINTS).round().astype(int))
+        rounds = np.arange(1, len(arm.reward_by_round) + 1)
+        return {
+            "name": arm.name,
+            "version": arm.version,
+            "dim": arm.dim,
+            "prior": arm.prior,
+            "reward": estimate_json(mean_estimate(arm.reward)),
+            "regret": estimate_json(mean_estimate(arm.regret)),
+            "gain": None if is_baseline else estimate_json(self.gain(arm.name)),
+            "personas": [
+                {
+                    "persona": name,
+                    "reward": estimate_json(mean_estimate(arm.reward[self.persona == at])),
+                    "regret": estimate_json(mean_estimate(arm.regret[self.persona == at])),
+                    "gain": None if is_baseline else estimate_json(self.gain(arm.name, persona=at)),
+                }
+                for at, name in enumerate(load_personas().names)
+            ],
+            "curve": {
+                "round": points.tolist(),
+                "reward": (np.cumsum(arm.reward_by_round) / rounds)[points - 1].tolist(),
+                "regret": np.cumsum(arm.regret_by_round)[points - 1].tolist(),
+            },
+        }
+
+
+def estimate_json(found: Estimate | None) -> dict[str, Any] | None:
+    """Return a mean with its interval; the ends are null where they are unknown."""
+    return None if found is None else {"mean": found.mean, "ci_low": found.ci_low, "ci_high": found.ci_high}
+
+
+def simulate(
+    config: SimulationConfig,
+    *,
+    priors: Sequence[Prior] = (),
+    workers: int | None = None,
+    on_progress: Callable[[Simulation, float], None] | None = None,
+) -> Simulation:
+    """Run the simulation; `on_progress` receives the results of the seeds done so far and the share that is done."""
+    started = time.monotonic()
+    arms = make_arms(config.arm_names, priors)
+    done: dict[int, list[ArmTotals]] = {}
+
+    def result() -> Simulation:
+        finished = [done[seed] for seed in sorted(done)]
+        persona = World(config.world, config.seed, config.users, 1).persona
+        return Simulation(
+            config,
+            {arm.name: _pool(arm, [one[at] for one in finished], config.rounds) for at, arm in enumerate(arms)},
+            np.tile(persona, len(finished)),
+            len(finished),
+            time.monotonic() - started,
+        )
+
+    for seed, totals in run_seeds(config, arms, workers=workers):
+        done[seed] = totals
+        if on_progress is not None:
+            on_progress(result(), len(done) / config.seeds)
+    return result()
+
+
+def make_arms(names: Iterable[str], priors: Sequence[Prior] = ()) -> list[Arm]:
+    """Return the arms, each with its prior if there is one."""
+    by_policy = {prior.policy: prior for prior in priors}
+    for prior in priors:
+        find_arm(prior.policy).policy.check_prior(prior)
+    return [find_arm(name, by_policy.get(name)) for name in names]
+
+
+def run_seeds(
+    config: SimulationConfig, arms: Sequence[Arm], *, workers: int | None = None
+) -> Iterable[tuple[int, list[ArmTotals]]]:
+    """Yield the results of each seed as it finishes. Threads are enough: numpy works outside the interpreter's lock."""
+
+    def run(seed: int) -> tuple[int, list[ArmTotals]]:
+        return seed, rollout(World(config.world, seed, config.users, config.rounds), arms)
+
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)
+    try:
+        for future in as_completed([pool.submit(run, config.seed + at) for at in range(config.seeds)]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _pool(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:
+    return ArmResult(
+        arm.name,
+        arm.policy.version,
+        arm.policy.features.dim,
+        arm.prior.hash if arm.prior else None,
+        np.concatenate([one.reward for one in totals]) / rounds,
+        np.concatenate([one.regret for one in totals]) / rounds,
+        np.mean([one.reward_by_round for one in totals], axis=0),
+        np.mean([one.regret_by_round for one in totals], axis=0),
+    )

@@ -1,0 +1,143 @@
+"""The gate: a win in simulation is required, each clause can fail alone, and chance hardly ever passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tipbench.compare.statistics import Estimate
+from tipbench.serve.policy import POLICIES
+from tipbench.simulate import promotion_gate as gate
+from tipbench.simulate.off_policy import LoggedDecisions
+from tipbench.simulate.promotion_gate import Clause, ShadowRecord, Size, Verdict, simulation_clauses
+from tipbench.simulate.simulation import SimulationConfig, simulate
+from tipbench.simulate.world import WorldName
+
+SMALL = Size(2, 300, 100)
+
+
+def verdict(*clauses: Clause, quick: bool = False, simulation_only: bool = True) -> Verdict:
+    return Verdict("egreedy/v3", "egreedy/v1", clauses, simulation_only, SMALL, "2026-01-01", {}, quick)
+
+
+def test_r17_only_an_offline_simulation_win_passes_the_gate() -> None:
+    won = simulation_clauses("egreedy/v3", "egreedy/v1", SMALL, workers=1)
+    assert [clause.passed for clause in won] == [True, True, True]
+    assert verdict(*won).exit_code == 0
+    lost = simulation_clauses("egreedy/v1", "egreedy/v3", SMALL, workers=1)
+    assert [clause.passed for clause in lost] == [False, False, False]
+    assert verdict(*lost).exit_code == 1
+
+
+def test_a_policy_does_not_win_against_itself() -> None:
+    clauses = simulation_clauses("egreedy/v3", "egreedy/v3", Size(1, 50, 20), workers=1)
+    assert [clause.passed for clause in clauses] == [False, True, True]
+
+
+def test_the_gain_of_v3_comes_from_its_features_and_not_from_an_intercept() -> None:
+    config = SimulationConfig(policies="egreedy/v1+bias,egreedy/v3", seeds=2, users=300, rounds=100)
+    result = simulate(config, workers=1)
+    gains = {name: result.gain(name) for name in config.policy_names[1:]}
+    over_control = result.gain("egreedy/v3", "egreedy/v1+bias")
+    assert all(found is not None for found in gains.values())
+    assert over_control is not None
+    assert over_control.ci_low is not None
+    assert over_control.ci_low > 0.03
+
+
+def test_chance_hardly_ever_wins_in_the_null_world() -> None:
+    """Clause a alone for 20 seeds; `python benchmarks/simulation.py --null` runs all clauses for 100."""
+    wins = 0
+    for seed in range(20):
+        config = SimulationConfig(
+            policies="egreedy/v3", world=WorldName.NULL, seeds=1, users=200, rounds=100, seed=seed
+        )
+        result = simulate(config, workers=1)
+        assert result.gain("egreedy/v3") != Estimate(0, None, None, 0, 200), "luck differs per candidate"
+        wins += gate._win(result).passed is True
+    assert wins <= 2
+
+
+def estimate(mean: float, low: float) -> Estimate:
+    return Estimate(mean, low, 2 * mean - low, 0.1, 100)
+
+
+@pytest.mark.parametrize(
+    ("persona", "worlds", "expected"),
+    [
+        ([0.02] * 5, [0.02] * 3, [True, True, True]),
+        ([0.02, 0.02, -0.011, 0.02, 0.02], [0.02] * 3, [True, False, True]),
+        ([0.02] * 5, [0.02, -0.02, 0.02], [True, True, False]),
+    ],
+)
+def test_the_clauses_on_personas_and_worlds_fail_alone(
+    persona: list[float], worlds: list[float], expected: list[bool]
+) -> None:
+    clauses = (
+        Clause("a", True, 0.1, 0.01, ""),
+        gate._all_above("b", {str(at): estimate(low + 0.05, low) for at, low in enumerate(persona)}),
+        gate._all_above("c", {str(at): estimate(low + 0.05, low) for at, low in enumerate(worlds)}),
+    )
+    assert [clause.passed for clause in clauses] == expected
+    assert verdict(*clauses).exit_code == (0 if all(expected) else 1)
+
+
+def logged(gain: float, decisions: int = 8000, users: int = 400, *, weight: float = 1.0) -> LoggedDecisions:
+    rng = np.random.default_rng(1)
+    probability = rng.uniform(0.2, 0.8, decisions)
+    reward = rng.normal(0.2, 0.1, decisions)
+    zero = np.zeros(decisions)
+    log = LoggedDecisions(np.arange(decisions) % users, reward, probability, probability * weight, zero, zero)
+    return replace(log, model_target=zero + gain + (1 - weight) * 0.2)
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (logged(0.02), True),
+        (logged(-0.02), True),
+        (logged(-0.2), False),
+        (logged(0.02, decisions=1500), None),
+        (logged(0.02, weight=1.4), False),
+        (None, None),
+    ],
+)
+def test_the_clause_on_logs_passes_fails_or_lacks_data(log: LoggedDecisions | None, expected: bool | None) -> None:
+    assert gate.log_clause(log, "nothing is logged").passed is expected
+
+
+def test_a_logged_gain_whose_interval_straddles_the_margin_is_not_enough_data() -> None:
+    log = logged(-0.03)
+    noisy = replace(log, model_target=log.model_target + np.random.default_rng(2).normal(0, 1, len(log.reward)))
+    assert gate.log_clause(noisy).passed is None
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (ShadowRecord(10_000, 9_995, 0, same_schema=True), True),
+        (ShadowRecord(10_000, 9_980, 0, same_schema=True), False),
+        (ShadowRecord(10_000, 10_000, 1, same_schema=True), False),
+        (ShadowRecord(10_000, 10_000, 0, same_schema=False), False),
+        (ShadowRecord(0, 0, 0, same_schema=True), None),
+        (None, None),
+    ],
+)
+def test_the_clause_on_operations(record: ShadowRecord | None, expected: bool | None) -> None:
+    assert gate.operations_clause(record, "egreedy-v3-shadow").passed is expected
+
+
+def test_missing_data_is_exit_3_and_a_quick_check_is_never_a_verdict() -> None:
+    passed, unknown = Clause("a", True, 0.1, 0.01, ""), Clause("d", None, None, -0.03, "")
+    assert verdict(passed, unknown).exit_code == 3
+    assert verdict(passed, quick=True).exit_code == 3
+    assert "No verdict" in verdict(passed, quick=True).text
+    assert "not checked" in verdict(passed).text
+
+
+def test_a_check_is_valid_for_its_versions() -> None:
+    found = gate.versions("egreedy/v3", "egreedy/v1")
+    assert found["candidate"] == POLICIES["egreedy/v3"].version
+    assert found != gate.versions("egreedy/v2", "egreedy/v1")

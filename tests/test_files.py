@@ -100,7 +100,7 @@ def lock_path(home: Path) -> Path:
 def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(home: Path) -> None:
     home.mkdir()
     (home / "locks").touch()
-    with pytest.raises(UsageError, match=r"locks cannot be made: File exists\. Set TIPBENCH_HOME"):
+    with pytest.raises(UsageError, match=r"locks cannot be created: File exists\. Set TIPBENCH_HOME"):
         lock(home).acquire(wait=False, report=print)
 
 
@@ -113,7 +113,7 @@ def test_a_lock_file_that_may_not_be_opened_is_a_mistake_of_the_user(home: Path)
 def test_a_full_disk_is_told_and_the_lock_is_given_up(home: Path) -> None:
     lock_path(home).parent.mkdir(parents=True)
     lock_path(home).symlink_to("/dev/full")
-    with pytest.raises(TipbenchError, match=r"No space left on device\. Make room") as caught:
+    with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space") as caught:
         lock(home).acquire(wait=False, report=print)
     assert caught.value.exit_code == 1
     lock_path(home).unlink()

@@ -103,7 +103,7 @@ def check_chart_file(path: Path, option: str = "--plot") -> None:
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"{option} takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no such folder.")
+        raise UsageError(f"{option} {path}: that folder does not exist.")
     import_altair()
 
 

@@ -26,8 +26,8 @@ _WRONG_FOLDER = frozenset(
 )  # fixed by another folder; anything else, such as a full disk, is not a usage error
 _OTHER_FOLDER = "Set TIPBENCH_HOME to a folder that you may write to."
 _NEXT_STEP = {
-    errno.ENOSPC: "Make room there, or set TIPBENCH_HOME to a folder on another disk.",
-    errno.EDQUOT: "Make room there, or set TIPBENCH_HOME to a folder on another disk.",
+    errno.ENOSPC: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",
+    errno.EDQUOT: "Free some space there, or set TIPBENCH_HOME to a folder on another disk.",
     errno.EMFILE: "Allow more open files, as with `ulimit -n 4096`, or lower --concurrency.",
     errno.ENFILE: "Close other programs: the whole machine has too many files open.",
 }
@@ -50,7 +50,7 @@ def home_errors(path: Path, problem: str) -> Iterator[None]:
 
 def make_folder(path: Path, *, private: bool = False) -> Path:
     """Create a folder of the home, with its parents, if it is missing; `private` restricts it to its owner."""
-    with home_errors(path, "cannot be made"):
+    with home_errors(path, "cannot be created"):
         path.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
     return path
 

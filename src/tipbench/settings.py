@@ -62,12 +62,12 @@ SETTINGS: tuple[Setting, ...] = (
         "mlflow_public_url",
         ("TIPBENCH_MLFLOW_PUBLIC_URL",),
         "mlflow_url",
-        "Where people's browsers find the MLflow of mlflow_url, for links to its pages.",
+        "Address of MLflow for browsers, for links to its pages.",
     ),
     Setting(
         "admin_token",
         ("TIPBENCH_ADMIN_TOKEN",),
-        "made by the first `tipbench panel`, and printed once",
+        "created by the first `tipbench panel`, and printed once",
         "The panel's admin token, of 20 characters or more.",
         in_file=False,
     ),
@@ -77,58 +77,58 @@ SETTINGS: tuple[Setting, ...] = (
         "panel_hosts",
         ("TIPBENCH_PANEL_HOSTS",),
         "",
-        "Comma-separated names the panel answers to, beside those of this machine and the address it listens on.",
+        "Comma-separated host names that the panel accepts, besides this machine's names and panel_host.",
     ),
     Setting(
         "panel_proxies",
         ("TIPBENCH_PANEL_PROXIES",),
         "",
-        "Comma-separated addresses of reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+        "Comma-separated addresses of reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.",
     ),
     Setting(
         "panel_urls",
         ("TIPBENCH_PANEL_URLS",),
         "",
-        "Comma-separated Ollama and MLflow servers that a run started over HTTP may name, beside those configured.",
+        "Comma-separated Ollama and MLflow servers that a run started over HTTP may use, besides the configured ones.",
     ),
     Setting(
         "panel_suites",
         ("TIPBENCH_PANEL_SUITES",),
         "",
-        "Comma-separated folders whose suites a run started over HTTP may name, beside those built in.",
+        "Comma-separated folders of suites that a run started over HTTP may use, besides the built-in suites.",
     ),
-    Setting("panel_session_hours", ("TIPBENCH_PANEL_SESSION_HOURS",), "12", "Hours until people log in again."),
+    Setting("panel_session_hours", ("TIPBENCH_PANEL_SESSION_HOURS",), "12", "Hours until a browser session expires."),
     Setting(
         "judge_command",
         ("TIPBENCH_JUDGE_COMMAND",),
         "",
-        "The program that `judge run --with command` runs, also for jobs started over HTTP, which can name no other.",
+        "The program that `judge run --with command` runs, also for jobs started over HTTP.",
     ),
     Setting(
         "hook_url",
         ("TIPBENCH_HOOK_URL",),
         "",
-        "Where the panel reports cells that wait for a judge; see docs/webhook.md.",
+        "URL that the panel notifies of cells that wait for a judge; see docs/webhook.md.",
     ),
     Setting(
         "hook_hosts",
         ("TIPBENCH_HOOK_HOSTS",),
         "",
-        "Comma-separated hosts that hook_url may lead to, beside this machine; `http://` in front allows plain HTTP.",
+        "Comma-separated hosts that hook_url may use, besides this machine; `http://` in front allows plain HTTP.",
     ),
     Setting(
         "hook_secret",
         ("TIPBENCH_HOOK_SECRET",),
         "",
-        "What the webhook's deliveries are signed with, of 20 characters or more; its receiver has it too.",
+        "Secret that signs the webhook's requests, of 20 characters or more; the receiver needs it too.",
         in_file=False,
     ),
-    Setting("hook_watch_s", ("TIPBENCH_HOOK_WATCH_S",), "30", "Seconds between two looks for cells that wait."),
+    Setting("hook_watch_s", ("TIPBENCH_HOOK_WATCH_S",), "30", "Seconds between two checks for waiting cells."),
     Setting(
         "runner",
         ("TIPBENCH_RUNNER",),
         "airflow where airflow_url is set, else local",
-        "Who runs what the panel starts when a run names nobody: local (this machine) or airflow.",
+        "Runner of jobs that do not choose one: local (this machine) or airflow.",
     ),
     Setting(
         "airflow_url",
@@ -140,14 +140,14 @@ SETTINGS: tuple[Setting, ...] = (
         "airflow_public_url",
         ("TIPBENCH_AIRFLOW_PUBLIC_URL",),
         "airflow_url",
-        "Where people's browsers find that Airflow, for links to its pages.",
+        "Address of Airflow for browsers, for links to its pages.",
     ),
     Setting("airflow_dag", ("TIPBENCH_AIRFLOW_DAG",), "bench_collect", "The id of tipbench's DAG in Airflow."),
     Setting(
         "ollama_hosts",
         ("TIPBENCH_OLLAMA_HOSTS",),
         "",
-        "Comma-separated NAME=URL of the Ollama servers over which the Airflow DAG spreads models.",
+        "Comma-separated NAME=URL of the Ollama servers that share the models of an Airflow run.",
     ),
     Setting("airflow_username", ("TIPBENCH_AIRFLOW_USERNAME",), "", "User name for Airflow.", in_file=False),
     Setting("airflow_password", ("TIPBENCH_AIRFLOW_PASSWORD",), "", "Password for Airflow.", in_file=False),
@@ -162,7 +162,7 @@ SETTINGS: tuple[Setting, ...] = (
         "jobs_keep_days",
         ("TIPBENCH_JOBS_KEEP_DAYS",),
         "90",
-        "Days after its end (a lost one: its start) until a job is forgotten, with log and events; 0 keeps them all.",
+        "Days after its end (a lost job: its start) until a job is deleted with its log and events; 0 keeps all.",
     ),
     Setting(
         "events",
@@ -258,7 +258,7 @@ def ollama_url(host: str) -> str:
         parts = urlsplit(f"//{rest}")
         name, port = parts.hostname or "127.0.0.1", parts.port
     except ValueError as exc:
-        raise UsageError(f"OLLAMA_HOST is {host!r}, which is no address: {exc}. Write host:port.") from None
+        raise UsageError(f"OLLAMA_HOST is {host!r}, which is not an address: {exc}. Write host:port.") from None
     if name in ("0.0.0.0", "::"):  # noqa: S104 - a server's bind address, which clients reach through loopback
         name = "127.0.0.1"
     default = {"http": 80, "https": 443}.get(scheme, 11434) if separator else urlsplit(DEFAULT_OLLAMA_URL).port

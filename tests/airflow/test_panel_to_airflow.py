@@ -160,9 +160,9 @@ def test_a_missing_dag_is_told_with_what_to_do(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", airflow.password, dag_id="no_such_dag")
     with (
         closing(AirflowApi(access)) as rest,
-        pytest.raises(JobStartError, match=r"There is no DAG no_such_dag in Airflow at .*Put dags/bench_dag\.py into"),
+        pytest.raises(JobStartError, match=r"The DAG no_such_dag is missing in .*Put dags/bench_dag\.py"),
     ):
-        AirflowDag(rest).check_awake()
+        AirflowDag(rest).check_unpaused()
 
 
 def test_a_wrong_password_is_told_without_it(airflow: RealAirflow) -> None:

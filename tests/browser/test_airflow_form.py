@@ -9,7 +9,7 @@ import pytest
 
 from support.panel_pages import Visit
 from support.panel_site import Site, listening, make_app
-from support.paper_jobs import PaperRunner
+from support.scripted_runner import ScriptedRunner
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
@@ -18,7 +18,7 @@ from tipbench.web.auth import Role
 @pytest.fixture
 def site(home: Path) -> Iterator[Site]:
     settings = load_settings({"TIPBENCH_HOME": str(home), "OLLAMA_HOST": "127.0.0.1:9"}, home.parent)
-    runners = {name: PaperRunner(name) for name in ("local", "airflow")}
+    runners = {name: ScriptedRunner(name) for name in ("local", "airflow")}
     app = make_app(settings, store=MemoryStore(), runners=runners)
     tokens = app.state.panel.guard.tokens
     admin, judge = (tokens.create(role, role.value, life_s=None)[1] for role in (Role.ADMIN, Role.JUDGE))

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from support.panel_pages import Visit
 from support.panel_site import Site, panel_site
-from support.paper_jobs import PaperRunner
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs import events
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
@@ -31,7 +31,7 @@ NARROW = 360
 @contextmanager
 def paper_site(home: Path, story: Sequence[events.Event]) -> Iterator[tuple[Site, Job]]:
     """A panel with one job that runs and tells what `story` holds, as it grows."""
-    runner = PaperRunner(ends=lambda _job: JobStatus(JobState.RUNNING), told=lambda _job: story)
+    runner = ScriptedRunner(ends=lambda _job: JobStatus(JobState.RUNNING), told=lambda _job: story)
     with panel_site(home, MemoryStore(), runner=runner) as made:
         job = made.panel.jobs.submit(collect_request(make_config({"models": "a:1b,b:1b"}))).job
         yield made, job
@@ -90,7 +90,7 @@ def test_without_javascript_everything_works(tmp_path: Path, visit: Visit) -> No
     collected = events.Collected("x", 1, 0, 1, 0, (), 1.0)
     story: list[events.Event] = [events.BlockStarted(TEMPLATE, 1), finished, events.BlockFinished(TEMPLATE)]
     story += [collected, events.Exit(0)]
-    with panel_site(tmp_path / "home", MemoryStore(), runner=PaperRunner(told=lambda _job: story)) as site:
+    with panel_site(tmp_path / "home", MemoryStore(), runner=ScriptedRunner(told=lambda _job: story)) as site:
         page = open_form(site, visit, java_script_enabled=False)
         fill(page, [TEMPLATE], "plain")
         page.get_by_role("button", name="Show plan").click()
@@ -102,7 +102,7 @@ def test_without_javascript_everything_works(tmp_path: Path, visit: Visit) -> No
             assert time.monotonic() < deadline, page.locator("#live").inner_text()
             page.wait_for_timeout(100)
             page.reload()
-        assert page.get_by_text("done, verified empty").is_visible()
+        assert page.get_by_text("done, memory freed").is_visible()
         assert page.get_by_role("link", name="Leaderboard").is_visible()
 
 
@@ -129,7 +129,7 @@ def test_the_page_follows_the_job(tmp_path: Path, visit: Visit) -> None:
         assert page.locator("#announce").text_content() == "Running, 25 % done."  # not every cell is read out
         story += [cells(4), events.BlockFinished("a:1b"), events.Waiting("Ollama", 60.0)]
         page.get_by_text("Waiting for Ollama").wait_for()
-        assert page.get_by_text("done, verified empty").is_visible()
+        assert page.get_by_text("done, memory freed").is_visible()
 
 
 def test_times_are_the_readers_own_with_their_zone_and_utc_on_hover(tmp_path: Path, visit: Visit) -> None:

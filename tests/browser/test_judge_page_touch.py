@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.accessibility import NARROW, WIDE, faults
 from support.judge_page import AtDesk, Office, judging_office, sit_down
 from support.judging import always
-from support.looks import NARROW, WIDE, faults
 from support.panel_pages import Visit
 from tipbench.web.batch_store import Kind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.looks import faults
+from support.accessibility import faults
 from support.panel_pages import Shown, Visit, after_forms
 
 if TYPE_CHECKING:

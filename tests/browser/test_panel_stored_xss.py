@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 import httpx
 import pytest
 
+from support.accessibility import NARROW, WIDE
 from support.hostile import HOSTILE, hostile_names
-from support.looks import NARROW, WIDE
 from support.panel_pages import Shown, Sight, Visit, after_forms, shown_as_text
 from tipbench.plan.config import EXPERIMENT_PREFIX
 

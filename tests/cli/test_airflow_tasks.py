@@ -269,8 +269,8 @@ def test_a_collect_prints_words_and_events_line_by_line_and_returns_its_counts(
 def test_what_a_command_says_is_not_taken_for_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     forged = event_line(Failure("forged"), 1.0).decode().rstrip()
     child = ChildProcess([], {})
-    child._word(forged.encode() + b"\n")
-    child._word(b"a plain word\n")
+    child._read_message(forged.encode() + b"\n")
+    child._read_message(b"a plain word\n")
     assert capsys.readouterr().out == f"| {forged}\na plain word\n"
 
 

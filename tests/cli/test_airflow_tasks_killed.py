@@ -117,7 +117,7 @@ def test_a_task_that_is_told_to_end_waits_for_its_command_and_says_that_the_next
     with collecting(conf, slow) as task:
         task.terminate()
         _printed, told = task.communicate(timeout=180)
-    assert "the next try continues" in told
+    assert "the next attempt continues" in told
     assert slow.resident == ()
 
 

@@ -44,7 +44,7 @@ def test_results_are_on_stdout_and_messages_on_stderr(home: Path, mlflow_url: st
     assert "alpha:135m: 2 to generate" in done.stderr
     assert "alpha:135m: 2 of 2 done" in done.stderr
     assert "memory: most models resident at once: 1; " in done.stderr
-    assert re.search(rf"look at it: {mlflow_url}/#/experiments/\d+", done.stderr)
+    assert re.search(rf"MLflow: {mlflow_url}/#/experiments/\d+", done.stderr)
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -108,7 +108,7 @@ def test_an_ollama_that_is_away_is_waited_for_and_then_exit_1(home: Path) -> Non
     url = f"http://127.0.0.1:{free_port()}"
     done = tipbench("collect", "--ollama-url", url, "--server-wait-s", "1", home=home, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "waiting for Ollama to come back, at most 1 s" in done.stderr
+    assert "waiting for Ollama, at most 1 s" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert url in done.stderr
     assert "Traceback" not in done.stderr

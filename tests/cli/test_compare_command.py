@@ -267,8 +267,8 @@ def test_pairs_of_other_names_are_compared_when_mapped() -> None:
 
 def test_misuse_is_told_before_anything_is_printed() -> None:
     for options, said in [
-        (("mine",), "begins with tip-bench- (got 'mine')"),
-        (("--experiment", "mine"), "begins with tip-bench- (got 'mine')"),
+        (("mine",), "starts with tip-bench- (got 'mine')"),
+        (("--experiment", "mine"), "starts with tip-bench- (got 'mine')"),
         ((JUDGED, "--baseline", "good:1b"), "--baseline takes MODEL/PROMPT (got 'good:1b')"),
         ((JUDGED, "--baseline", ""), "--baseline takes MODEL/PROMPT"),
         ((JUDGED, "--baseline", "nosuch:1b/v1"), f"The pair nosuch:1b/v1 is not on this board. Available: {WORST}"),
@@ -280,7 +280,7 @@ def test_misuse_is_told_before_anything_is_printed() -> None:
             "--where params.model is given twice with different values, a and b",
         ),
         ((JUDGED, "--plot", "forest.jpg"), "ends in .png or .svg (got 'forest.jpg')"),
-        ((JUDGED, "--plot", "no/such/forest.png"), "no such folder"),
+        ((JUDGED, "--plot", "no/such/forest.png"), "that folder does not exist"),
         ((JUDGED, "--html", "no/such/report.html"), "is in a folder that does not exist"),
         ((JUDGED, "--html", "."), "is a folder"),
         ((JUDGED, "--judge", "rules"), "--judge takes a name other than 'rules'"),
@@ -301,8 +301,8 @@ def test_misuse_is_told_before_anything_is_printed() -> None:
 
 def test_too_little_to_say_is_exit_3() -> None:
     for options, said in [
-        (("tip-bench-nosuch",), "There is no experiment tip-bench-nosuch in MLflow at "),
-        ((JUDGED, "tip-bench-nosuch"), "There is no experiment tip-bench-nosuch"),
+        (("tip-bench-nosuch",), "Unknown experiment tip-bench-nosuch in MLflow at "),
+        ((JUDGED, "tip-bench-nosuch"), "Unknown experiment tip-bench-nosuch"),
         ((EMPTY,), "No cells match"),
         ((JUDGED, "--where", "model=nosuch"), "No cells match"),
         ((JUDGED, "--where", "nosuch tag=`'\"\\"), "No cells match"),

@@ -207,7 +207,7 @@ EXPORT_MISUSE = [
     (("--out", "-", "--judge", ""), "a name of 1 to 60"),
     (("--out", "-", "--sheet", "nosuch"), "has no sheet 'nosuch'"),
     (("--out", "-", "--filled"), "name it with --sheet ID"),
-    (("--out", "-", "--suite", "/nowhere"), "there is no such suite"),
+    (("--out", "-", "--suite", "/nowhere"), "unknown suite"),
     (("--out", "-", "--limit", "0"), "--limit"),
     (("--out", "-", "--overlap", "1.5"), "--overlap"),
     (("--out", "-", "--format", "xlsx"), "xlsx"),
@@ -230,7 +230,7 @@ def test_misuse_of_export_is_refused_and_makes_no_sheet(
 def test_nothing_to_judge_is_exit_3(table: Table) -> None:
     nobody = invoke("judge", "export", "--experiment", "tip-bench-nothing", "--out", "-", "--mlflow-url", table.url)
     assert (nobody.code, nobody.stdout) == (3, "")
-    assert "There is no experiment tip-bench-nothing" in nobody.stderr
+    assert "Unknown experiment tip-bench-nothing" in nobody.stderr
     _, judging = table.export("--judge", "anna")
     assert table.apply(fill(judging)).code == 0
     ended = table.on("export", "--judge", "anna", "--out", "-")

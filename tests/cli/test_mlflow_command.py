@@ -37,7 +37,7 @@ def test_the_local_server_is_started_found_and_stopped(home: Path) -> None:
         if f"MLflow: local MLflow at {url}\n" in collected.stderr:
             assert len(json.loads(run("runs", "list", "--mlflow-url", url, "--json").stdout)) == 3
         else:
-            assert "(found there)" in collected.stderr, "only an MLflow on the usual port comes before ours"
+            assert "(found on the usual port)" in collected.stderr, "only an MLflow on the usual port comes before ours"
     finally:
         down = run("mlflow", "down")
     assert down.stderr == "the local MLflow is stopped\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from invoke_command import invoke
 
-from support.asks import planned
 from support.mlflow_server import free_port
+from support.requests import planned
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.generate.template import TemplateEngine
 from tipbench.http import canonical_url
@@ -104,7 +104,7 @@ def test_a_plan_tells_refused_models_and_exits_2_unless_they_are_skipped() -> No
     assert [refusal["model"] for refusal in ended.json["refused"]] == ["x:e2b"]
     assert "refused: x:e2b has 4.46B parameters; the limit is 4B" in skipping.stderr
     assert "24 cells" in skipping.stdout
-    assert alone.stdout == "nothing to generate: no model may run\n"
+    assert alone.stdout == "nothing to generate: every model is refused\n"
 
 
 @pytest.mark.usefixtures("no_usual_mlflow")

@@ -30,15 +30,15 @@ def test_lines_tell_blocks_failures_and_messages(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.splitlines() == [
         "alpha:135m: 10 of 24 recorded before, 14 to generate",
         "failed: x [2J: incomplete",
-        "alpha:135m: 12 of 24 done, nothing left in memory",
+        "alpha:135m: 12 of 24 done, memory freed",
         "warning: careful",
     ]
 
 
 def test_a_pause_is_visible_with_its_limit() -> None:
-    assert "waiting for ollama to come back, at most 2 min" in sentence(Waiting("ollama", 120))
+    assert "waiting for ollama, at most 2 min" in sentence(Waiting("ollama", 120))
     assert "at most" not in sentence(Waiting("MLflow", 0))
-    assert sentence(Resumed("ollama")) == "ollama is back"
+    assert sentence(Resumed("ollama")) == "ollama is available again"
 
 
 @pytest.mark.process

@@ -129,7 +129,7 @@ def test_an_empty_list_says_so_on_stderr() -> None:
 def test_an_unknown_experiment_is_not_enough_data() -> None:
     ended = invoke("runs", "list", "--experiment", "tip-bench-nosuch")
     assert (ended.code, ended.stdout) == (3, "")
-    assert "There is no experiment tip-bench-nosuch" in ended.stderr
+    assert "Unknown experiment tip-bench-nosuch" in ended.stderr
     assert "tipbench experiments" in ended.stderr
 
 
@@ -190,7 +190,7 @@ def test_show_as_json_of_half_a_character_can_be_read_back(home: Path, reading: 
 
 def test_an_unknown_run_is_refused() -> None:
     for run_id in ["0" * 32, "../../health", "' OR 1=1"]:
-        assert "No run begins with" in (said := refused("runs", "show", run_id)) or "There is no run" in said
+        assert "No run begins with" in (said := refused("runs", "show", run_id)) or "Unknown run" in said
 
 
 def test_a_beginning_of_several_ids_is_refused() -> None:

@@ -77,7 +77,7 @@ def test_an_answer_longer_than_the_context_is_refused() -> None:
 
 
 def test_an_unknown_suite_is_refused() -> None:
-    assert "there is no such suite" in refused("collect", "--suite", "nosuch")
+    assert "unknown suite" in refused("collect", "--suite", "nosuch")
 
 
 def test_a_broken_suite_is_refused_with_file_and_line(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_file_where_a_folder_of_the_home_should_be_is_named(home: Path) -> Non
         (home / name).touch()
         command = ("mlflow", "up") if name == "mlflow" else ("collect", "--mlflow-url", "http://127.0.0.1:9")
         said = refused(*command, *(("--models", "baseline:template") if name == "locks" else ()))
-        assert f"{home / name} cannot be made: File exists. Set TIPBENCH_HOME" in said
+        assert f"{home / name} cannot be created: File exists. Set TIPBENCH_HOME" in said
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "foo://ann:secret@proxy.example"])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.asks import ask
 from support.real_ollama import RealOllama
+from support.requests import ask
 from tipbench.errors import ModelRefused
 from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, engine_of
 from tipbench.generate.llamacpp import LlamaCppEngine

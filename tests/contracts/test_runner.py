@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from support.little_airflow import PASSWORD as PASSWORD_THERE
-from support.little_airflow import USER, LittleAirflow
 from support.real_airflow import DAG, RealAirflow
+from support.scripted_airflow import PASSWORD as PASSWORD_THERE
+from support.scripted_airflow import USER, ScriptedAirflow
 from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import JobStartError, ServerUnavailable, TipbenchError
 from tipbench.jobs import events as wire
@@ -119,7 +119,7 @@ class Bench:
 class LittleBench(Bench):
     """The Airflow runner on the little Airflow."""
 
-    airflow: LittleAirflow = field(kw_only=True)
+    airflow: ScriptedAirflow = field(kw_only=True)
 
     def hide(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
         """Airflow is away."""
@@ -197,7 +197,7 @@ def _bench(
     if kind == "local":
         return Bench(lambda: LocalRunner(home, grace_s=30), store, mlflow_url, home)
     if kind == "little airflow":
-        little = stack.enter_context(LittleAirflow(home))
+        little = stack.enter_context(ScriptedAirflow(home))
         access = AirflowAccess(little.url, USER, PASSWORD_THERE)
     else:
         real: RealAirflow = request.getfixturevalue("airflow")
@@ -383,7 +383,7 @@ def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_o
     job = slow_job(bench, slow)
     bench.runner.start(job)
     until_cells(bench, job, 1)
-    with pytest.raises(TipbenchError, match="has not gone yet"):
+    with pytest.raises(TipbenchError, match="is still running"):
         bench.runner.forget(job)
     bring_back = bench.hide(job)
     assert bench.see(job).state is JobState.LOST

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from deploy.stand_in import POOLS
+from deploy.fake_airflow import POOLS
 
 pytestmark = pytest.mark.process
 
@@ -62,7 +62,8 @@ class LocalAirflow:
 def local(tmp_path: Path) -> Iterator[LocalAirflow]:
     command = tmp_path / "bin" / "airflow"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("stand_in.py")} "$@"\n', "utf-8")
+    fake = Path(__file__).with_name("fake_airflow.py")
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} {fake} "$@"\n', "utf-8")
     command.chmod(0o755)
     with ExitStack() as stack:
         yield LocalAirflow(tmp_path, stack)

@@ -68,7 +68,7 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
     assert collection.metrics["most_resident"] == 1
     assert collection.metrics["handovers"] == 3
     assert "most models resident at once: 1" in done.stderr
-    assert "3 handovers verified empty" in done.stderr
+    assert "3 handovers with memory confirmed free" in done.stderr
 
     again = tipbench_json(*options, home=home)
     assert (again["generated"], again["recorded_before"]) == (0, CELLS)

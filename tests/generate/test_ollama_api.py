@@ -161,6 +161,6 @@ def test_too_many_open_files_are_not_an_absent_server(server: ScriptedOllama) ->
         )
         said = done.stdout.splitlines()
         assert len(said) == 3
-        assert all("could not be asked" in line and "ulimit -n" in line and "--concurrency" in line for line in said), (
-            said
-        )
+        assert all(
+            "could not be reached" in line and "ulimit -n" in line and "--concurrency" in line for line in said
+        ), said

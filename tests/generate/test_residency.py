@@ -47,14 +47,14 @@ def test_our_model_is_gone_even_if_another_stays() -> None:
 
 
 def test_no_answer_is_not_taken_for_empty() -> None:
-    with pytest.raises(OllamaUnavailable, match="did not say what is in memory"):
+    with pytest.raises(OllamaUnavailable, match="did not report what is in memory"):
         wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
-    with pytest.raises(ResidencyError, match="does not say"):
+    with pytest.raises(ResidencyError, match="does not report"):
         wait_until_empty(Memory([None]), wait_s=0.1)
 
 
 def test_a_model_that_will_not_go_ends_the_wait_at_the_deadline() -> None:
-    with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* hangs in unloading\. Restart"):
+    with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* unloading hangs\. Restart"):
         wait_until_gone(Memory([(OURS,)]), OURS.digest, stuck_s=0.1)
 
 
@@ -144,5 +144,5 @@ def test_a_sample_without_an_answer_is_unknown_and_widens_the_gap() -> None:
 def test_the_evidence_reads_as_one_sentence() -> None:
     evidence = Evidence(samples=412, most_resident=1, largest_gap_s=0.31, handovers=4)
     assert evidence.sentence() == (
-        "most models resident at once: 1; 412 samples, largest gap 0.3 s; 4 handovers verified empty"
+        "most models resident at once: 1; 412 samples, largest gap 0.3 s; 4 handovers with memory confirmed free"
     )

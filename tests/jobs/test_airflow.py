@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, story, told, wait_for
-from support.little_airflow import DAG
+from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
@@ -96,7 +96,7 @@ def test_a_cancel_that_airflow_does_not_allow_is_told_once(site: Site) -> None:
 
 def test_a_missing_dag_cannot_be_started(site: Site) -> None:
     site.airflow.has_dag = False
-    with pytest.raises(JobStartError, match=f"There is no DAG {DAG} in Airflow at .*bench_dag.py"):
+    with pytest.raises(JobStartError, match=f"The DAG {DAG} is missing in Airflow at .*bench_dag.py"):
         site.runner.start(site.job())
 
 
@@ -232,7 +232,7 @@ def test_a_job_whose_run_is_gone_from_airflow_can_be_forgotten(site: Site) -> No
     site.airflow.pools.clear()
     job = site.job()
     site.runner.start(job)
-    with pytest.raises(TipbenchError, match="has not gone yet"):
+    with pytest.raises(TipbenchError, match="is still running"):
         site.runner.forget(job)
     site.airflow.runs.pop(run_id_of(job)).cancel()
     assert site.runner.observe(job).state is JobState.LOST
@@ -301,7 +301,7 @@ def test_an_mlflow_that_is_away_keeps_the_job_waiting(site: Site) -> None:
     site.cells.trouble = MlflowUnavailable("MLflow cannot be reached.")
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
-    seen = site.until(job, lambda seen: "cannot be seen" in seen.reason)
+    seen = site.until(job, lambda seen: "cannot be read" in seen.reason)
     assert seen.state is JobState.WAITING
     assert "MLflow cannot be reached." in seen.reason
     site.cells.trouble = None

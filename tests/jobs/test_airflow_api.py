@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.little_airflow import DAG, PASSWORD, USER, LittleAirflow
+from support.scripted_airflow import DAG, PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import AirflowError, AirflowUnavailable, TipbenchError, UsageError
 from tipbench.jobs.airflow_api import LOGIN_REST_S, REST_S, AirflowAccess, AirflowApi, AirflowDag, path_of
 
@@ -28,8 +28,8 @@ class Clock:
 
 
 @pytest.fixture
-def airflow(home: Path) -> Iterator[LittleAirflow]:
-    with LittleAirflow(home) as server:
+def airflow(home: Path) -> Iterator[ScriptedAirflow]:
+    with ScriptedAirflow(home) as server:
         yield server
 
 
@@ -39,32 +39,32 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def rest(airflow: LittleAirflow, clock: Clock) -> Iterator[AirflowApi]:
+def rest(airflow: ScriptedAirflow, clock: Clock) -> Iterator[AirflowApi]:
     with closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), clock=clock)) as client:
         yield client
 
 
-def test_one_login_serves_all_requests(airflow: LittleAirflow, rest: AirflowApi) -> None:
+def test_one_login_serves_all_requests(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
     for _ in range(3):
         assert rest.get(f"dags/{DAG}")["is_paused"] is False
     assert airflow.logins == 1
 
 
-def test_a_token_that_is_no_longer_taken_is_made_anew(airflow: LittleAirflow, rest: AirflowApi) -> None:
+def test_a_token_that_is_no_longer_taken_is_made_anew(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
     rest.get(f"dags/{DAG}")
     airflow.tokens.clear()
     assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
     assert airflow.logins == 2
 
 
-def test_a_token_that_was_signed_with_another_key_is_made_anew(airflow: LittleAirflow) -> None:
+def test_a_token_that_was_signed_with_another_key_is_made_anew(airflow: ScriptedAirflow) -> None:
     access = AirflowAccess(airflow.url, USER, PASSWORD, token="of-another-key")
     with closing(AirflowApi(access)) as rest:
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
     assert airflow.logins == 1
 
 
-def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: LittleAirflow) -> None:
+def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: ScriptedAirflow) -> None:
     airflow.tokens.add("given")
     with closing(AirflowApi(AirflowAccess(airflow.url, token="given"))) as rest:
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
@@ -74,7 +74,7 @@ def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: LittleAirfl
     assert airflow.logins == 0
 
 
-def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: LittleAirflow, clock: Clock) -> None:
+def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: ScriptedAirflow, clock: Clock) -> None:
     with closing(AirflowApi(AirflowAccess(airflow.url, USER, "wrong-a1b2"), clock=clock)) as rest:
         for _ in range(3):
             with pytest.raises(
@@ -98,7 +98,7 @@ def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: LittleA
     ],
 )
 def test_what_does_not_answer_is_away_and_comes_back(
-    airflow: LittleAirflow, rest: AirflowApi, clock: Clock, fault: str, words: str
+    airflow: ScriptedAirflow, rest: AirflowApi, clock: Clock, fault: str, words: str
 ) -> None:
     rest.get(f"dags/{DAG}")
     airflow.fault = fault
@@ -109,7 +109,7 @@ def test_what_does_not_answer_is_away_and_comes_back(
     assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
 
 
-def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: LittleAirflow, rest: AirflowApi) -> None:
+def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
     airflow.fault = "busy"
     for _ in range(5):
         with pytest.raises(AirflowUnavailable):
@@ -157,8 +157,8 @@ def test_ids_with_odd_characters_stay_one_part_of_a_path() -> None:
         ({"url": "http://anna:secret-7@airflow:none"}, "airflow_url holds a user name or password"),
         ({"public_url": "airflow.example"}, "airflow_public_url takes a web address"),
         ({"public_url": "http://anna:secret-7@airflow"}, "airflow_public_url holds a user name or password"),
-        ({"username": None}, "nothing says who we are there"),
-        ({"password": ""}, "nothing says who we are there"),
+        ({"username": None}, "without a login"),
+        ({"password": ""}, "without a login"),
         ({"dag_id": "a/b"}, "airflow_dag takes the id of a DAG"),
     ],
 )
@@ -175,7 +175,7 @@ def test_secrets_are_not_in_its_representation() -> None:
 
 
 @pytest.mark.parametrize("path", ["/auth/token", "/api/v2/dags"])
-def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: LittleAirflow, path: str) -> None:
+def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: ScriptedAirflow, path: str) -> None:
     airflow.repeats = path
     with (
         closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), rest_s=0)) as rest,

@@ -175,5 +175,5 @@ def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends_all_the_same(
     site.runner.start(job)
     assert site.ended(job).state is JobState.SUCCEEDED
     assert site.runner.log(job).size < 100_000
-    assert sum("the rest is in Airflow alone" in each for each in warnings(site, job)) == 1
+    assert sum("see Airflow for the rest" in each for each in warnings(site, job)) == 1
     assert isinstance(site.events(job)[-1], wire.Exit)

@@ -180,7 +180,7 @@ def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
         ([wire.Failure("no MLflow"), wire.Exit(1)], (1, "no MLflow", None)),
         ([wire.Collected("e", 8, 0, 8, 3, url="u"), wire.Exit(1)], (1, "3 of 8 cells failed; a retry", "u")),
         ([wire.Judged("s", "anna", 40, 0, True, False), wire.Exit(1)], (1, "The scores of anna are held", None)),
-        ([wire.Judged("s", "anna", 38, 2, False, False), wire.Exit(1)], (1, "No score came for 2 items", None)),
+        ([wire.Judged("s", "anna", 38, 2, False, False), wire.Exit(1)], (1, "2 items have no score", None)),
         ([wire.Message("x" * 1999)] * 100 + [wire.Failure("late"), wire.Exit(2)], (2, "late", None)),
     ],
 )

@@ -78,18 +78,18 @@ def test_a_judges_order_becomes_its_command() -> None:
 
 def test_what_is_no_judges_order_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"bogus": 1}, "no option"),
+        ({"bogus": 1}, "not an option"),
         ({"with": ""}, "with takes"),
         ({"with": None}, "with takes"),
-        ({"experiment": "mine"}, "begins with tip-bench-"),
+        ({"experiment": "mine"}, "starts with tip-bench-"),
         ({"judge": ["a"]}, "judge takes"),
         ({"with": "command:" + "x" * 5000}, "at most 4000"),
         ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, "ollama_url takes a web address"),
         ({"mlflow_url": "file:///x"}, "mlflow_url takes a web address"),
         ({"with": "judge"}, "with takes"),
-        ({"batch": 3}, "batch belongs to command:"),
-        ({"evict": True}, "evict belongs to ollama:"),
-        ({"with": "command:x", "num_ctx": 512}, "num_ctx belongs to ollama:"),
+        ({"batch": 3}, "batch is an option of command:"),
+        ({"evict": True}, "evict is an option of ollama:"),
+        ({"with": "command:x", "num_ctx": 512}, "num_ctx is an option of ollama:"),
     ]
     for change, said in cases:
         with pytest.raises(UsageError, match=said):

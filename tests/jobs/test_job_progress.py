@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.told_progress import progress_of
+from support.scripted_runner import progress_of
 from tipbench.jobs import events as wire
 from tipbench.jobs.progress import ModelProgress, Phase, Progress
 

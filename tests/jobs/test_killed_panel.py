@@ -39,7 +39,7 @@ class Panels:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        script = Path(__file__).with_name("supervising.py")
+        script = Path(__file__).with_name("supervisor_process.py")
         command = [sys.executable, str(script), str(self.home)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         self._processes.append(process)

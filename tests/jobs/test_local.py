@@ -199,7 +199,7 @@ def test_a_command_that_cannot_be_started_says_why(home: Path, monkeypatch: pyte
 def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(home: Path) -> None:
     job = accepted(home)
     (home / "jobs" / job.id).write_text("a file in its place")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         LocalRunner(home).start(job)
 
 

@@ -64,30 +64,30 @@ def last(told: ProgressSnapshot) -> str:
 
 def test_all_events_are_folded_and_each_once(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
-    assert (book.told(JOB).cursor, last(book.told(JOB))) == (12_000, "line 1200")
+    assert (book.current(JOB).cursor, last(book.current(JOB))) == (12_000, "line 1200")
     telling.lines = 1203
-    assert last(book.told(JOB)) == "line 1203"
+    assert last(book.current(JOB)) == "line 1203"
     assert telling.given == 1203
 
 
 def test_the_state_at_an_earlier_place_is_told_too(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
-    assert [last(book.told_until(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
+    assert [last(book.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
 
 def test_what_is_known_is_told_while_the_runner_is_away(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
-    book.told(JOB)
+    book.current(JOB)
     telling.away = True
-    assert last(book.told(JOB)) == "line 1200"
-    assert ProgressCache(lambda _job: telling).told(JOB) == ProgressSnapshot()
+    assert last(book.current(JOB)) == "line 1200"
+    assert ProgressCache(lambda _job: telling).current(JOB) == ProgressSnapshot()
 
 
 def test_many_who_ask_at_once_get_the_same(telling: Telling) -> None:
     book, seen = ProgressCache(lambda _job: telling), []
-    threads = [threading.Thread(target=lambda: seen.append(book.told(JOB))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: seen.append(book.current(JOB))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,5 +101,5 @@ def test_memory_is_bounded(telling: Telling) -> None:
 
     book = ProgressCache(lambda _job: telling, size=3)
     for number in range(10):
-        book.told(replace(JOB, id=str(number)))
+        book.current(replace(JOB, id=str(number)))
     assert list(book._known) == ["7", "8", "9"]

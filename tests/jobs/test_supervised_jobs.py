@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from support.told_progress import progress_of
+from support.scripted_runner import progress_of
 from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder

@@ -290,10 +290,10 @@ def test_what_its_runner_cannot_forget_yet_stays_on_the_list(
 ) -> None:
     desk, _ = keeping
     (job,) = ended_long_ago(keeping)
-    desk.runner.trouble = TipbenchError("its process has not gone yet")
+    desk.runner.trouble = TipbenchError("its process is still running")
     desk.supervisor.tick()
     assert desk.store.get(job.id).state is JobState.SUCCEEDED
-    assert "its process has not gone yet" in caplog.text
+    assert "its process is still running" in caplog.text
 
 
 def test_a_job_of_a_runner_that_is_gone_is_taken_off_the_list(keeping: tuple[Desk, list[float]]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.asks import SUITE
+from support.requests import SUITE
 from tipbench.errors import UsageError
 from tipbench.judge import command
 from tipbench.judge.command import CommandJudge, default_name

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.asks import SUITE, ask
 from support.collecting import Collecting
 from support.real_ollama import PsWatcher, RealOllama
+from support.requests import SUITE, ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import LockHeld, ModelRefused, OllamaUnavailable, ResidencyError, UsageError
 from tipbench.generate import ollama as ollama_module

@@ -58,7 +58,7 @@ def test_every_field_is_described() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"experiment": "my-experiment"}, "begins with tip-bench-"),
+        ({"experiment": "my-experiment"}, "starts with tip-bench-"),
         ({"experiment": "tip-bench-" + "x" * 300}, "at most 200"),
         ({"models": " , "}, "at least one"),
         ({"models": "a\x00b"}, "is not a name"),

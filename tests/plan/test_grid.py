@@ -94,5 +94,5 @@ def test_an_unknown_prompt_names_what_there_is() -> None:
 
 
 def test_more_scenarios_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="has 8 scenarios; n_scenarios asks for 9"):
+    with pytest.raises(UsageError, match="has 8 scenarios; n_scenarios is 9"):
         choose_scenarios(TIPS, 9)

@@ -122,8 +122,8 @@ def test_hash_tells_system_and_user_texts_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
-        ("Write {{ n_tips }}.", None, "there is no '# system' section"),
-        ("# system\nBe kind {{ n_tips }}.\n", None, "there is no '# user' section"),
+        ("Write {{ n_tips }}.", None, "the '# system' section is missing"),
+        ("# system\nBe kind {{ n_tips }}.\n", None, "the '# user' section is missing"),
         ("# system\n\n# user\n{{ n_tips }}", 1, "the '# system' section is empty"),
         ("# system\na\n# user\n{{ n_tips }}\n# user\nb", 5, "a second '# user' section"),
         ("# system\na\n# user\n{{ n_tips }}\n{{ mood }}", 5, "unknown placeholder '{{ mood }}'. Known: n_tips"),

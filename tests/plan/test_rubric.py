@@ -110,10 +110,10 @@ def test_rubric_with_other_scales_works(folder: SuiteFolder) -> None:
         ("word_limit = 25", "word_limit = 0", "'word_limit' must be at least 1; found 0"),
         ("word_limit = 25", 'word_limit = "25"', "'word_limit' must be a valid integer; found '25'"),
         ("word_limit = 25", "word_limit = ", "not valid TOML"),
-        ('name = "usefulness"', 'name = "composite"', "name of another metric"),
+        ('name = "usefulness"', 'name = "composite"', "already the name of a metric"),
         ('name = "usefulness"', 'name = "Use full"', "'name' must be a name for a metric"),
         ("max = 3", "max = 0", "'max' must be above 'min'; found 0 to 0"),
-        ('steps = ["No.", ', "steps = [", "each of the 4 steps means; it has 3 entries"),
+        ('steps = ["No.", ', "steps = [", "each of the 4 steps; it has 3 entries"),
         ("usefulness = 2", "charm = 2", "unknown key 'charm'. Known here: usefulness, format_ok, overlong"),
         ("usefulness = 0", "usefulness = 4", "'usefulness' goes from 0 to 3; found 4"),
         ("format_ok = 0", "format_ok = 2", "'format_ok' is a flag, 0 or 1; found 2"),
@@ -182,5 +182,5 @@ def test_broken_control_is_refused_with_line_and_reason(folder: SuiteFolder, old
 def test_control_that_stands_twice_is_refused(folder: SuiteFolder) -> None:
     text = (folder.path / "controls.toml").read_text()
     folder.write("controls.toml", text + "\n" + text)
-    with pytest.raises(SuiteError, match="stands twice for curator@opening"):
+    with pytest.raises(SuiteError, match="listed twice for curator@opening"):
         load_suite(str(folder))

@@ -209,7 +209,7 @@ def test_controls_may_be_missing(folder: SuiteFolder) -> None:
 
 def test_suite_without_prompts_is_refused(folder: SuiteFolder) -> None:
     (folder.path / "prompts" / "v1.md").unlink()
-    assert "there is no prompt" in refusal(folder).reason
+    assert "the suite has no prompt" in refusal(folder).reason
 
 
 def test_prompt_with_an_odd_file_name_is_refused(folder: SuiteFolder) -> None:
@@ -330,7 +330,7 @@ def test_unknown_extends_is_told_at_its_line(folder: SuiteFolder) -> None:
 @pytest.mark.parametrize("parent", ["../child", "../my-suite"])
 def test_suites_that_extend_each_other_in_a_circle_are_refused(folder: SuiteFolder, parent: str) -> None:
     folder.replace("suite.toml", "title = ", 'extends = "../child"\ntitle = ')
-    assert "comes back" in refusal(extend(folder, parent)).reason
+    assert "leads back" in refusal(extend(folder, parent)).reason
 
 
 TRICKY = '''# a = 1

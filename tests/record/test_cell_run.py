@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support.asks import SUITE, planned
+from support.requests import SUITE, planned
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.plan.config import make_config
 from tipbench.record.cell_run import RunContext, Timing, cell_run

@@ -41,7 +41,7 @@ CELLS = 2 * 3 * 4
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
     monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(writer, "_AWAY_RETRY_S", 0.05)
+    monkeypatch.setattr(writer, "_UNAVAILABLE_RETRY_S", 0.05)
     with ScriptedOllama(["alpha:135m", "beta:135m"]) as running:
         yield running
 
@@ -197,7 +197,7 @@ def test_an_ollama_that_comes_back_costs_no_cell(bench: Collecting, server: Scri
 def test_an_ollama_that_stays_away_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)
     when_asked(server, 4, server.pause_listening)
-    with pytest.raises(OllamaUnavailable, match="did not come back within 1 s"):
+    with pytest.raises(OllamaUnavailable, match="was unavailable for 1 s"):
         bench.run(server_wait_s=1)
     done = len(bench.finished())
     assert 0 < done < CELLS
@@ -226,7 +226,7 @@ def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, s
     summary = bench.run()
     assert summary.generated == CELLS - 2
     assert len(bench.finished()) == CELLS
-    assert "Results go into the journal" in bench.said()
+    assert "Results are kept in the journal" in bench.said()
 
 
 def test_an_mlflow_that_stays_away_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:

@@ -78,7 +78,7 @@ def test_what_was_kept_leaves_and_the_file_with_it(tmp_path: Path) -> None:
     for _ in range(2):
         entry = journal.take(0)
         assert entry is not None
-        journal.kept(entry)
+        journal.mark_stored(entry)
     assert journal.outstanding() == 0
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -89,7 +89,7 @@ def test_what_was_not_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
     journal.append([run("a"), run("b"), run("c")])
     entry = journal.take(0)
     assert entry is not None
-    journal.kept(entry)
+    journal.mark_stored(entry)
     journal.close()
     assert count_orphaned([tmp_path]) == 2
     assert [found.name for found in taken_over(tmp_path)] == ["b", "c"]
@@ -140,7 +140,7 @@ def test_a_full_disk_stops_the_run_and_leaves_no_half_line(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(journal_module, "_write_all", full)
-    with pytest.raises(JournalError, match=r"No space left on device.*make room"):
+    with pytest.raises(JournalError, match=r"No space left on device.*free some space"):
         journal.append([run("after")])
     monkeypatch.undo()
     journal.append([run("later")])
@@ -163,7 +163,7 @@ def test_a_long_run_does_not_grow_the_file_for_ever(tmp_path: Path, monkeypatch:
         entry = journal.take(0)
         assert entry is not None
         assert journal.read(entry).name == f"run-{n}"
-        journal.kept(entry)
+        journal.mark_stored(entry)
     assert journal.path.stat().st_size < 8000
     journal.close()
 
@@ -231,7 +231,7 @@ def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: P
         journal = Journal(tmp_path / f"{line}")
         journal.append([run("a"), run("b")])
         first = taken(journal)
-        doing = partial(journal.append, [run("c")]) if act == "append" else partial(journal.kept, first)
+        doing = partial(journal.append, [run("c")]) if act == "append" else partial(journal.mark_stored, first)
         interrupted = interrupted_at(line, doing)
         journal.append([run("d")])
         queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
@@ -302,7 +302,7 @@ def test_a_half_line_that_cannot_be_removed_is_the_last_one(
     with pytest.raises(JournalError, match=r"half a line.*Run the same command again"):
         journal.append([run("after")])
     with pytest.raises(JournalError, match="half a line"):
-        journal.kept(taken(journal))
+        journal.mark_stored(taken(journal))
     journal.close()
     assert [found.name for found in taken_over(tmp_path)] == ["before"]
 
@@ -318,7 +318,7 @@ def test_a_note_that_cannot_be_written_leaves_its_entry_to_the_next_drain(
     with monkeypatch.context() as broken:
         broken.setattr(journal_module, "_write_all", breaks_off(error, 5))
         with pytest.raises(told):
-            journal.kept(entry)
+            journal.mark_stored(entry)
     assert journal.path.stat().st_size == size
     assert (journal.outstanding(), journal.take(0)) == (1, None)
     journal.append([run("b")])
@@ -496,7 +496,7 @@ def test_the_keys_of_finished_cells_are_found_in_living_and_dead_journals(tmp_pa
     dead.append([run("a"), run("kept"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
     alive.append([run("b")])
     dead.put_back(taken(dead), last=True)
-    dead.kept(taken(dead))
+    dead.mark_stored(taken(dead))
     dead.close()
     with dead.path.open("ab") as file:
         file.write(b'not json\n{"put":{"kind":"cell","record_id":"torn')
@@ -571,7 +571,7 @@ class AnyOrder(RuleBasedStateMachine):
         entry = self.entries.pop()
         with pytest.MonkeyPatch.context() as small:
             small.setattr(journal_module, "_COMPACT_BYTES", compact)
-            self.journal.kept(entry)
+            self.journal.mark_stored(entry)
         self.there.discard(entry.record_id)
 
     @precondition(lambda self: self.entries)
@@ -580,7 +580,7 @@ class AnyOrder(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(journal_module, "_write_all", breaks_off(error, written))
             with pytest.raises((JournalError, KeyboardInterrupt)):
-                self.journal.kept(self.entries[-1])
+                self.journal.mark_stored(self.entries[-1])
 
     @rule(torn=st.sampled_from([b"", b"{", b'{"put":{"kind":"cell"']))
     def reopen(self, torn: bytes) -> None:

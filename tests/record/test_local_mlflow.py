@@ -61,7 +61,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(home: Path, tmp_path: Path) -> Iterator[LocalMlflow]:
-    script = tmp_path / "stand_in.py"
+    script = tmp_path / "fake_airflow.py"
     script.write_text(textwrap.dedent(STAND_IN))
     local = LocalMlflow(home, command=[sys.executable, str(script)])
     yield local
@@ -260,7 +260,7 @@ def test_one_server_has_one_identity() -> None:
 def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     found = find(None, home, nobody, mlflow_url)
-    assert found == Tracking(mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found there)")
+    assert found == Tracking(mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found on the usual port)")
 
 
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
@@ -314,7 +314,7 @@ def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(local: LocalMlfl
     (home / "mlflow").touch()
     assert not local.status().running
     assert not local.has_data()
-    with pytest.raises(UsageError, match=r"mlflow cannot be made: File exists\. Set TIPBENCH_HOME"):
+    with pytest.raises(UsageError, match=r"mlflow cannot be created: File exists\. Set TIPBENCH_HOME"):
         local.up(report=quiet)
 
 
@@ -337,7 +337,7 @@ def test_a_full_disk_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tipbench.files.os.fsync", fail)
-    with pytest.raises(TipbenchError, match=r"No space left on device\. Make room"):
+    with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space"):
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
 
 

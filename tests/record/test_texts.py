@@ -154,14 +154,14 @@ def test_damage_is_named_with_its_key() -> None:
         (damage_missing_last, "part 004 of 4 is missing"),
         (damage_renumbered, "part 004 of 4 is missing"),
         (damage_order, "changed places"),
-        (damage_cut, "24999 characters where .meta says 25000"),
+        (damage_cut, "24999 characters but .meta has 25000"),
         (damage_meta_gone, "no .meta"),
         (damage_meta_only, "part 001 of 4 is missing"),
         (damage_meta_garbage, "cannot be read"),
         (damage_meta_huge, "part 005 of"),
         (damage_meta_hash, "SHA-256"),
         (damage_meta_first, "part 005 of 4 is missing"),
-        (damage_meta_nonsense, "makes no sense"),
+        (damage_meta_nonsense, "is invalid"),
         (damage_meta_list, "cannot be read"),
     ]:
         tags = to_tags(KEY, LONG)

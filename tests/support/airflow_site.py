@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from support.little_airflow import PASSWORD, USER, LittleAirflow
+from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner
@@ -63,7 +63,7 @@ def story(model: str, log: list[str], generated: int = 2) -> int:
 class Site:
     """A little Airflow and the runner on it. `failing` models fail, with a reason."""
 
-    airflow: LittleAirflow
+    airflow: ScriptedAirflow
     store: JobStore
     home: Path
     rest: AirflowApi
@@ -105,7 +105,7 @@ class Site:
 @contextmanager
 def airflow_site(home: Path) -> Iterator[Site]:
     """One for a test."""
-    with JobStore(home / "jobs" / "jobs.db") as store, LittleAirflow(home) as airflow:
+    with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
         with closing(AirflowApi(access, rest_s=0)) as rest:
             made = Site(airflow, store, home, rest)

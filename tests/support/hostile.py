@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from support.furnished import Words
+from support.sample_experiment import Words
 from tipbench.plan.suite import load_suite
 
 MARK = "data-xss"

@@ -13,11 +13,11 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from support.furnished import Furnished, Words, empty_experiment, furnish
 from support.hostile import MARK, fitting, hostile_names, hostile_words
 from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
-from support.paper_jobs import PaperRunner
+from support.sample_experiment import SampleExperiment, Words, empty_experiment, record_sample
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs import events
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobRequest, JobState, JobStatus
@@ -48,7 +48,7 @@ class Shown:
     """A panel, what is in it, and its pages by name."""
 
     site: Site
-    content: Furnished
+    content: SampleExperiment
     words: Words
     pages: Mapping[str, str]
 
@@ -179,7 +179,7 @@ def furnished_panel(folder: Path) -> Iterator[Shown]:
     """In the words of people who mean well."""
     words = Words()
     store = MemoryStore()
-    content = furnish(store, words=words)
+    content = record_sample(store, words=words)
     empty_experiment(store, EMPTY)
     furnish_unjudged(store)
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
@@ -195,7 +195,7 @@ def hostile_panel(folder: Path) -> Iterator[Shown]:
     names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
     for name in names:
         store.ensure_experiment(name)
-    content = furnish(store, names[4] + "/a b?c=d&e#f", words)
+    content = record_sample(store, names[4] + "/a b?c=d&e#f", words)
     empty_experiment(store, EMPTY)
     furnish_unjudged(store)
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
@@ -210,7 +210,7 @@ def furnish_unjudged(store: MemoryStore) -> None:
     store.touch(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
 
 
-def page_paths(site: Site, content: Furnished) -> dict[str, str]:
+def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
     """Every page for an admin, by name."""
     here = f"/experiments/{quote(content.name, safe='')}"
     first, last = content.pairs[0], content.pairs[-1]
@@ -248,11 +248,11 @@ def page_paths(site: Site, content: Furnished) -> dict[str, str]:
     }
 
 
-def _runner(words: Words) -> PaperRunner:
+def _runner(words: Words) -> ScriptedRunner:
     def told(job: Job) -> Sequence[events.Event]:
         return _story(words, ended=job.key not in ("running", "lost"))
 
-    return PaperRunner(ends=lambda job: _ending(words, job), told=told, printed="\n".join(words.tips))
+    return ScriptedRunner(ends=lambda job: _ending(words, job), told=told, printed="\n".join(words.tips))
 
 
 def _ending(words: Words, job: Job) -> JobStatus:
@@ -283,7 +283,7 @@ def _story(words: Words, *, ended: bool) -> list[events.Event]:
     return told
 
 
-def _order_jobs(site: Site, content: Furnished, words: Words) -> None:
+def _order_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
     """One in every state, and one that waits behind another."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
     models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from support.paper_jobs import PaperRunner
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.job import Runner
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings, load_settings
@@ -77,7 +77,7 @@ def panel_site(
 ) -> Iterator[Site]:
     """The application on this store, served until the block ends; jobs end at once, on paper, unless said otherwise."""
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
-    jobs = runner or PaperRunner()
+    jobs = runner or ScriptedRunner()
     app = make_app(settings, store=store, runners={jobs.name: jobs})
     tokens = app.state.panel.guard.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=None)

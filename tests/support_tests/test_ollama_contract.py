@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.ollama_talk import (
+from support.ollama_client import (
     ASK,
     A,
     B,
+    chat,
     eventually,
     get,
     leave_early,
@@ -21,7 +22,6 @@ from support.ollama_talk import (
     plain_client,
     post,
     resident,
-    talk,
     until_empty,
 )
 from support.real_ollama import RealOllama, variant
@@ -76,17 +76,17 @@ class TestContract:
 
     def test_keep_alive_of_zero_unloads_after_the_answer(self, site: Site) -> None:
         for keep_alive in (0, "0s"):
-            assert talk(site.url, keep_alive=keep_alive, options=SHORT).last["done"] is True
+            assert chat(site.url, keep_alive=keep_alive, options=SHORT).last["done"] is True
             assert until_empty(site.url)
 
     def test_keep_alive_sets_when_the_model_expires(self, site: Site) -> None:
         for keep_alive, stay_s in ((None, 300), (60, 60), ("10m", 600), ("1h30m", 5400)):
-            talk(site.url, options=SHORT, keep_alive=keep_alive)
+            chat(site.url, options=SHORT, keep_alive=keep_alive)
             assert _comes_to_expire_in(site.url, stay_s)
 
     def test_negative_keep_alive_means_never(self, site: Site) -> None:
         for keep_alive in (-1, "-1m", -2.5):
-            talk(site.url, keep_alive=keep_alive, options=SHORT)
+            chat(site.url, keep_alive=keep_alive, options=SHORT)
             assert eventually(lambda: _expires_in(site.url) > 100 * 365 * 86400)
 
     def test_keep_alive_that_is_not_a_duration_is_refused(self, site: Site) -> None:
@@ -98,17 +98,17 @@ class TestContract:
         assert resident(site.url) == []
 
     def test_model_expires_when_its_stay_is_over(self, site: Site) -> None:
-        talk(site.url, keep_alive="2s", options=SHORT)
+        chat(site.url, keep_alive="2s", options=SHORT)
         assert resident(site.url) == [A]
         assert until_empty(site.url)
 
     def test_later_call_without_keep_alive_keeps_the_last_one(self, site: Site) -> None:
-        talk(site.url, keep_alive="1h", options=SHORT)
-        talk(site.url, options=SHORT)
+        chat(site.url, keep_alive="1h", options=SHORT)
+        chat(site.url, options=SHORT)
         assert _comes_to_expire_in(site.url, 3600)
 
     def test_explicit_unload_answers_at_once_and_empties_memory(self, site: Site) -> None:
-        talk(site.url, options=SHORT)
+        chat(site.url, options=SHORT)
         answer = post(site.url, "/api/generate", model=A, keep_alive=0)
         assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
         assert until_empty(site.url)
@@ -123,11 +123,11 @@ class TestContract:
         assert resident(site.url) == [B]
 
     def test_load_shows_as_a_jump_of_load_duration(self, site: Site) -> None:
-        cold, warm = (number(talk(site.url, options=SHORT).last["load_duration"]) for _ in range(2))
+        cold, warm = (number(chat(site.url, options=SHORT).last["load_duration"]) for _ in range(2))
         assert cold > 2 * warm > 0
 
     def test_ps_entry_has_the_known_fields(self, site: Site) -> None:
-        talk(site.url, options=SHORT)
+        chat(site.url, options=SHORT)
         entries = get(site.url, "/api/ps")["models"]
         tags = get(site.url, "/api/tags")["models"]
         assert isinstance(entries, list)
@@ -138,7 +138,7 @@ class TestContract:
         assert entries[0]["digest"] == next(model["digest"] for model in tags if model["name"] == A)
 
     def test_stream_ends_with_counters_and_carries_none_before(self, site: Site) -> None:
-        lines = talk(site.url, options=SHORT).lines
+        lines = chat(site.url, options=SHORT).lines
         assert len(lines) > 1
         assert all(set(line) == {"model", "created_at", "message", "done"} for line in lines[:-1])
         durations = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
@@ -171,12 +171,12 @@ class TestContract:
             assert client.get(f"{site.url}/").text == "Ollama is running"
 
     def test_two_blobs_are_resident_together(self, site: Site) -> None:
-        talk(site.url, A, options=SHORT)
-        talk(site.url, B, options=SHORT)
+        chat(site.url, A, options=SHORT)
+        chat(site.url, B, options=SHORT)
         assert sorted(resident(site.url)) == [A, B]
 
     def test_two_names_of_one_blob_share_the_runner(self, site: Site) -> None:
-        cold, warm = talk(site.url, A, options=SHORT), talk(site.url, site.twin, options=SHORT)
+        cold, warm = chat(site.url, A, options=SHORT), chat(site.url, site.twin, options=SHORT)
         assert len(resident(site.url)) == 1
         assert resident(site.url)[0] in (A, site.twin)
         assert number(warm.last["load_duration"]) < number(cold.last["load_duration"]) / 2
@@ -184,14 +184,14 @@ class TestContract:
         assert until_empty(site.url)
 
     def test_another_context_length_reloads(self, site: Site) -> None:
-        talk(site.url, options=SHORT)
-        again = talk(site.url, options=SHORT | {"num_ctx": 1024})
+        chat(site.url, options=SHORT)
+        again = chat(site.url, options=SHORT | {"num_ctx": 1024})
         assert number(again.last["load_duration"]) > 0.15e9
         assert len(resident(site.url)) == 1
 
     def test_prompt_longer_than_the_context_is_cut_silently(self, site: Site) -> None:
         long = [{"role": "user", "content": "word " * 1000}]
-        assert talk(site.url, messages=long, options=SHORT | {"num_ctx": 128}).last["prompt_eval_count"] == 128
+        assert chat(site.url, messages=long, options=SHORT | {"num_ctx": 128}).last["prompt_eval_count"] == 128
 
     def test_client_that_leaves_during_the_load_leaves_nothing_behind(self, site: Site) -> None:
         leave_early(site.url, 0.1)

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ollama_talk import (
+from support.ollama_client import (
     ASK,
     A,
     B,
-    Talk,
+    ChatResult,
+    chat,
     eventually,
     get,
     leave_early,
@@ -28,7 +29,6 @@ from support.ollama_talk import (
     plain_client,
     post,
     resident,
-    talk,
     until_empty,
 )
 from support.scripted.durations import NEVER, BadDurationError, go_duration, keep_alive_seconds
@@ -53,12 +53,12 @@ def server() -> Iterator[ScriptedOllama]:
 
 class TestAnswers:
     def test_default_answer_is_the_asked_array_and_repeats_itself(self, server: ScriptedOllama) -> None:
-        first, second = talk(server.url).text, talk(server.url).text
+        first, second = chat(server.url).text, chat(server.url).text
         assert first == second
         assert [set(tip) for tip in json.loads(first)] == [{"tip", "rationale"}] * 2
 
     def test_model_and_seed_change_the_answer(self, server: ScriptedOllama) -> None:
-        texts = {talk(server.url, model, options={"seed": seed}).text for model in (A, B) for seed in (1, 2)}
+        texts = {chat(server.url, model, options={"seed": seed}).text for model in (A, B) for seed in (1, 2)}
         assert len(texts) == 4
 
     @pytest.mark.parametrize(
@@ -82,18 +82,18 @@ class TestAnswers:
             return f"{model} {len(messages)} {options['seed']} {nth}"  # type: ignore[arg-type]
 
         with ScriptedOllama([A], reply=reply) as server:
-            assert [talk(server.url, options={"seed": 9}).text for _ in range(2)] == [f"{A} 2 9 1", f"{A} 2 9 2"]
+            assert [chat(server.url, options={"seed": 9}).text for _ in range(2)] == [f"{A} 2 9 1", f"{A} 2 9 2"]
 
     def test_reply_that_raises_is_a_500(self) -> None:
         def reply(*_: object) -> str:
             raise KeyError("x")
 
         with ScriptedOllama([A], reply=reply) as server:
-            assert talk(server.url).status == 500
+            assert chat(server.url).status == 500
 
     def test_call_takes_its_time_and_streams_meanwhile(self) -> None:
         with ScriptedOllama([A], call_s=0.2, memory=MemorySettings(load_s=0)) as server:
-            began, last = time.monotonic(), talk(server.url).last
+            began, last = time.monotonic(), chat(server.url).last
             assert 0.2 <= time.monotonic() - began < 1.0
             assert number(last["eval_duration"]) == pytest.approx(0.18e9, rel=0.01)
 
@@ -101,32 +101,32 @@ class TestAnswers:
 class TestMemory:
     def test_model_is_still_listed_while_it_unloads(self, server: ScriptedOllama) -> None:
         server.set(unload_s=0.6)
-        talk(server.url, keep_alive=0)
+        chat(server.url, keep_alive=0)
         assert resident(server.url) == [A]
         assert until_empty(server.url)
 
     def test_second_model_in_the_unload_window_is_seen_beside_the_first(self, server: ScriptedOllama) -> None:
         server.set(unload_s=0.6)
-        talk(server.url, A, keep_alive=0)
-        talk(server.url, B, keep_alive=0)
+        chat(server.url, A, keep_alive=0)
+        chat(server.url, B, keep_alive=0)
         assert server.log.max_resident == 2
         assert (A, B) in {names for _, names in server.log.timeline}
 
     def test_limit_of_loaded_models_evicts_an_idle_one(self, server: ScriptedOllama) -> None:
         server.set(max_loaded=1)
         for model in (A, B, A):
-            talk(server.url, model)
+            chat(server.url, model)
         assert server.log.max_resident == 1
         assert server.log.loads == {A: 2, B: 1}
 
     def test_three_models_stay_by_default_and_the_fourth_replaces_one(self, server: ScriptedOllama) -> None:
         for model in (A, B, "gamma:135m", "delta:135m"):
-            talk(server.url, model)
+            chat(server.url, model)
         assert server.log.max_resident == 3
         assert len(resident(server.url)) == 3
 
     def test_concurrent_first_calls_load_once(self, server: ScriptedOllama) -> None:
-        threads = [threading.Thread(target=talk, args=(server.url,)) for _ in range(8)]
+        threads = [threading.Thread(target=chat, args=(server.url,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -136,7 +136,7 @@ class TestMemory:
 
     def test_unload_waits_for_running_calls(self, server: ScriptedOllama) -> None:
         server.set(call_s=0.6)
-        thread = threading.Thread(target=talk, args=(server.url,))
+        thread = threading.Thread(target=chat, args=(server.url,))
         thread.start()
         assert eventually(lambda: resident(server.url) == [A])
         post(server.url, "/api/generate", model=A, keep_alive=0)
@@ -148,7 +148,7 @@ class TestMemory:
     def test_parallel_limit_queues_calls(self, server: ScriptedOllama) -> None:
         server.set(call_s=0.1, parallel=1)
         began = time.monotonic()
-        threads = [threading.Thread(target=talk, args=(server.url,)) for _ in range(3)]
+        threads = [threading.Thread(target=chat, args=(server.url,)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -156,31 +156,31 @@ class TestMemory:
         assert time.monotonic() - began >= 0.3
 
     def test_stay_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
-        talk(server.url, keep_alive="10m")
-        talk(server.url, keep_alive="100ms")
+        chat(server.url, keep_alive="10m")
+        chat(server.url, keep_alive="100ms")
         assert until_empty(server.url, 2)
-        talk(server.url, keep_alive="150ms")
-        talk(server.url, keep_alive="10m")
+        chat(server.url, keep_alive="150ms")
+        chat(server.url, keep_alive="10m")
         time.sleep(0.4)
         assert resident(server.url) == [A]
 
     def test_stuck_model_stays_until_the_fault_is_cleared(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("stuck", model=A))
-        talk(server.url, keep_alive=0)
+        chat(server.url, keep_alive=0)
         assert not until_empty(server.url, 0.3)
         server.clear_faults()
         assert until_empty(server.url)
 
     def test_unload_delay_of_one_model_leaves_the_others_alone(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("unload_delay", 1.5, model=B))
-        talk(server.url, A, keep_alive=0)
+        chat(server.url, A, keep_alive=0)
         assert until_empty(server.url, 1.0)
-        talk(server.url, B, keep_alive=0)
+        chat(server.url, B, keep_alive=0)
         assert not until_empty(server.url, 0.2)
 
     def test_loading_model_may_be_hidden_though_it_is_in_memory(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hide_loading"), Fault("load_delay", 0.6))
-        thread = threading.Thread(target=talk, args=(server.url,))
+        thread = threading.Thread(target=chat, args=(server.url,))
         thread.start()
         assert eventually(lambda: server.resident == (A,))
         assert resident(server.url) == []
@@ -188,7 +188,7 @@ class TestMemory:
         assert resident(server.url) == [A]
 
     def test_foreign_model_appears_and_leaves(self, server: ScriptedOllama) -> None:
-        talk(server.url, A)
+        chat(server.url, A)
         server.load_foreign("stranger:7b")
         assert sorted(resident(server.url)) == [A, "stranger:7b"]
         server.unload_foreign("stranger:7b")
@@ -201,8 +201,8 @@ class TestMemory:
     def test_newest_name_of_a_shared_blob_can_be_listed(self) -> None:
         models = [ModelSpec(A, blob="one"), ModelSpec(B, blob="one")]
         with ScriptedOllama(models, memory=MemorySettings(newest_name=True)) as server:
-            talk(server.url, A)
-            talk(server.url, B)
+            chat(server.url, A)
+            chat(server.url, B)
             assert resident(server.url) == [B]
             assert server.log.loads.total() == 1
 
@@ -210,47 +210,47 @@ class TestMemory:
 class TestFaults:
     def test_busy_twice_then_fine(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("busy", times=2))
-        assert [talk(server.url).status for _ in range(3)] == [503, 503, 200]
+        assert [chat(server.url).status for _ in range(3)] == [503, 503, 200]
 
     def test_load_error_strikes_only_where_the_model_is_loaded(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("load_error", times=1))
-        assert [talk(server.url).status for _ in range(3)] == [500, 200, 200]
+        assert [chat(server.url).status for _ in range(3)] == [500, 200, 200]
         assert server.log.loads == {A: 2}
 
     def test_missing_and_any_status(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("missing", model=A), Fault("status", 418, model=B))
-        assert (talk(server.url, A).status, talk(server.url, B).status) == (404, 418)
+        assert (chat(server.url, A).status, chat(server.url, B).status) == (404, 418)
 
     def test_prompt_too_long(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("prompt_too_long"))
-        assert talk(server.url).status == 400
+        assert chat(server.url).status == 400
 
     def test_modern_server_refuses_a_long_prompt_or_halves_it(self) -> None:
         long = [{"role": "user", "content": "word " * 4000}]
         with ScriptedOllama([A], version="0.32.10") as server:
-            assert talk(server.url, messages=long, truncate=False).status == 400
-            assert talk(server.url, messages=long).last["prompt_eval_count"] == 2048
+            assert chat(server.url, messages=long, truncate=False).status == 400
+            assert chat(server.url, messages=long).last["prompt_eval_count"] == 2048
 
     @pytest.mark.parametrize(("kind", "count"), [("truncated", 1000), ("truncated_half", 500)])
     def test_truncation_is_silent(self, server: ScriptedOllama, kind: str, count: int) -> None:
         server.add_faults(Fault(kind))
-        last = talk(server.url, options={"num_ctx": 1000}).last
+        last = chat(server.url, options={"num_ctx": 1000}).last
         assert (last["done"], last["prompt_eval_count"]) == (True, count)
 
     def test_error_line_in_mid_stream(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("error_line", 3))
-        got = talk(server.url)
+        got = chat(server.url)
         assert (got.status, got.error, len(got.lines)) == (200, "", 4)
         assert set(got.last) == {"error"}
 
     def test_clean_end_without_done(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("no_done", 5))
-        got = talk(server.url)
+        got = chat(server.url)
         assert (got.error, [line["done"] for line in got.lines]) == ("", [False] * 5)
 
     def test_done_false_in_a_single_object(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("done_false"))
-        got = talk(server.url)
+        got = chat(server.url)
         assert [line["done"] for line in got.lines] == [False]
         assert json.loads(got.text)
         whole = post(server.url, "/api/chat", model=A, messages=ASK, stream=False).json()
@@ -258,23 +258,23 @@ class TestFaults:
 
     def test_reset_before_the_first_byte(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("reset", times=1))
-        assert talk(server.url).error == "ReadError"
+        assert chat(server.url).error == "ReadError"
         assert server.log.requests[-1].outcome == "reset"
-        assert talk(server.url).last["done"] is True
+        assert chat(server.url).last["done"] is True
 
     def test_reset_after_some_tokens(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("reset_after", 4))
-        got = talk(server.url)
+        got = chat(server.url)
         assert (got.status, len(got.lines), got.error) == (200, 4, "ReadError")
 
     def test_hang_before_the_first_byte(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hang"))
-        assert talk(server.url, timeout=0.2).error == "ReadTimeout"
+        assert chat(server.url, timeout=0.2).error == "ReadTimeout"
         assert eventually(lambda: server.log.requests[-1].outcome == "aborted")
 
     def test_hang_in_mid_stream_frees_the_model_when_the_client_leaves(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hang_after", 2))
-        got = talk(server.url, timeout=0.2, keep_alive=0)
+        got = chat(server.url, timeout=0.2, keep_alive=0)
         assert (got.status, len(got.lines), got.error) == (200, 2, "ReadTimeout")
         assert until_empty(server.url)
         assert server.log.calls()[-1].outcome == "aborted"
@@ -291,19 +291,19 @@ class TestFaults:
 
     def test_missing_counters(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("no_counters"))
-        assert set(talk(server.url).last) == {"model", "created_at", "message", "done", "done_reason"}
+        assert set(chat(server.url).last) == {"model", "created_at", "message", "done", "done_reason"}
 
     def test_garbage_line_between_good_ones(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("garbage", 2))
-        got = talk(server.url)
+        got = chat(server.url)
         assert len(got.garbage) == 1
         assert got.last["done"] is True
 
     def test_thinking_comes_before_the_answer_unless_switched_off(self) -> None:
         with ScriptedOllama([ModelSpec(A, capabilities=("completion", "thinking")), B]) as server:
             server.add_faults(Fault("thinking", model=B))
-            assert [_thinks(talk(server.url, A)), _thinks(talk(server.url, A, think=False))] == [True, False]
-            assert _thinks(talk(server.url, B, think=False))
+            assert [_thinks(chat(server.url, A)), _thinks(chat(server.url, A, think=False))] == [True, False]
+            assert _thinks(chat(server.url, B, think=False))
 
     def test_endless_stream_ends_with_the_client(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("endless"))
@@ -317,26 +317,26 @@ class TestFaults:
 
     def test_huge_answer_arrives_whole(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("huge"))
-        text = talk(server.url).text
+        text = chat(server.url).text
         assert text == huge_text()
         assert len(text.encode()) >= 200_000
         assert {"\x00", "🌿"} <= set(text)
 
     def test_torn_writes_change_nothing_for_a_careful_client(self, server: ScriptedOllama) -> None:
-        plain = talk(server.url).text
+        plain = chat(server.url).text
         server.add_faults(Fault("torn"))
-        assert talk(server.url).text == plain
+        assert chat(server.url).text == plain
 
     def test_length_cuts_the_answer_and_says_so(self, server: ScriptedOllama) -> None:
-        plain = talk(server.url).text
+        plain = chat(server.url).text
         server.add_faults(Fault("length"))
-        cut = talk(server.url)
+        cut = chat(server.url)
         assert cut.last["done_reason"] == "length"
         assert cut.text == plain[: len(plain) // 2]
 
     def test_fault_of_the_nth_call_of_a_model(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("busy", model=B, calls=(2,)))
-        assert [talk(server.url, model).status for model in (A, B, A, B, B)] == [200, 200, 200, 503, 200]
+        assert [chat(server.url, model).status for model in (A, B, A, B, B)] == [200, 200, 200, 503, 200]
 
     def test_unknown_fault_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no such fault"):
@@ -344,21 +344,21 @@ class TestFaults:
 
     def test_server_that_stops_listening_comes_back_on_its_port(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("slow", 5, times=1))
-        ended: list[Talk] = []
-        thread = threading.Thread(target=lambda: ended.append(talk(server.url)))
+        ended: list[ChatResult] = []
+        thread = threading.Thread(target=lambda: ended.append(chat(server.url)))
         thread.start()
         assert eventually(lambda: server.resident == (A,))
         server.pause_listening(lose_models=True)
         thread.join()
         assert ended[0].error == "ReadError"
-        assert talk(server.url).error == "ConnectError"
+        assert chat(server.url).error == "ConnectError"
         server.resume()
         assert resident(server.url) == []
-        assert talk(server.url).last["done"] is True
+        assert chat(server.url).last["done"] is True
         assert server.log.calls()[0].outcome == "dropped"
 
 
-def _thinks(got: Talk) -> bool:
+def _thinks(got: ChatResult) -> bool:
     return any("thinking" in line["message"] for line in got.lines if isinstance(line.get("message"), dict))  # type: ignore[operator]
 
 
@@ -373,12 +373,12 @@ class TestModels:
             seen = post(server.url, "/api/show", model="eyes:4b").json()
             assert seen["projector_info"]["general.parameter_count"] == 460_000_000
             assert seen["details"]["parameter_size"] == "4.0B"
-            assert talk(server.url, "big:cloud").last["done"] is True
+            assert chat(server.url, "big:cloud").last["done"] is True
             assert server.log.max_resident == 0
 
     def test_name_without_tag_means_latest(self) -> None:
         with ScriptedOllama(["plain"]) as server:
-            assert talk(server.url, "PLAIN:latest").lines[0]["model"] == "PLAIN:latest"
+            assert chat(server.url, "PLAIN:latest").lines[0]["model"] == "PLAIN:latest"
             assert resident(server.url) == ["plain:latest"]
 
     def test_moved_tag_has_another_digest(self, server: ScriptedOllama) -> None:
@@ -392,7 +392,7 @@ class TestModels:
 
 class TestLog:
     def test_requests_are_logged_with_what_they_asked(self, server: ScriptedOllama) -> None:
-        talk(server.url, A, keep_alive="2m", options={"seed": 7})
+        chat(server.url, A, keep_alive="2m", options={"seed": 7})
         assert eventually(lambda: server.log.calls(A)[0].outcome != "running")  # the log is written after the answer
         request = server.log.calls(A)[0]
         assert (request.keep_alive, request.options, request.nth) == ("2m", {"seed": 7}, 1)
@@ -410,9 +410,9 @@ class TestLog:
 class TestProcess:
     def test_process_serves_logs_and_takes_a_script(self) -> None:
         with ScriptedProcess([A, B], options=["--blobs", "shared"]) as server:
-            talk(server.url, A)
+            chat(server.url, A)
             server.script(faults=[{"kind": "busy", "model": B, "calls": [1]}], set={"unload_s": 0.0})
-            assert [talk(server.url, B).status for _ in range(2)] == [503, 200]
+            assert [chat(server.url, B).status for _ in range(2)] == [503, 200]
             log = server.log()
             assert (log["loads"], log["max_resident"]) == ({A: 1}, 1)
             assert [entry["outcome"] for entry in log["requests"]] == ["finished"] * 3
@@ -421,8 +421,8 @@ class TestProcess:
     def test_process_can_stop_listening_for_a_while(self) -> None:
         with ScriptedProcess([A]) as server:
             server.script(pause_s=0.5)
-            assert eventually(lambda: talk(server.url).error == "ConnectError")
-            assert eventually(lambda: talk(server.url).status == 200)
+            assert eventually(lambda: chat(server.url).error == "ConnectError")
+            assert eventually(lambda: chat(server.url).status == 200)
 
     def test_call_costs_less_than_a_millisecond_of_cpu(self) -> None:
         if not Path("/proc/self/stat").exists():

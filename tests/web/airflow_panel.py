@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.little_airflow import PASSWORD, USER, LittleAirflow
 from support.panel_site import make_app
-from support.paper_jobs import PaperRunner
+from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowApi
 from tipbench.jobs.events import Exit, event_line
@@ -31,7 +31,7 @@ def quietly(_model: str, log: list[str]) -> int:
     return 0
 
 
-def variables(airflow: LittleAirflow, **more: str) -> dict[str, str]:
+def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
     return {
         "TIPBENCH_AIRFLOW_URL": airflow.url,
         "TIPBENCH_AIRFLOW_USERNAME": USER,
@@ -42,7 +42,7 @@ def variables(airflow: LittleAirflow, **more: str) -> dict[str, str]:
 
 @contextmanager
 def followed(
-    home: Path, airflow: LittleAirflow, store: RunStore, environment: Mapping[str, str] | None = None
+    home: Path, airflow: ScriptedAirflow, store: RunStore, environment: Mapping[str, str] | None = None
 ) -> Iterator[Served]:
     """Its own jobs end at once, on paper."""
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
@@ -50,7 +50,7 @@ def followed(
     assert access is not None
     records = PanelRecords(MlflowConnection(settings, store))
     runner = AirflowRunner(home, AirflowApi(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
-    runners: dict[str, Runner] = {"local": PaperRunner(), "airflow": runner}
+    runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)
     tokens = app.state.panel.guard.tokens
     admin, judge = (

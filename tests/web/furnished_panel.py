@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from support.furnished import Furnished, Words, furnish
+from support.sample_experiment import SampleExperiment, Words, record_sample
 from tipbench.record.store import MemoryStore
 from web.panels import Served, serving
 
@@ -24,7 +24,7 @@ class Look:
     """The panel and what is in it."""
 
     served: Served
-    content: Furnished
+    content: SampleExperiment
 
     def path(self, *rest: str) -> str:
         """A page of the experiment."""
@@ -45,7 +45,7 @@ class Look:
 def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", words: Words | None = None) -> Iterator[Look]:
     """Furnish a store and serve it."""
     store = MemoryStore()
-    content = furnish(store, name, words)
+    content = record_sample(store, name, words)
     with serving(home, store) as served:
         yield Look(served, content)
 

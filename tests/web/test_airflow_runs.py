@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.judging import MODELS, Desk, agreed
-from support.little_airflow import DAG, PASSWORD, LittleAirflow
+from support.scripted_airflow import DAG, PASSWORD, ScriptedAirflow
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.jobs import events as wire
 from tipbench.jobs.airflow_api import AirflowAccess
@@ -37,8 +37,8 @@ SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_ti
 
 
 @pytest.fixture
-def little_airflow(home: Path) -> Iterator[LittleAirflow]:
-    with LittleAirflow(home, quietly) as server:
+def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
+    with ScriptedAirflow(home, quietly) as server:
         yield server
 
 
@@ -54,14 +54,14 @@ def test_without_airflow_runs_are_local_and_no_other_can_be_named(served: Served
 
 
 def test_where_airflow_is_configured_it_is_the_usual_one_and_either_can_be_named(
-    home: Path, little_airflow: LittleAirflow
+    home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         names = [served.post(f"{RUN}{query}", json=SMALL).json()["job"]["runner"] for query in ("", "?runner=local")]
     assert names == ["airflow", "local"]
 
 
-def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow: LittleAirflow) -> None:
+def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow, TIPBENCH_RUNNER="local")) as served:
         assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
 
@@ -71,7 +71,7 @@ def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow:
     [
         ({"TIPBENCH_RUNNER": "airflow"}, "Set TIPBENCH_AIRFLOW_URL, or runner=local"),
         ({"TIPBENCH_RUNNER": "celery"}, "runner is local or airflow"),
-        ({"TIPBENCH_AIRFLOW_URL": "http://airflow:8080"}, "nothing says who we are there"),
+        ({"TIPBENCH_AIRFLOW_URL": "http://airflow:8080"}, "without a login"),
         ({"TIPBENCH_AIRFLOW_URL": "airflow"}, "airflow_url takes a web address"),
     ],
 )
@@ -88,7 +88,7 @@ def test_waiting_for_the_judge_belongs_to_airflow(served: Served) -> None:
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
 
-def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: LittleAirflow) -> None:
+def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         job = served.post(RUN, json={**SMALL, "wait_for_judge": True}).json()["job"]
         assert job["arguments"]["wait_for_judge"] is True
@@ -98,7 +98,7 @@ def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: LittleA
 
 
 def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(
-    home: Path, little_airflow: LittleAirflow
+    home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     with serving(home, environment=variables(little_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
         named = {"ollama_url": "http://panels-own:11434", "skip_refused": False}
@@ -112,7 +112,7 @@ def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(
     assert named.items() <= chosen.items()
 
 
-def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airflow: LittleAirflow) -> None:
+def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     with serving(home, store, variables(little_airflow)) as served:
         response = served.post(f"{API}/judge/{EXPERIMENT}/run", json={"with": "rules"})
@@ -122,7 +122,7 @@ def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airf
 # the form
 
 
-def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_airflow: LittleAirflow) -> None:
+def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         assert form.value("runner") == ["airflow"]
@@ -134,7 +134,7 @@ def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_air
         assert again.value("wait_for_judge") == ["true"]
 
 
-def test_the_form_tells_what_does_not_go_together(home: Path, little_airflow: LittleAirflow) -> None:
+def test_the_form_tells_what_does_not_go_together(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(do="start", models="baseline:template", runner="local", wait_for_judge="true")
@@ -151,7 +151,7 @@ def test_without_airflow_the_form_says_nothing_of_it(served: Served) -> None:
 
 
 def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(
-    home: Path, little_airflow: LittleAirflow
+    home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     store, experiment = answered()
     with followed(home, little_airflow, store) as served:
@@ -168,7 +168,7 @@ def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(
     assert little_airflow.asked("PATCH", "hitlDetails") == 1
 
 
-def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, little_airflow: LittleAirflow) -> None:
+def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, little_airflow: ScriptedAirflow) -> None:
     little_airflow.pools.clear()
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
@@ -184,7 +184,7 @@ def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, lit
         job_once(served, job["id"], "succeeded")
 
 
-def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, little_airflow: LittleAirflow) -> None:
+def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(home: Path, little_airflow: ScriptedAirflow) -> None:
     little_airflow.paused = True
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
@@ -242,7 +242,7 @@ def test_what_is_only_out_of_sight_is_waited_for_rather_than_retried(
 # who we are there
 
 
-def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow: LittleAirflow) -> None:
+def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     little_airflow.pools.clear()
     with followed(home, little_airflow, store) as served:
@@ -265,7 +265,7 @@ def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow:
 
 
 @pytest.mark.process
-def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, little_airflow: LittleAirflow) -> None:
+def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, little_airflow: ScriptedAirflow) -> None:
     given = {**variables(little_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
     order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
@@ -296,7 +296,7 @@ def test_what_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
     assert (list(runners), default_runner(in_file, runners)) == (["local"], "local")
 
 
-def test_links_go_to_the_public_address(home: Path, little_airflow: LittleAirflow) -> None:
+def test_links_go_to_the_public_address(home: Path, little_airflow: ScriptedAirflow) -> None:
     given = variables(little_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
     store, _ = answered()
     with followed(home, little_airflow, store, given) as served:

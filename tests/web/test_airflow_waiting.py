@@ -12,7 +12,7 @@ import pytest
 
 from support.command import tipbench
 from support.judging import MODELS, Desk, agreed, fill, record_cells
-from support.little_airflow import PASSWORD, LittleAirflow
+from support.scripted_airflow import PASSWORD, ScriptedAirflow
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job
 from tipbench.jobs.store import JobStore
@@ -35,8 +35,8 @@ FEW = {"models": MODELS[0], "prompts": "v1", "n_scenarios": 4, "n_tips": 3}
 
 
 @pytest.fixture
-def little_airflow(home: Path) -> Iterator[LittleAirflow]:
-    with LittleAirflow(home, quietly) as server:
+def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
+    with ScriptedAirflow(home, quietly) as server:
         yield server
 
 
@@ -69,7 +69,7 @@ def by_webhook(served: Served) -> None:
 
 @pytest.mark.parametrize("judge", [by_batch, by_webhook])
 def test_a_judge_at_the_panel_ends_the_waiting(
-    home: Path, little_airflow: LittleAirflow, judge: Callable[[Served], None]
+    home: Path, little_airflow: ScriptedAirflow, judge: Callable[[Served], None]
 ) -> None:
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
@@ -82,7 +82,7 @@ def test_a_judge_at_the_panel_ends_the_waiting(
 
 @pytest.mark.process
 def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
-    home: Path, little_airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path, little_airflow: ScriptedAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
 ) -> None:
     store, wanted = recorded
     with followed(home, little_airflow, store) as served:
@@ -98,7 +98,7 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
 
 @pytest.mark.process
 def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
-    home: Path, little_airflow: LittleAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path, little_airflow: ScriptedAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
 ) -> None:
     store, wanted = recorded
     with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **variables(little_airflow)}) as panel:
@@ -118,7 +118,7 @@ def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
 # in nobody's way
 
 
-def test_others_run_while_one_waits(home: Path, little_airflow: LittleAirflow) -> None:
+def test_others_run_while_one_waits(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
         waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(2)]
@@ -132,7 +132,7 @@ def test_others_run_while_one_waits(home: Path, little_airflow: LittleAirflow) -
 
 
 def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
-    home: Path, little_airflow: LittleAirflow
+    home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     store, experiment = answered()
     with followed(home, little_airflow, store) as served:

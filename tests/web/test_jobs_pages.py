@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from support.panel_site import make_app
-from support.paper_jobs import PaperRunner
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs import events
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
@@ -70,7 +70,7 @@ def on_paper(home: Path, **environment: str) -> Iterator[Paper]:
     settings = load_settings({"TIPBENCH_HOME": str(home), **environment}, home.parent)
     stories: dict[str, Sequence[events.Event]] = {}
     ends: dict[str, JobStatus] = {}
-    runner = PaperRunner(
+    runner = ScriptedRunner(
         ends=lambda job: ends.get(job.id, RUNNING),
         told=lambda job: stories.get(job.id, ()),
         printed=f"first\n{EVIL}\nlast",
@@ -182,7 +182,7 @@ def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
     page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
     for part in (
         "3 cells generated in 12 s",
-        "done, verified empty",
+        "done, memory freed",
         "never more than one model seen",
         "http://mlflow:5000/x",
     ):
@@ -207,7 +207,7 @@ def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
 def test_every_state_is_told_in_words(paper: Paper) -> None:
     cases: list[tuple[JobStatus, tuple[str, ...]]] = [
         (JobStatus(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
-        (JobStatus(JobState.CANCELLED, 130, "Cancelled; what is finished is kept."), ("cancelled", "is kept", "Retry")),
+        (JobStatus(JobState.CANCELLED, 130, "Cancelled; finished cells are kept."), ("cancelled", "are kept", "Retry")),
         (JobStatus(JobState.LOST, reason="Its process is gone."), ("lost", "Its process is gone.", "Retry", "Cancel…")),
         (JobStatus(JobState.WAITING), ("waiting", "Parked until a judge has answered", "Cancel…")),
     ]
@@ -297,7 +297,7 @@ def test_a_job_that_has_ended_meanwhile_is_shown_with_a_word_on_it(paper: Paper)
     job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
     response = paper.post(f"/jobs/{job.id}/cancel")
     assert response.status_code == 409
-    assert "there is nothing to cancel" in response.text
+    assert "it cannot be cancelled" in response.text
 
 
 def test_retry_leads_to_a_new_job_that_names_the_old_one(paper: Paper) -> None:
@@ -341,5 +341,5 @@ def test_a_run_started_by_its_form_is_seen_to_its_end(home: Path, mlflow_url: st
         while 'data-ended="no"' in (page := served.get(there).text) and time.monotonic() < deadline:
             time.sleep(0.3)
         assert "2 cells generated" in page
-        assert "done, verified empty" in page
+        assert "done, memory freed" in page
         assert f'href="{mlflow_url}/#/experiments/' in page

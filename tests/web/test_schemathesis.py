@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from support.furnished import Furnished, furnish
 from support.panel_site import Site, panel_site
-from support.paper_jobs import PaperRunner
+from support.sample_experiment import SampleExperiment, record_sample
 from support.scripted_ollama import ScriptedOllama
+from support.scripted_runner import ScriptedRunner
 from tipbench.jobs import events
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
@@ -51,15 +51,15 @@ REAL = 0.8  # share of the values that name something there is
 
 
 @pytest.fixture
-def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, Furnished]]:
+def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
     """A panel with something behind every kind of name, which lets wrong tokens be tried without a pause."""
     monkeypatch.setattr(limits, "FREE", 10**9)
     monkeypatch.setattr(limits, "BURST", 10**9)
     store = MemoryStore()
-    content = furnish(store)
+    content = record_sample(store)
     with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, receiving() as receiver:
         urls = {"OLLAMA_HOST": ollama.url, "TIPBENCH_HOOK_URL": receiver.url, "TIPBENCH_HOOK_SECRET": SECRET}
-        with panel_site(home, store, urls, PaperRunner(ends=_ending, told=_told, printed="one line\n" * 50)) as site:
+        with panel_site(home, store, urls, ScriptedRunner(ends=_ending, told=_told, printed="one line\n" * 50)) as site:
             for number in range(4):
                 order = collect_request(make_config({"models": "baseline:template", "experiment": content.name}))
                 site.panel.jobs.submit(order, key=f"job-{number}")
@@ -117,7 +117,7 @@ class Batches:
         return sheet
 
 
-def names(site: Site, content: Furnished, token: str | None) -> dict[str, Sequence[str | int]]:
+def names(site: Site, content: SampleExperiment, token: str | None) -> dict[str, Sequence[str | int]]:
     """By parameter: names of things that are there, batches for whoever asks among them."""
     pair = content.pairs[0]
     batches = Batches(site, content.name)
@@ -159,7 +159,7 @@ def configured(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
     return path
 
 
-def run(site: Site, content: Furnished, folder: Path, token: str | None, *options: str) -> None:
+def run(site: Site, content: SampleExperiment, folder: Path, token: str | None, *options: str) -> None:
     """Until it has found nothing; what it says is the failure's text."""
     folder.mkdir()
     document = folder / "openapi.json"
@@ -179,12 +179,12 @@ def run(site: Site, content: Furnished, folder: Path, token: str | None, *option
     assert site.panel.guard.tokens.find(site.admin) is not None, "it has locked itself out"
 
 
-def test_an_admin_gets_only_documented_answers(furnished: tuple[Site, Furnished], tmp_path: Path) -> None:
+def test_an_admin_gets_only_documented_answers(furnished: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
     site, content = furnished
     run(site, content, tmp_path / "schemathesis", site.admin, "--max-examples", "3")
 
 
-def test_a_judge_gets_only_documented_answers(furnished: tuple[Site, Furnished], tmp_path: Path) -> None:
+def test_a_judge_gets_only_documented_answers(furnished: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
     site, content = furnished
     phases = ("--phases", "examples,fuzzing", "--max-examples", "2")
     run(site, content, tmp_path / "schemathesis", site.judge, *phases)

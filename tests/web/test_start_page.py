@@ -222,7 +222,7 @@ def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
             ("n_tips", "many", "valid integer"),
             ("n_tips", "", "A value is needed; the usual one is 5."),
             ("temperature", "nan", "finite"),
-            ("experiment", "mine", "begins with tip-bench-"),
+            ("experiment", "mine", "starts with tip-bench-"),
             ("num_predict", "5000", "must be smaller than num_ctx"),
             ("models", "", "Choose at least one."),
             ("models", "a b", "no spaces"),

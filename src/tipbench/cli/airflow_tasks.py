@@ -53,7 +53,7 @@ def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
     """Validate a conf; raises UsageError naming every unknown key."""
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
-            f"conf has {'keys' if len(unknown) > 1 else 'a key'} that no run knows: {', '.join(unknown)[:200]}. "
+            f"conf has {'keys' if len(unknown) > 1 else 'a key'} that are unknown: {', '.join(unknown)[:200]}. "
             f"It takes {', '.join((*CollectConfig.model_fields, WAIT_FOR_JUDGE))}."
         )
     if not isinstance(conf.get(WAIT_FOR_JUDGE, False), bool):
@@ -61,13 +61,13 @@ def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
     for key in _ADDRESSES:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
-                f"conf {key} holds a login, and a scheduler shows what a run was triggered with. Leave it out there, "
+                f"conf {key} holds a login, and Airflow shows the conf of every run. Leave it out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    own = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
+    configured = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
     empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
     given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
-    return make_config({**own, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
+    return make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
 
 
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     settings = load_settings()
     url = ollama_url or read_conf(conf, settings).ollama_url
     lock = ResourceLock(writable_home(settings.home), f"Ollama at {canonical_url(url)}", "an unload after a collect")
-    if not _taken(lock):
-        print_message("another collect uses the server; it frees what it finds there itself")
+    if not _acquire(lock):
+        print_message("another collect uses the server; it unloads the model itself")
         return {"unloaded": None, "in_use": True}
     try:
         left = lock.left_behind
@@ -91,7 +91,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     return {"unloaded": left.model if left else None, "in_use": False}
 
 
-def _taken(lock: ResourceLock) -> bool:
+def _acquire(lock: ResourceLock) -> bool:
     """Whether the lock was acquired before the timeout."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -160,8 +160,8 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
         now = count_states(runs)
         if not now.pending + now.judged:
             raise NotEnoughData(
-                f"{experiment.name} has no answers of this run: {now.failed} cells failed, none succeeded. "
-                "The logs of the collect tasks say why."
+                f"{experiment.name} has no results of this run: {now.failed} cells failed, none succeeded. "
+                "See the logs of the collect tasks."
             )
         pending = frozenset(run.run_id for run in runs if run.state == RunState.PENDING)
         judging = _sheet(store, experiment, config, pending) if pending else None
@@ -188,14 +188,14 @@ def _sheet(
     from tipbench.judge.export import ExportRequest, export_sheet
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
 
-    for there in stored_sheets(store, experiment.experiment_id, experiment.name):
-        untouched = there.status is SheetStatus.EXPORTED and there.owner is None and not there.provisional
-        if untouched and {entry.run_id for entry in there.entries if entry.kind is ItemKind.CELL} == pending:
-            return there
+    for stored in stored_sheets(store, experiment.experiment_id, experiment.name):
+        untouched = stored.status is SheetStatus.EXPORTED and stored.owner is None and not stored.provisional
+        if untouched and {entry.run_id for entry in stored.entries if entry.kind is ItemKind.CELL} == pending:
+            return stored
     try:
         return export_sheet(store, experiment, ExportRequest(only=pending, suite=config.suite)).stored
     except NotEnoughData as exc:
-        print_message(f"no sheet was made: {exc}")
+        print_message(f"no sheet was exported: {exc}")
         return None
 
 
@@ -238,7 +238,9 @@ def compare(conf: Conf) -> dict[str, Any]:
 
 
 Hosts = Mapping[str, str | None]  # collect task id → URL; None for the server of the configuration
-_Answer = tuple[str, "dict[str, ModelFacts]", dict[str, str]]  # task id, accepted models, refused models with reasons
+_QueryResult = tuple[
+    str, "dict[str, ModelFacts]", dict[str, str]
+]  # task id, accepted models, refused models with reasons
 
 
 @dataclass(frozen=True)
@@ -258,13 +260,13 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     config = read_conf(conf, settings)
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
-    found = _ask_all(config, servers, settings)
+    found = _survey(config, servers, settings)
     if found.refused and not config.skip_refused:
         raise ModelRefused(" ".join(found.refused.values()) + " Set skip_refused to run the others.")
     made = _recorded_plan(config, suite, found, settings)
     if not found.facts:
         raise ModelRefused(" ".join(found.refused.values()))
-    _tell_refused(config, found)
+    _report_refused(config, found)
     sizes = {model: facts.params_b or 0.0 for model, facts in found.facts.items() if model not in made.aliases}
     given = assign_models(sizes, found.places)
     shares = {task: given.get(task, []) for task in hosts}
@@ -279,7 +281,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     }
 
 
-def _tell_refused(config: CollectConfig, found: ModelSurvey) -> None:
+def _report_refused(config: CollectConfig, found: ModelSurvey) -> None:
     """Log refused models, and emit them as an event for the panel's summary of the run."""
     reasons = tuple(found.refused.values())
     for reason in reasons:
@@ -302,7 +304,7 @@ def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[st
     if not wanted and not is_loopback(config.ollama_url):
         raise UsageError(
             f"conf ollama_url takes one of the listed hosts: {', '.join(listed.values())} (got {config.ollama_url}). "
-            "Leave it out to spread the models over all of them, or add the host to ollama_hosts."
+            "Leave it out to use all of them, or add the host to ollama_hosts."
         )
     return wanted or listed
 
@@ -321,59 +323,59 @@ def assign_models(sizes: Mapping[str, float], places: Mapping[str, Sequence[str]
     return {task: [model for model in sizes if share[model] == task] for task in dict.fromkeys(share.values())}
 
 
-def _ask_all(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
+def _survey(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
     """Query each server for its models; embedded and baseline models run with the first task."""
     from tipbench.generate.engine import engine_of
 
-    own = [model for model in config.model_names if engine_of(model) != "ollama"]
-    theirs = [model for model in config.model_names if engine_of(model) == "ollama"]
-    answers: list[_Answer] = [(next(iter(servers)), *_ask(config, own, settings))] if own else []
-    answers += _ask_servers(config, servers, theirs, settings) if theirs else []
-    return _merged(config.model_names, answers)
+    local = [model for model in config.model_names if engine_of(model) != "ollama"]
+    remote = [model for model in config.model_names if engine_of(model) == "ollama"]
+    results: list[_QueryResult] = [(next(iter(servers)), *_query(config, local, settings))] if local else []
+    results += _query_servers(config, servers, remote, settings) if remote else []
+    return _merged(config.model_names, results)
 
 
-def _ask_servers(
+def _query_servers(
     config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
-) -> list[_Answer]:
+) -> list[_QueryResult]:
     """Query the servers; waits for an unavailable one only if the others lack a model, then refuses that model.
 
     Raises OllamaUnavailable if all servers are unavailable, or if `skip_refused` is off.
     """
     from tipbench.record.collect import retry_while_unavailable
 
-    def ask() -> list[_Answer]:
-        answers, away = _ask_each(config, servers, models, settings)
-        if away and {model for _task, facts, _refused in answers for model in facts} != set(models):
-            raise away[0]
-        for gone in away:
-            print_message(f"warning: {gone} Its models run elsewhere.")
-        return answers
+    def ask() -> list[_QueryResult]:
+        results, unavailable = _query_each(config, servers, models, settings)
+        if unavailable and {model for _task, facts, _refused in results for model in facts} != set(models):
+            raise unavailable[0]
+        for error in unavailable:
+            print_message(f"warning: {error} The other servers run its models.")
+        return results
 
     try:
         return retry_while_unavailable(ask, "Ollama", config.server_wait_s, log_event)
     except OllamaUnavailable:
-        answers, away = _ask_each(config, servers, models, settings)
-        if not config.skip_refused or len(away) == len(servers):
+        results, unavailable = _query_each(config, servers, models, settings)
+        if not config.skip_refused or len(unavailable) == len(servers):
             raise
-        return answers
+        return results
 
 
-def _ask_each(
+def _query_each(
     config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
-) -> tuple[list[_Answer], list[OllamaUnavailable]]:
+) -> tuple[list[_QueryResult], list[OllamaUnavailable]]:
     """Query each server once; models of an unavailable server are refused with the error as reason."""
-    answers: list[_Answer] = []
-    away: list[OllamaUnavailable] = []
+    results: list[_QueryResult] = []
+    unavailable: list[OllamaUnavailable] = []
     for task, url in servers.items():
         try:
-            answers.append((task, *_ask(config.model_copy(update={"ollama_url": url}), models, settings)))
+            results.append((task, *_query(config.model_copy(update={"ollama_url": url}), models, settings)))
         except OllamaUnavailable as exc:
-            answers.append((task, {}, dict.fromkeys(models, str(exc))))
-            away.append(exc)
-    return answers, away
+            results.append((task, {}, dict.fromkeys(models, str(exc))))
+            unavailable.append(exc)
+    return results, unavailable
 
 
-def _ask(
+def _query(
     config: CollectConfig, models: Iterable[str], settings: Settings
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
@@ -386,17 +388,17 @@ def _ask(
         close_engines(engines, print_message)
 
 
-def _merged(models: Iterable[str], answers: Sequence[_Answer]) -> ModelSurvey:
+def _merged(models: Iterable[str], results: Sequence[_QueryResult]) -> ModelSurvey:
     facts: dict[str, ModelFacts] = {}
     places: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}
     for model in models:
-        having = [(task, found[model]) for task, found, _ in answers if model in found]
-        if having:
-            facts[model] = having[0][1]
-            places[model] = tuple(task for task, fact in having if fact.digest == facts[model].digest)
+        hosts_with = [(task, found[model]) for task, found, _ in results if model in found]
+        if hosts_with:
+            facts[model] = hosts_with[0][1]
+            places[model] = tuple(task for task, fact in hosts_with if fact.digest == facts[model].digest)
         else:
-            refused[model] = " ".join(dict.fromkeys(no[model] for _, _, no in answers if model in no))
+            refused[model] = " ".join(dict.fromkeys(no[model] for _, _, no in results if model in no))
     return ModelSurvey(facts, places, refused)
 
 
@@ -410,10 +412,10 @@ def _recorded_plan(config: CollectConfig, suite: Suite, found: ModelSurvey, sett
     from tipbench.record.plan_check import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
-    keeper = open_tracking_store(settings, config.mlflow_url)
+    tracking = open_tracking_store(settings, config.mlflow_url)
     try:
-        print_message(f"MLflow: {keeper.how}")
-        store = keeper.store
+        print_message(f"MLflow: {tracking.how}")
+        store = tracking.store
         wait_s = config.server_wait_s
         experiment = retry_while_unavailable(
             lambda: store.ensure_experiment(config.experiment), "MLflow", wait_s, log_event
@@ -425,14 +427,14 @@ def _recorded_plan(config: CollectConfig, suite: Suite, found: ModelSurvey, sett
             store.touch(experiment.experiment_id)
         recorded = read_recorded(store, experiment.experiment_id, RunContext(config, suite, "").conditions)
     finally:
-        keeper.close()
+        tracking.close()
     return make_plan(suite, config, found.facts, found.refused, recorded, lambda m: free_memory_for(m, config))
 
 
-_MISUSED = 2
+_USAGE_ERROR = 2
 _INTERRUPTED = 130
 _MOST_JSON = 16_000_000
-_TOLD = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
+_SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
 
 
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
@@ -445,11 +447,11 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     code = child.run()
     summary = _summary(child.printed)
     if code == 0 and summary is not None:
-        return {"model": model} | {key: summary.get(key) for key in _TOLD}
+        return {"model": model} | {key: summary.get(key) for key in _SUMMARY_KEYS}
     reason = _reason(child, code, summary)
     if not child.failure:
         print_event(Failure(reason))
-    raise (UsageError if code == _MISUSED else TipbenchError)(reason)
+    raise (UsageError if code == _USAGE_ERROR else TipbenchError)(reason)
 
 
 def _summary(printed: bytes) -> dict[str, Any] | None:
@@ -466,10 +468,10 @@ def _reason(child: ChildProcess, code: int, summary: dict[str, Any] | None) -> s
         first = next(iter(summary.get("failures") or ()), "")
         return f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first}"
     if code in (_INTERRUPTED, -signal.SIGTERM):
-        return "The collect was told to end; what was finished is kept, and the next try continues."
+        return "The collect was stopped; finished cells are kept, and the next attempt continues."
     if code < 0:
-        return f"The collect was ended by signal {-code}; what was finished is kept, and the next try continues."
-    return f"The collect ended with {code}: {child.last_word or 'without a word'}"
+        return f"The collect was ended by signal {-code}; finished cells are kept, and the next attempt continues."
+    return f"The collect ended with {code}: {child.last_line or 'no message'}"
 
 
 class ChildProcess:
@@ -480,7 +482,7 @@ class ChildProcess:
         self._private = dict(private)
         self.printed = b""
         self.failure = ""
-        self.last_word = ""
+        self.last_line = ""
 
     def run(self) -> int:
         """Run the command and return its exit code; negative for a signal."""
@@ -499,15 +501,15 @@ class ChildProcess:
             finally:
                 os.close(writing)
             assert process.stdin is not None  # noqa: S101 - PIPE is passed to Popen
-            with process, _closed_with_us(process.stdin):
-                return self._listen(process, events)
+            with process, _closed_on_exit(process.stdin):
+                return self._read_output(process, events)
 
-    def _listen(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
+    def _read_output(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
         assert process.stdout is not None  # noqa: S101 - PIPE is passed to Popen
         assert process.stderr is not None  # noqa: S101
         readers = [
             threading.Thread(target=_each_line, args=(stream, take), daemon=True)
-            for stream, take in ((process.stderr, self._word), (events, self._event))
+            for stream, take in ((process.stderr, self._read_message), (events, self._event))
         ]
         for reader in readers:
             reader.start()
@@ -517,9 +519,9 @@ class ChildProcess:
             reader.join(timeout=5.0)  # do not wait for a grandchild that keeps the pipe open
         return code
 
-    def _word(self, line: bytes) -> None:
+    def _read_message(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip()
-        self.last_word = text or self.last_word
+        self.last_line = text or self.last_line
         _log(f"| {text}" if parse_line(line) is not None else text)  # prefix output that could be parsed as an event
 
     def _event(self, line: bytes) -> None:
@@ -542,7 +544,7 @@ def _each_line(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
 
 
 @contextmanager
-def _closed_with_us(pipe: IO[bytes]) -> Iterator[None]:
+def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
     """Close the pipe on SIGTERM or any exception, so that the child exits gracefully."""
     if threading.current_thread() is not threading.main_thread():
         with pipe:

@@ -94,9 +94,9 @@ def show_summary(summary: Summary) -> None:
             f"… and {len(summary.failures) - _SHOWN_FAILURES} more; `tipbench runs list --state failed` lists them"
         )
     if summary.failures:
-        print_message("run the same command again to try the failed cells once more")
+        print_message("run the same command again to retry the failed cells")
     if summary.experiment_url:
-        print_message(f"look at it: {summary.experiment_url}")
+        print_message(f"MLflow: {summary.experiment_url}")
 
 
 def _with_unit(value: float | None, form: str, unit: str = "") -> str | None:

@@ -33,7 +33,7 @@ DEMO = {
 def demo(
     mlflow_url: Annotated[
         str | None,
-        typer.Option("--mlflow-url", metavar="URL", help="Another MLflow server than the demo's own local one."),
+        typer.Option("--mlflow-url", metavar="URL", help="The MLflow server. [default: the demo's local one]"),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -97,11 +97,11 @@ What next
   tipbench judge export --experiment {EXPERIMENT} --judge YOU --out sheet.json{{where}}
                                                     judge by hand: a blind sheet; fill it in, then `judge apply`
   tipbench compare {EXPERIMENT} --html report.html{{where}}
-                                                    the board again, with charts and every answer side by side
+                                                    the leaderboard with charts and all answers
   tipbench panel{{where}}
-                                                    all of it in the browser: start, watch, judge, decide
+                                                    the web panel: start, watch, judge, decide
   tipbench runs list --experiment {EXPERIMENT}{{where}}
-                                                    every answer; `runs show ID` prints one with its prompt
-  tipbench plan                                     with Ollama running: what a real benchmark would do
-  tipbench collect                                  …and do it
-  tipbench mlflow down                              stop the local MLflow (its data stay)"""
+                                                    all answers; `runs show ID` prints one with its prompt
+  tipbench plan                                     with Ollama running: the plan of a real benchmark
+  tipbench collect                                  … and run it
+  tipbench mlflow down                              stop the local MLflow; its data is kept"""

@@ -88,37 +88,37 @@ def observed(view: Callable[[record.Event], None]) -> Callable[[record.Event], N
         return view
     translate = _Translation()
 
-    def tell(event: record.Event) -> None:
+    def report(event: record.Event) -> None:
         view(event)
         translate(event)
 
-    return tell
+    return report
 
 
-def tee_events(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that calls `say` and also writes a message event."""
+def tee_events(show: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that calls `show` and also writes a message event."""
     if _writer is None:
-        return say
+        return show
     from tipbench.jobs.events import Message
 
-    def tell(text: str) -> None:
-        say(text)
+    def report(text: str) -> None:
+        show(text)
         emit(Message(text))
 
-    return tell
+    return report
 
 
 def counted(judge: str, count: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
     """Return a progress callback (scored, unscored, total) that also writes judging events."""
 
-    def tell(scored: int, unscored: int, total: int) -> None:
+    def report(scored: int, unscored: int, total: int) -> None:
         count(scored + unscored, total)
         if _writer is not None:
             from tipbench.jobs.events import Judging
 
             emit(Judging(judge, scored, unscored, total))
 
-    return tell
+    return report
 
 
 def emit_collected(summary: Summary) -> None:

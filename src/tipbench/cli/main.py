@@ -40,10 +40,10 @@ from tipbench.errors import TipbenchError, UsageError
 INTERRUPTED = 130
 EXIT_CODES = {
     0: "fine",
-    1: "failed: a server is away, a cell failed, something could not be done",
-    2: "misused: the command, its options, its files or its models are wrong; nothing was generated",
-    3: "not enough data: nothing is recorded that could be shown",
-    INTERRUPTED: "interrupted by Ctrl-C or a polite kill: weights unloaded, what is finished is kept",
+    1: "failed: a server is unavailable, a cell failed, or another error",
+    2: "usage error: invalid command, options, files or models; nothing was generated",
+    3: "not enough data for a result",
+    INTERRUPTED: "interrupted by Ctrl-C or SIGTERM: weights unloaded, finished cells kept",
 }
 
 

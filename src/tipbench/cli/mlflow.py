@@ -47,6 +47,6 @@ def status(json_: JsonOption = False) -> None:
     if json_:
         print_json(vars(now) | {"home": str(home)})
     elif now.running:
-        print(f"running at {now.url}{'' if now.healthy else ' (not answering yet)'}")
+        print(f"running at {now.url}{'' if now.healthy else ' (not responding yet)'}")
     else:
-        print(f"not running; its data are in {home / 'mlflow'}")
+        print(f"not running; its data is in {home / 'mlflow'}")

@@ -57,13 +57,13 @@ def _download_progress() -> Iterator[Callable[[int, int | None], None]]:
 
 def _lines() -> Callable[[int, int | None], None]:
     """Return a callback that prints a line for each quarter of the download."""
-    told = -1
+    shown = -1
 
     def report(done: int, total: int | None) -> None:
-        nonlocal told
+        nonlocal shown
         quarter = done * 4 // total if total else 0
-        if quarter != told:
-            told = quarter
+        if quarter != shown:
+            shown = quarter
             print_message(
                 f"weights: {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"weights: {done / 1e6:.0f} MB"
             )

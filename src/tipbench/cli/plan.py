@@ -76,7 +76,7 @@ def _recorded(config: CollectConfig, settings: Settings, suite: Suite) -> Record
 
 def _show(made: Plan) -> None:
     if not made.models:
-        print("nothing to generate: no model may run")
+        print("nothing to generate: every model is refused")
         return
     scenarios = len({cell.cell.scenario for cell in made.cells})
     print(
@@ -105,7 +105,7 @@ def _show(made: Plan) -> None:
     if waiting:
         print(f"{plural(waiting, 'finished cell')} in the journal: the next collect records them first")
     if made.stale:
-        print(f"{plural(made.stale, 'recorded answer')} stale: an earlier build of the model, or an older prompt text")
+        print(f"{plural(made.stale, 'recorded answer')} stale: an earlier version of the model or of the prompt")
 
 
 def _total(made: Plan) -> str:

@@ -43,9 +43,9 @@ def sentence(event: Message | Waiting | Resumed) -> str:
     """Return the text of an event, for both views."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
-        return f"waiting for {event.what} to come back{limit} (Ctrl-C stops; nothing finished is lost)"
+        return f"waiting for {event.what}{limit} (Ctrl-C stops; finished results are kept)"
     if isinstance(event, Resumed):
-        return f"{event.what} is back"
+        return f"{event.what} is available again"
     return f"warning: {printable(event.text)}" if event.warning else printable(event.text)
 
 
@@ -76,9 +76,9 @@ class LineProgress:
             elif isinstance(event, CellFinished):
                 self._cell(event)
             elif isinstance(event, BlockFinished):
-                print_message(f"{event.model}: {self._done} of {self._total} done, nothing left in memory")
+                print_message(f"{event.model}: {self._done} of {self._total} done, memory freed")
             elif isinstance(event, Recording):
-                self._now_and_then(f"recording: {event.left} to go")
+                self._now_and_then(f"recording: {event.left} left")
             else:
                 print_message(sentence(event))
 

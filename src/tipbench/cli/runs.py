@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.run import StoredRun
 
-app = typer.Typer(help="Read back recorded runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List and show recorded runs.", no_args_is_help=True, rich_markup_mode=None)
 
 _TABLE_LIMIT = 50
 _ID_CHARS = 32
@@ -40,7 +40,7 @@ def list_runs(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="NUMBER", help=f"At most so many, newest first (table: {_TABLE_LIMIT}; else all)."),
+        typer.Option(min=1, metavar="NUMBER", help=f"Maximum number, newest first (table: {_TABLE_LIMIT}; else all)."),
     ] = None,
     mlflow_url: MlflowOption = None,
     format_: FormatOption = Format.TABLE,
@@ -167,7 +167,7 @@ def _get(store: MlflowStore, run_id: str) -> tuple[StoredRun, dict[str, str]]:
     except MlflowError as exc:
         if exc.status == 404 and exc.code:
             raise UsageError(
-                f"There is no run {run_id} in MLflow at {store.url}. `tipbench runs list` shows what there is."
+                f"Unknown run {run_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
             ) from exc
         raise
 

@@ -73,8 +73,8 @@ def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
         if has_data:
             raise
         raise NotEnoughData(
-            "Nothing is recorded yet: no MLflow answers on localhost:5000, and the local one was never used. "
-            "`tipbench demo` or `tipbench collect` makes the first experiment; --mlflow-url names another server."
+            "Nothing is recorded yet: no MLflow responds on localhost:5000, and the local one has no data. "
+            "`tipbench demo` or `tipbench collect` creates the first experiment; --mlflow-url selects another server."
         ) from exc
     if not wanted:
         print_message(f"reading from {tracking.how}")
@@ -90,8 +90,8 @@ def existing_experiment(store: MlflowStore, name: str) -> Experiment:
     experiment = store.experiment(name)
     if experiment is None:
         raise NotEnoughData(
-            f"There is no experiment {name} in MLflow at {store.url}. `tipbench experiments` lists what there is; "
-            "`tipbench collect` makes one."
+            f"Unknown experiment {name} in MLflow at {store.url}. `tipbench experiments` lists the recorded ones; "
+            "`tipbench collect` creates one."
         )
     return experiment
 

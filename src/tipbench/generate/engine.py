@@ -112,7 +112,7 @@ class Engine(Protocol):
         """Called before a model's first call; returns once no other weights are in memory, or raises ResidencyError."""
         ...
 
-    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+    def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Send one call; retries only failures that are not caused by the model. Thread-safe."""
         ...
 
@@ -187,14 +187,14 @@ class Memory:
 def rejection_reason(facts: ModelFacts, *, max_model_b: float, allow_unknown_size: bool) -> str | None:
     """Return why a model may not run, with the limit; None if it may."""
     if facts.remote:
-        return f"{facts.model} is a cloud model: it would be computed elsewhere. Choose a model with local weights."
+        return f"{facts.model} is a cloud model: it runs on another server. Choose a model with local weights."
     if not facts.completes:
         return f"{facts.model} cannot complete text (its capabilities lack `completion`). Choose a chat model."
     if facts.params_b is None:
         if allow_unknown_size:
             return None
         return (
-            f"{facts.model} does not tell its parameter count; the limit is {max_model_b:g}B. "
+            f"{facts.model} has an unknown parameter count; the limit is {max_model_b:g}B. "
             "Choose another model, or pass --allow-unknown-size."
         )
     if facts.params_b > max_model_b:

@@ -62,16 +62,16 @@ class LlamaCppEngine(InProcessEngine):
             kv_bytes_per_token=known.kv_bytes_per_token,
         )
 
-    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+    def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
-        request = _request(ask, self._num_ctx)
+        payload = _payload(request, self._num_ctx)
         began = time.monotonic()
-        if not _RESIDENT.wait_for_turn(ask.cancel):
+        if not _RESIDENT.wait_for_turn(request.cancel):
             return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting", wall_s=time.monotonic() - began)
         try:
-            return self._answer(ask, request, began)
+            return self._answer(request, payload, began)
         finally:
-            if ask.last:
+            if request.last:
                 _RESIDENT.drop()
             _RESIDENT.turn.release()
 
@@ -96,24 +96,24 @@ class LlamaCppEngine(InProcessEngine):
             )
         return known
 
-    def _answer(self, ask: GenerationRequest, request: dict[str, Any], began: float) -> Completion | EngineFailure:
+    def _answer(self, request: GenerationRequest, payload: dict[str, Any], began: float) -> Completion | EngineFailure:
         try:
-            load_s = self._load(ask)
+            load_s = self._load(request)
         except ModelRefused as exc:
             return EngineFailure(FailureKind.MISSING_MODEL, str(exc), wall_s=time.monotonic() - began)
         except RuntimeError as exc:
             return EngineFailure(FailureKind.LOAD_FAILED, f"llama.cpp: {exc}", wall_s=time.monotonic() - began)
-        stream = _Stream(ask)
+        stream = _Stream(request)
         try:
-            _generate(_RESIDENT.server, request, stream)
+            _generate(_RESIDENT.server, payload, stream)
         except RuntimeError as exc:
             return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}", began)
         return stream.outcome(load_s, began)
 
-    def _load(self, ask: GenerationRequest) -> float:
-        known = self._known(ask.model)
-        num_ctx = min(int(ask.options["num_ctx"]), known.context_length)
-        return _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, ask.model)
+    def _load(self, request: GenerationRequest) -> float:
+        known = self._known(request.model)
+        num_ctx = min(int(request.options["num_ctx"]), known.context_length)
+        return _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, request.model)
 
 
 class _Resident:
@@ -155,8 +155,8 @@ _RESIDENT = _Resident()
 class _Stream:
     """Receives llama.cpp's chunks; returning True stops the generation."""
 
-    def __init__(self, ask: GenerationRequest) -> None:
-        self._ask = ask
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
         self._began = time.monotonic()
         self._first: float | None = None
         self._text: list[str] = []
@@ -186,7 +186,7 @@ class _Stream:
         if self._error is not None:
             return self._refusal(self._error, began)
         if self._finish is None:
-            return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without saying why", began)
+            return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason", began)
         timings = self._timings
         output_tokens = timings.get("predicted_n")
         return Completion(
@@ -216,15 +216,15 @@ class _Stream:
     def _must_stop(self) -> bool:
         if self._finish is not None:
             return False
-        if self._ask.cancel.is_set():
+        if self._request.cancel.is_set():
             self._stopped = FailureKind.CANCELLED
-        elif time.monotonic() - self._began > self._ask.timeout_s:
+        elif time.monotonic() - self._began > self._request.timeout_s:
             self._stopped = FailureKind.TIMEOUT
         return self._stopped is not None
 
     def _why_stopped(self) -> str:
         if self._stopped is FailureKind.TIMEOUT:
-            return f"no complete answer within {self._ask.timeout_s:g} s"
+            return f"no complete answer within {self._request.timeout_s:g} s"
         return "cancelled"
 
     def _refusal(self, error: Mapping[str, Any], began: float) -> EngineFailure:
@@ -236,7 +236,7 @@ class _Stream:
         return self.failure(FailureKind.REJECTED if rejected else FailureKind.INCOMPLETE, message, began)
 
 
-def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
+def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
     """Run the call in a separate thread: in the caller's, xllamacpp would swallow a Ctrl-C.
 
     Waits on an event, because an interrupted Thread.join() marks the thread as finished, and a process that exits
@@ -247,7 +247,7 @@ def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
 
     def work() -> None:
         try:
-            server.handle_chat_completions(request, stream)
+            server.handle_chat_completions(payload, stream)
         except RuntimeError as exc:
             failed.append(exc)
         finally:
@@ -267,14 +267,14 @@ def _generate(server: Any, request: dict[str, Any], stream: _Stream) -> None:
         raise failed[0]
 
 
-def _request(ask: GenerationRequest, max_ctx: int) -> dict[str, Any]:
-    if differs := set(ask.options) ^ _OPTIONS:
+def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
+    if differs := set(request.options) ^ _OPTIONS:
         raise ValueError(f"options sent to llama.cpp must be exactly {sorted(_OPTIONS)}; differs in {sorted(differs)}")
-    options = ask.options
+    options = request.options
     if options["num_ctx"] > max_ctx:
         raise ValueError(f"num_ctx may be at most the engine's {max_ctx}; it is {options['num_ctx']}")
     return {
-        "messages": [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}],
+        "messages": [{"role": "system", "content": request.system}, {"role": "user", "content": request.user}],
         "max_tokens": options["num_predict"],
         "temperature": options["temperature"],
         "top_k": options["top_k"],

@@ -141,7 +141,7 @@ class OllamaEngine:
                 self._rest.unload(model.name)
 
     def _report_foreign(self, name: str) -> None:
-        self._report(f"another client loaded {name} on {self._rest.url}: cells generated beside it are marked")
+        self._report(f"another client loaded {name} on {self._rest.url}: cells generated at the same time are marked")
 
     # Calls
 
@@ -156,71 +156,71 @@ class OllamaEngine:
         self._monitor.stop()
         self._rest.close()
 
-    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+    def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         if self._rule.unload == "call" and self._current is not None and self.alive():
             wait_until_gone(self._rest, self._current.digest)  # the previous call must have freed its memory
-        result = self._ask_with_retries(ask)
+        result = self._send_with_retries(request)
         if self._monitor.moved:
-            raise OllamaError(_moved(ask.model))
+            raise OllamaError(_moved(request.model))
         return result
 
-    def _ask_with_retries(self, ask: GenerationRequest) -> Completion | EngineFailure:
-        body = self._body(ask)
+    def _send_with_retries(self, request: GenerationRequest) -> Completion | EngineFailure:
+        body = self._body(request)
         tried = _Tries()
         while True:
-            chat = self._rest.chat(body, timeout_s=ask.timeout_s, cancel=ask.cancel)
-            verdict = self._judge(chat, ask, tried)
+            chat = self._rest.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
+            verdict = self._classify(chat, request, tried)
             if not isinstance(verdict, _Again):
                 return verdict
-            if ask.cancel.wait(verdict.wait_s):
+            if request.cancel.wait(verdict.wait_s):
                 return EngineFailure(FailureKind.CANCELLED, "stopped", chat.text, chat.wall_s)
 
-    def _body(self, ask: GenerationRequest) -> dict[str, Any]:
-        unknown = set(ask.options) ^ _OPTIONS
+    def _body(self, request: GenerationRequest) -> dict[str, Any]:
+        unknown = set(request.options) ^ _OPTIONS
         if unknown:
             raise ValueError(f"options sent to Ollama must be exactly {sorted(_OPTIONS)}; differs in {sorted(unknown)}")
-        messages = [{"role": "user", "content": ask.user}]
-        if ask.system:
-            messages.insert(0, {"role": "system", "content": ask.system})
-        free = ask.last or self._rule.unload == "call"
+        messages = [{"role": "user", "content": request.user}]
+        if request.system:
+            messages.insert(0, {"role": "system", "content": request.system})
+        free = request.last or self._rule.unload == "call"
         body: dict[str, Any] = {
-            "model": ask.model,
+            "model": request.model,
             "messages": messages,
             "stream": True,
             "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
             "keep_alive": 0 if free else KEEP_WARM_S,
-            "options": dict(ask.options),
+            "options": dict(request.options),
         }
-        if ask.thinking:
+        if request.thinking:
             body["think"] = False
-        if ask.answer_schema is not None:
-            body["format"] = dict(ask.answer_schema)
+        if request.answer_schema is not None:
+            body["format"] = dict(request.answer_schema)
         return body
 
-    def _judge(self, chat: Chat, ask: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
+    def _classify(self, chat: Chat, request: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
         """Convert the end of a call into a result or a retry; retries only what is not caused by the model."""
         if chat.ending is Ending.DONE:
-            return _not_local(chat) or read_completion(chat, ask)
+            return _remote_failure(chat) or read_completion(chat, request)
         if chat.ending is Ending.CLEAN_END:
-            return self._clean_end(chat, ask, tried)
+            return self._clean_end(chat, request, tried)
         if chat.ending is Ending.CANCELLED:
             return _failure(FailureKind.CANCELLED, chat, "stopped")
         if chat.ending in (Ending.REFUSED, Ending.RESET, Ending.TIMEOUT):
             return self._broken(chat, tried)
         if chat.ending is Ending.STATUS:
             return self._status(chat, tried)
-        return _failure(FailureKind.INCOMPLETE, chat, f"the answer broke off: {chat.error}")
+        return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
 
-    def _clean_end(self, chat: Chat, ask: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
+    def _clean_end(self, chat: Chat, request: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
         if tried.take("clean end", 1):
             return _Again()
         if not chat.text:
             return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
-        return read_completion(chat, ask)
+        return read_completion(chat, request)
 
     def _broken(self, chat: Chat, tried: _Tries) -> EngineFailure | _Again:
         if chat.ending is Ending.REFUSED or not self.alive():
-            return _failure(FailureKind.SERVER_GONE, chat, f"Ollama at {self._rest.url} is away: {chat.error}")
+            return _failure(FailureKind.SERVER_GONE, chat, f"Ollama at {self._rest.url} is unavailable: {chat.error}")
         if chat.ending is Ending.TIMEOUT:
             return _failure(FailureKind.TIMEOUT, chat, chat.error)
         if chat.before_first_byte and tried.take("reset", _RESET_TRIES - 1):
@@ -262,7 +262,7 @@ class _Tries:
         return self._used.get(kind, 0)
 
 
-def read_completion(chat: Chat, ask: GenerationRequest) -> Completion:
+def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
     last = chat.last
     total, load = _seconds(last, "total_duration"), _seconds(last, "load_duration")
@@ -279,16 +279,16 @@ def read_completion(chat: Chat, ask: GenerationRequest) -> Completion:
         prompt_tokens=prompt,
         output_tokens=output,
         tokens_per_s=output / evaluated if output and evaluated else None,
-        truncated=was_truncated(ask, prompt),
+        truncated=was_truncated(request, prompt),
     )
 
 
-def was_truncated(ask: GenerationRequest, prompt_tokens: int | None) -> bool:
+def was_truncated(request: GenerationRequest, prompt_tokens: int | None) -> bool:
     """Return whether the server truncated the prompt: it filled the context, or has fewer tokens than words."""
     if prompt_tokens is None:
         return False
-    words = len(ask.system.split()) + len(ask.user.split())
-    return prompt_tokens >= ask.options["num_ctx"] or prompt_tokens < words
+    words = len(request.system.split()) + len(request.user.split())
+    return prompt_tokens >= request.options["num_ctx"] or prompt_tokens < words
 
 
 def _moved(model: str) -> str:
@@ -308,9 +308,9 @@ def _refusal_kind(chat: Chat) -> FailureKind:
     return FailureKind.PROMPT_TOO_LONG if too_long else FailureKind.REJECTED
 
 
-def _not_local(chat: Chat) -> EngineFailure | None:
+def _remote_failure(chat: Chat) -> EngineFailure | None:
     if chat.last.get("remote_model") or chat.last.get("remote_host"):
-        return _failure(FailureKind.NOT_LOCAL, chat, f"computed elsewhere: {chat.last.get('remote_host')}")
+        return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {chat.last.get('remote_host')}")
     return None
 
 

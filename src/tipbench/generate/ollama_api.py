@@ -83,7 +83,7 @@ class OllamaApi:
         if response.status_code != 200 and (words := _words(response)):
             raise ModelRefused(
                 f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {words!r}. "
-                "Check the name; `ollama list` shows those there are."
+                "Check the name; `ollama list` shows the installed models."
             )
         return _object(response)
 
@@ -171,7 +171,7 @@ class OllamaApi:
 
     def _check_files(self, exc: httpx.HTTPError) -> None:
         if too_many_files(exc):
-            raise TipbenchError(f"Ollama at {self.url} could not be asked: {TOO_MANY_FILES}.") from exc
+            raise TipbenchError(f"Ollama at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
 
     def _stream(
         self,
@@ -212,8 +212,8 @@ class OllamaApi:
         except httpx.HTTPError as exc:
             self._check_files(exc)
             raise OllamaUnavailable(
-                f"Ollama at {self.url} does not answer ({type(exc).__name__}). Start it with `ollama serve`, "
-                "or name the right address with --ollama-url or OLLAMA_HOST."
+                f"Ollama at {self.url} does not respond ({type(exc).__name__}). Start it with `ollama serve`, "
+                "or set its address with --ollama-url or OLLAMA_HOST."
             ) from exc
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -309,8 +309,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
     if response.status_code != 200 or not isinstance(value, dict):
         raise OllamaError(
-            f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not Ollama's "
-            "way. Check --ollama-url or OLLAMA_HOST."
+            f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not an "
+            "Ollama response. Check --ollama-url or OLLAMA_HOST."
         )
     return value
 

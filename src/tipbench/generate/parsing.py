@@ -199,11 +199,11 @@ def _plain_tips(texts: Iterable[str]) -> list[Tip]:
     """Parse an array of strings, some of which may be labelled as the rationale of the previous one."""
     tips: list[Tip] = []
     for text in texts:
-        said, is_why = split_label(text.strip())
+        content, is_why = split_label(text.strip())
         if is_why and tips:
-            tips[-1] = Tip(tips[-1].tip, said)
-        elif not is_why and is_meaningful(said):
-            tips.append(Tip(said))
+            tips[-1] = Tip(tips[-1].tip, content)
+        elif not is_why and is_meaningful(content):
+            tips.append(Tip(content))
     return tips
 
 
@@ -244,7 +244,7 @@ class _Line:
 class _Item:
     parts: list[str]
     why: str = ""
-    why_said: bool = False  # by its label, not by its position
+    why_labelled: bool = False  # by its label, not by its position
 
     @property
     def unfinished(self) -> bool:
@@ -338,8 +338,8 @@ class _Collector:
     def _below(self, item: _Item, line: _Line) -> None:
         if line.kind is _Kind.WHY or self.why_next:
             self.why_next = not line.text
-            if not item.why_said and line.text:
-                item.why, item.why_said = line.text, True
+            if not item.why_labelled and line.text:
+                item.why, item.why_labelled = line.text, True
         elif not line.text:
             return
         elif not item.parts or item.parts[-1].endswith(":"):

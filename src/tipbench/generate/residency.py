@@ -59,7 +59,7 @@ class Evidence:
         parts = [
             f"most models resident at once: {self.most_resident}",
             f"{plural(self.samples, 'sample')}, largest gap {self.largest_gap_s:.1f} s",
-            f"{plural(self.handovers, 'handover')} verified empty",
+            f"{plural(self.handovers, 'handover')} with memory confirmed free",
         ]
         if self.foreign:
             parts.append(f"other clients' models seen: {', '.join(self.foreign)}")
@@ -204,10 +204,10 @@ def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DE
             if now - start > stuck_s:
                 raise ResidencyError(
                     f"{_names(listed)} is still in memory after {now - start:.0f} s, so no further model was loaded: "
-                    "it hangs in unloading. Restart the Ollama server."
+                    "unloading hangs. Restart the Ollama server."
                 )
         elif now - answered > min(_SILENCE_S, stuck_s):
-            raise OllamaUnavailable(f"The Ollama server did not say what is in memory for {now - answered:.0f} s.")
+            raise OllamaUnavailable(f"The Ollama server did not report what is in memory for {now - answered:.0f} s.")
         time.sleep(_POLL_S if now - start < 1 else _SLOW_POLL_S)
 
 
@@ -217,7 +217,7 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
     while (listed := host.resident()) != ():
         waited = time.monotonic() - start
         if waited > wait_s:
-            seen = f"{_names(listed)} is still in memory" if listed else "The server does not say what is in memory"
+            seen = f"{_names(listed)} is still in memory" if listed else "The server does not report what is in memory"
             raise ResidencyError(
                 f"{seen} after {waited:.0f} s, so no further model was loaded: another client keeps it. "
                 "Stop that client, or pass --evict."
@@ -227,7 +227,7 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
     """Empty the memory before a run: unloads what a dead collect of ours left; anything else needs `evict`."""
-    listed = _look_patiently(host, wait_s)
+    listed = _resident_models(host, wait_s)
     foreign = [model for model in listed if model.digest not in leftovers]
     if foreign and not evict:
         raise ResidencyError(
@@ -240,11 +240,11 @@ def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, 
         wait_until_empty(host, wait_s=max(wait_s, STUCK_DEADLINE_S))
 
 
-def _look_patiently(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
+def _resident_models(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
     deadline = time.monotonic() + max(wait_s, 1.0)
     while (listed := host.resident()) is None:
         if time.monotonic() > deadline:
-            raise ResidencyError(f"The Ollama server did not say within {wait_s:g} s what is in its memory.")
+            raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")
         time.sleep(_SLOW_POLL_S)
     return listed
 

@@ -138,14 +138,14 @@ class TemplateEngine(InProcessEngine):
             kv_bytes_per_token=0,
         )
 
-    def complete(self, ask: GenerationRequest) -> Completion | EngineFailure:
+    def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Return exactly `n_tips` unique tips as the requested JSON array; deterministic for a scenario and seed."""
-        if ask.model != MODEL:
-            return EngineFailure(FailureKind.MISSING_MODEL, _unknown(ask.model))
-        if ask.cancel.is_set():
+        if request.model != MODEL:
+            return EngineFailure(FailureKind.MISSING_MODEL, _unknown(request.model))
+        if request.cancel.is_set():
             return EngineFailure(FailureKind.CANCELLED, "stopped before it began")
         start = time.perf_counter()
-        tips = fill(ask.scenario, ask.n_tips, int(ask.options.get("seed", 0)))
+        tips = fill(request.scenario, request.n_tips, int(request.options.get("seed", 0)))
         text = json.dumps(tips, ensure_ascii=False, indent=1)
         wall_s = time.perf_counter() - start
         return Completion(text, done_reason="stop", wall_s=wall_s, latency_s=wall_s, load_s=0.0)

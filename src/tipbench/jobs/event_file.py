@@ -104,8 +104,8 @@ def _shortfall(event: Collected) -> str:
 
 def _held(event: Judged) -> str:
     if event.held:
-        return f"The scores of {event.judge} are held: they are beyond the drift limit."
-    return f"No score came for {event.unscored} items." if event.unscored else ""
+        return f"The scores of {event.judge} are held: their drift is over the limit."
+    return f"{event.unscored} items have no score." if event.unscored else ""
 
 
 def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:

@@ -54,7 +54,7 @@ class JobFolder:
             shutil.rmtree(self.path)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the job, so that no other process starts it or marks it as never to be started."""
         self.make()
         with file_lock(self._lock, wait=True):  # held briefly, and released when its holder exits
@@ -74,15 +74,15 @@ class JobFolder:
         write_atomic(self._process, json.dumps(asdict(process)).encode())
 
     @property
-    def asked_at(self) -> float | None:
-        """When the process was asked to stop (Unix time); None if it was not."""
+    def cancel_sent_at(self) -> float | None:
+        """When a stop was requested (Unix time); None if it was not."""
         try:
             return float(self._asked.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
-    def note_asked(self, now: float) -> None:
-        """Save when the process was asked to stop."""
+    def note_cancel_sent(self, now: float) -> None:
+        """Save when a stop was requested."""
         with home_errors(self._asked, "cannot be written"):
             write_atomic(self._asked, str(now).encode())
 
@@ -107,11 +107,11 @@ class JobFolder:
         except OSError:
             return LogTail("", 0, cut=False)
         if start:
-            content = _from_a_beginning(content)
+            content = _from_line_start(content)
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
 
-def _from_a_beginning(content: bytes) -> bytes:
+def _from_line_start(content: bytes) -> bytes:
     """Drop the first partial line, or else word: credentials in a truncated URL would not be recognised."""
     return content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])

@@ -49,8 +49,8 @@ MOVES: Mapping[JobState, frozenset[JobState]] = {
 def check_transition(old: JobState, new: JobState) -> None:
     """Raise JobConflict for a transition that is not in `MOVES`."""
     if new not in MOVES[old]:
-        legal = " or ".join(sorted(MOVES[old])) or "nothing else any more"
-        raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Look at the job again.")
+        legal = " or ".join(sorted(MOVES[old])) or "no other state"
+        raise JobConflict(f"A job that is {old} may become {legal}, not {new}. Reload the job.")
 
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:

@@ -26,7 +26,7 @@ EVENTS_VARIABLE = "TIPBENCH_EVENTS"
 _START_S = 60.0
 _INTERRUPTED = 130
 _PROC = Path("/proc")
-_OURS_ALONE = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
+_PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
 
 
 class LocalRunner:
@@ -54,13 +54,13 @@ class LocalRunner:
         folder.make()
         if folder.process is not None or folder.never:
             return
-        trouble = self._launch(job, folder)
-        with folder.alone():
+        error = self._launch(job, folder)
+        with folder.locked():
             process = folder.process
             if process is None:
                 folder.note_never()  # a launch that timed out must not start later
-        if process is None or (trouble and not is_alive(process)):
-            raise JobStartError(f"The command could not be started: {trouble or _last_line(folder)}")
+        if process is None or (error and not is_alive(process)):
+            raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
     def _launch(self, job: Job, folder: JobFolder) -> str:
         """Run the launcher, which exits once the command has started; returns its error, or an empty string."""
@@ -95,30 +95,34 @@ class LocalRunner:
         if alive:
             return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
-            return JobStatus(JobState.LOST, reason=f"It was started on {process.host}, which cannot be seen from here.")
+            return JobStatus(
+                JobState.LOST, reason=f"It was started on {process.host}, which cannot be observed from this machine."
+            )
         if job.cancel_requested is not None:
-            return JobStatus(JobState.CANCELLED, reason="It was ended before it could say how far it was.")
+            return JobStatus(JobState.CANCELLED, reason="Ended before it reported progress.")
         return JobStatus(
             JobState.LOST,
-            reason=f"Its process ({process.pid}) is gone without a word: killed, out of memory, or the machine was "
-            "restarted. What is finished is kept; a retry continues.",
+            reason=f"Its process ({process.pid}) ended without an exit code: killed, out of memory, or the "
+            "machine was restarted. Finished cells are kept; a retry continues.",
         )
 
     def cancel(self, job: Job) -> None:
         """Send SIGTERM to the process group, once, and SIGKILL to all descendants after the grace period."""
         folder = self._folder(job)
-        with folder.alone():
+        with folder.locked():
             if folder.process is None:
                 folder.note_never()
                 return
         process = folder.process
         if process is None or not is_alive(process) or read_result(folder.events) is not None:
             return
-        asked, now = folder.asked_at, self._clock()
-        if asked is None:
+        cancel_sent, now = folder.cancel_sent_at, self._clock()
+        if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            folder.note_asked(now)  # after the signal: a second SIGTERM only speeds up the exit, a missing one is worse
-        elif now - asked > self._grace_s:
+            folder.note_cancel_sent(
+                now
+            )  # after the signal: a second SIGTERM only speeds up the exit, a missing one is worse
+        elif now - cancel_sent > self._grace_s:
             below = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
             for pid in below:
@@ -138,7 +142,7 @@ class LocalRunner:
         folder = self._folder(job)
         process = folder.process
         if process is not None and is_alive(process):
-            raise TipbenchError(f"The process of {job.id} ({process.pid}) has not gone yet; its folder stays for now.")
+            raise TipbenchError(f"The process of {job.id} ({process.pid}) is still running; its folder is kept.")
         folder.remove()
 
     def _folder(self, job: Job) -> JobFolder:
@@ -146,18 +150,18 @@ class LocalRunner:
 
     def _not_started(self, folder: JobFolder) -> JobStatus:
         if folder.never:
-            return JobStatus(JobState.CANCELLED, reason="It was cancelled before it was started.")
-        return JobStatus(JobState.LOST, reason=f"Nothing in {folder.path} tells of its process.")
+            return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
+        return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
 
     def _variables(self, job: Job, folder: JobFolder) -> dict[str, str]:
         """Return the panel's environment without the panel's secrets, plus the job's own."""
         kept = {
             name: value
             for name, value in self._environment.items()
-            if not (name.startswith("TIPBENCH_") and name.endswith(_OURS_ALONE))
+            if not (name.startswith("TIPBENCH_") and name.endswith(_PANEL_ONLY))
         }
-        mine = {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
-        return {**kept, **job.private, **mine}
+        own = {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
+        return {**kept, **job.private, **own}
 
 
 def _ended(job: Job, ending: CommandResult) -> JobStatus:
@@ -165,9 +169,9 @@ def _ended(job: Job, ending: CommandResult) -> JobStatus:
     if ending.code == 0:
         return JobStatus(JobState.SUCCEEDED, 0, links=links)
     if job.cancel_requested is not None:
-        return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; what is finished is kept.", links)
-    said = "Interrupted from outside; a retry continues." if ending.code == _INTERRUPTED else ""
-    return JobStatus(JobState.FAILED, ending.code, ending.failure or said or "The log tells why.", links)
+        return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; finished cells are kept.", links)
+    default = "Interrupted; a retry continues." if ending.code == _INTERRUPTED else ""
+    return JobStatus(JobState.FAILED, ending.code, ending.failure or default or "See the log.", links)
 
 
 def _last_line(folder: JobFolder) -> str:
@@ -182,8 +186,8 @@ def process_start(pid: int) -> str | None:
     """Return a process's start time in a system-specific format; None if it does not exist or is a zombie."""
     if (_PROC / "self" / "stat").exists():
         return _start_from_proc(pid)
-    told = subprocess.run(["ps", "-p", str(pid), "-o", "stat=,lstart="], capture_output=True, text=True, check=False)
-    state, _, start = told.stdout.strip().partition(" ")
+    listed = subprocess.run(["ps", "-p", str(pid), "-o", "stat=,lstart="], capture_output=True, text=True, check=False)
+    state, _, start = listed.stdout.strip().partition(" ")
     return None if not start or state.startswith("Z") else start.strip()
 
 
@@ -231,10 +235,10 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
     reading, writing = os.pipe()
     if os.fork() > 0:
         os.close(writing)
-        with os.fdopen(reading, "rb") as told:
-            trouble = told.read()
-        sys.stderr.write(trouble.decode("utf-8", "replace"))
-        return 1 if trouble else 0
+        with os.fdopen(reading, "rb") as pipe:
+            error = pipe.read()
+        sys.stderr.write(error.decode("utf-8", "replace"))
+        return 1 if error else 0
     try:
         os.setsid()
         _exec_once(JobFolder(path.parent, path.name), words)
@@ -245,12 +249,12 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
 
 
 def _exec_once(folder: JobFolder, words: Sequence[str]) -> None:
-    with folder.alone():
+    with folder.locked():
         if folder.process is not None or folder.never:
             return
         start = process_start(os.getpid())
         if start is None:
-            raise OSError("this system does not tell when a process started; /proc or ps is needed")
+            raise OSError("this system does not report when a process started; /proc or ps is needed")
         folder.note_process(Process(os.getpid(), start, os.uname().nodename))
         # exec releases the lock.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *words])  # noqa: S606

@@ -156,34 +156,34 @@ class ProgressCache:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, ProgressSnapshot] = OrderedDict()
 
-    def told(self, job: Job) -> ProgressSnapshot:
+    def current(self, job: Job) -> ProgressSnapshot:
         """Return the current progress; the cached one while the runner is unavailable."""
         with self._lock:
-            told = self._known.get(job.id, ProgressSnapshot())
+            snapshot = self._known.get(job.id, ProgressSnapshot())
         try:
-            for recorded in events_after(self._runner_of(job), job, told.cursor):
-                told = told.after(recorded)
+            for recorded in events_after(self._runner_of(job), job, snapshot.cursor):
+                snapshot = snapshot.after(recorded)
         except ServerUnavailable:
-            return told
-        self._keep(job.id, told)
-        return told
+            return snapshot
+        self._store(job.id, snapshot)
+        return snapshot
 
-    def told_until(self, job: Job, cursor: int) -> ProgressSnapshot:
+    def at(self, job: Job, cursor: int) -> ProgressSnapshot:
         """Return the progress at `cursor`; the current one if the cursor is past the last event."""
-        now = self.told(job)
+        now = self.current(job)
         if cursor >= now.cursor:
             return now
-        told = ProgressSnapshot()
+        snapshot = ProgressSnapshot()
         for recorded in events_after(self._runner_of(job), job, 0):
             if recorded.cursor > cursor:
                 break
-            told = told.after(recorded)
-        return told
+            snapshot = snapshot.after(recorded)
+        return snapshot
 
-    def _keep(self, job_id: str, told: ProgressSnapshot) -> None:
+    def _store(self, job_id: str, snapshot: ProgressSnapshot) -> None:
         with self._lock:
-            if self._known.get(job_id, ProgressSnapshot()).cursor <= told.cursor:
-                self._known[job_id] = told
+            if self._known.get(job_id, ProgressSnapshot()).cursor <= snapshot.cursor:
+                self._known[job_id] = snapshot
             self._known.move_to_end(job_id)
             while len(self._known) > self._size:
                 self._known.popitem(last=False)

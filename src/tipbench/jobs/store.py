@@ -135,7 +135,7 @@ class JobStore:
         """Return the job. Raises JobNotFound if the id is unknown."""
         rows = self._db.rows("SELECT * FROM jobs WHERE id = ?", (job_id,))
         if not rows:
-            raise JobNotFound(f"There is no job {job_id[:80]!r}. The list of jobs shows those there are.")
+            raise JobNotFound(f"Unknown job {job_id[:80]!r}; see the list of jobs.")
         return _job(rows[0])
 
     def page(self, which: JobFilter | None = None, *, limit: int = 50, after: str | None = None) -> Page:
@@ -223,7 +223,7 @@ class JobStore:
             job = self.get(job_id)
             if job.state in ENDED:
                 if job.state is not JobState.CANCELLED:
-                    raise JobConflict(f"Job {job_id} has {job.state} already; there is nothing to cancel.")
+                    raise JobConflict(f"Job {job_id} has already {job.state}; it cannot be cancelled.")
                 return job
             db.execute(
                 "UPDATE jobs SET cancel_requested = coalesce(cancel_requested, ?) WHERE id = ?",

@@ -178,7 +178,7 @@ class Supervisor:
             try:
                 self.tick()
             except Exception:  # noqa: BLE001 - an error such as a full disk must not end the thread
-                _log.exception("the queue of jobs could not be carried on; trying again")
+                _log.exception("processing the job queue failed; trying again")
                 self._stop.wait(10 * self._tick_s)
             self._wake.wait(self._tick_s)
 
@@ -220,7 +220,7 @@ class Supervisor:
         except TipbenchError as exc:
             self._store.note(job.id, reason=str(exc))
         except Exception:  # noqa: BLE001 - a bug with one job must not block the others
-            _log.exception("job %s could not be looked after", job.id)
+            _log.exception("checking job %s failed", job.id)
 
     def _begin(self, job: Job) -> None:
         claimed = self._store.claim(job.id)
@@ -238,23 +238,23 @@ class Supervisor:
             runner = self.runner_of(job)
             if job.cancel_requested is not None:
                 runner.cancel(job)
-            sighting = runner.observe(job)
+            status = runner.observe(job)
         except ServerUnavailable as exc:
-            sighting = JobStatus(JobState.LOST, reason=str(exc))
-        self._advance(job, sighting)
+            status = JobStatus(JobState.LOST, reason=str(exc))
+        self._advance(job, status)
 
-    def _advance(self, job: Job, sighting: JobStatus) -> None:
+    def _advance(self, job: Job, status: JobStatus) -> None:
         """Move the job to its observed state by legal transitions, each a compare-and-set."""
-        if any(job.links.get(name) != url for name, url in sighting.links.items()):
-            self._store.note(job.id, links=sighting.links)
-        if sighting.state is job.state:
-            if sighting.reason != job.reason:
-                self._store.note(job.id, reason=sighting.reason)
+        if any(job.links.get(name) != url for name, url in status.links.items()):
+            self._store.note(job.id, links=status.links)
+        if status.state is job.state:
+            if status.reason != job.reason:
+                self._store.note(job.id, reason=status.reason)
             return
         state = job.state
-        for step in transitions_between(job.state, sighting.state):
-            last = step is sighting.state
-            code, reason = (sighting.exit_code, sighting.reason) if last else (None, "")
+        for step in transitions_between(job.state, status.state):
+            last = step is status.state
+            code, reason = (status.exit_code, status.reason) if last else (None, "")
             if self._store.move(job.id, state, step, exit_code=code, reason=reason) is None:
                 return  # changed concurrently; the next tick retries
             state = step

@@ -27,13 +27,13 @@ class CollectConfig(BaseModel):
         description="Comma-separated models: Ollama tags, embedded:smollm2:135m, baseline:template.",
     )
     prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
-    n_tips: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Tips asked for in each cell.")
+    n_tips: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Tips per answer.")
     n_scenarios: Annotated[int, Field(ge=0)] = Field(
-        0, description="Use only the first so many scenarios (0 = all); personas are covered before slots repeat."
+        0, description="Number of scenarios (0 = all); personas are covered before time slots repeat."
     )
     temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.7, description="Sampling temperature.")
     experiment: str = Field(
-        DEFAULT_EXPERIMENT, description=f"MLflow experiment; its name begins with {EXPERIMENT_PREFIX}."
+        DEFAULT_EXPERIMENT, description=f"MLflow experiment; its name starts with {EXPERIMENT_PREFIX}."
     )
     max_model_b: Annotated[float, Field(gt=0)] = Field(
         4.0, description="Refuse models with more billions of parameters than this, before anything is generated."
@@ -41,12 +41,14 @@ class CollectConfig(BaseModel):
     ollama_url: str = Field(DEFAULT_OLLAMA_URL, description="The Ollama server.")
     mlflow_url: str | None = Field(
         None,
-        description="The MLflow server; without it one that answers on localhost:5000, else a local one is started.",
+        description="The MLflow server; by default one on localhost:5000, else a local one is started.",
     )
     diversity: bool = Field(False, description="Ask for tips from different angles; diversity is measured either way.")
     suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
-    repeats: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Times each cell is asked, with other seeds.")
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(42, description="Seed from which each cell's own is derived.")
+    repeats: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Answers per cell, each with its own seed.")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        42, description="Seed from which the seed of each cell is derived."
+    )
     num_ctx: Annotated[int, Field(ge=256, le=2**20)] = Field(4096, description="Context window, in tokens.")
     num_predict: Annotated[int, Field(ge=1, le=2**17)] = Field(1024, description="Longest answer, in tokens.")
     concurrency: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Calls to one model at the same time.")
@@ -54,15 +56,15 @@ class CollectConfig(BaseModel):
         300.0, description="Longest time for one call, in seconds."
     )
     server_wait_s: Annotated[float, Field(ge=0, le=86400)] = Field(
-        300.0, description="Seconds to wait for a server that is away, or for memory to become free."
+        300.0, description="Seconds to wait for an unavailable server, or for memory to become free."
     )
     unload: Literal["model", "call"] = Field(
-        "model", description="Free the weights after each model, or after each call (implies concurrency 1)."
+        "model", description="Unload the weights after each model, or after each call (implies concurrency 1)."
     )
     evict: bool = Field(False, description="Unload models of other clients that are in the server's memory.")
-    skip_refused: bool = Field(False, description="Go on with the models that are allowed, instead of stopping.")
-    allow_unknown_size: bool = Field(False, description="Accept models whose parameter count the server does not know.")
-    wait: bool = Field(False, description="Queue behind another collect instead of leaving.")
+    skip_refused: bool = Field(False, description="Run the accepted models instead of stopping when one is refused.")
+    allow_unknown_size: bool = Field(False, description="Accept models whose parameter count is unknown.")
+    wait: bool = Field(False, description="Wait for another collect to finish instead of failing.")
 
     @field_validator("models", "prompts", mode="before")
     @classmethod
@@ -148,7 +150,7 @@ def check_experiment_name(name: str) -> str:
     """Return the name unchanged; raises ValueError if it is not a valid experiment name."""
     if not name.startswith(EXPERIMENT_PREFIX) or len(name) == len(EXPERIMENT_PREFIX):
         raise ValueError(
-            f"an experiment's name begins with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
+            f"an experiment's name starts with {EXPERIMENT_PREFIX} (got {name[:80]!r}); "
             f"for example {EXPERIMENT_PREFIX}{name[:40] or 'auto'}"
         )
     if len(name) > _NAME_LIMIT or not name.isprintable():

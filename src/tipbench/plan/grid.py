@@ -90,7 +90,7 @@ def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
     """Return the first `n_scenarios` scenarios, or all for 0; raises UsageError if the suite has fewer."""
     if n_scenarios > len(suite.scenarios):
         raise UsageError(
-            f"suite {suite.name} has {len(suite.scenarios)} scenarios; n_scenarios asks for {n_scenarios}. "
+            f"suite {suite.name} has {len(suite.scenarios)} scenarios; n_scenarios is {n_scenarios}. "
             "Use 0 for all, or a larger suite such as tips-32."
         )
     return suite.scenarios[: n_scenarios or None]

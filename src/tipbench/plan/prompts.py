@@ -83,7 +83,7 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     sections = _split(text, path)
     for name in SECTIONS:
         if name not in sections:
-            raise SuiteError(path, None, f"there is no '# {name}' section. A prompt needs '# system' and '# user'.")
+            raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
     for first_line, lines in sections.values():
         for number, line in enumerate(lines, start=first_line):
             _check_placeholders(line, path, number)
@@ -92,7 +92,7 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
         if not template:
             raise SuiteError(path, sections[name][0] - 1, f"the '# {name}' section is empty.")
     if "n_tips" not in _names("".join(templates.values())):
-        raise SuiteError(path, None, "the prompt never says how many tips it wants. Use {{ n_tips }} where it asks.")
+        raise SuiteError(path, None, "the prompt does not give the number of tips. Use {{ n_tips }}.")
     return Prompt(version, templates["system"], templates["user"])
 
 

@@ -99,7 +99,7 @@ def _metric_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         raise ValueError("must be a name for a metric: a letter, then up to 39 out of a-z, 0-9 and '_'")
     if name in _OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
-        raise ValueError("is the name of another metric; choose another")
+        raise ValueError("is already the name of a metric; choose another")
     return name
 
 
@@ -194,7 +194,7 @@ def _scale(source: TomlText, index: int, scale: _ScaleSchema) -> Scale:
     if len(scale.steps) != needed:
         raise source.error(
             (*place, "steps"),
-            f"'steps' must say what each of the {needed} steps means; it has {len(scale.steps)} entries.",
+            f"'steps' must describe each of the {needed} steps; it has {len(scale.steps)} entries.",
         )
     return Scale(scale.name, scale.min, scale.max, scale.about, tuple(scale.steps))
 
@@ -238,7 +238,7 @@ def _check_examples(
         if example.scenario not in scenario_ids:
             raise source.error((*place, "scenario"), f"the suite has no scenario '{example.scenario}'.")
         if (example.scenario, example.tip) in seen:
-            raise source.error((*place, "tip"), f"this tip stands twice for {example.scenario}.")
+            raise source.error((*place, "tip"), f"this tip is listed twice for {example.scenario}.")
         seen.add((example.scenario, example.tip))
         _check_complete(source, (*place, "scores"), example.scores, [scale.name for scale in scales])
         for scale in scales:

@@ -105,7 +105,7 @@ def _layers(folder: Path) -> list[_Layer]:
         if not _is_folder(folder):
             raise _no_such_folder(folder, chain)
         if any(layer.folder.samefile(folder) for layer in chain):
-            raise chain[-1].source.error(("extends",), "'extends' comes back to a suite it started from.")
+            raise chain[-1].source.error(("extends",), "'extends' leads back to the same suite.")
         source = TomlText.read(folder / "suite.toml")
         chain.append(_Layer(folder, source, source.validated(SuiteSchema)))
         parent = chain[-1].content.extends
@@ -117,8 +117,8 @@ def _layers(folder: Path) -> list[_Layer]:
 def _no_such_folder(folder: Path, chain: list[_Layer]) -> SuiteError:
     known = f"Built-in suites: {', '.join(builtin_suites())}; or give the path of a folder with a suite.toml."
     if chain:
-        return chain[-1].source.error(("extends",), f"'extends' names no suite: {folder} is not a folder. {known}")
-    return SuiteError(folder, None, f"there is no such suite: not a built-in name, and not a folder. {known}")
+        return chain[-1].source.error(("extends",), f"'extends' must be a suite: {folder} is not a folder. {known}")
+    return SuiteError(folder, None, f"unknown suite: not a built-in name, and not a folder. {known}")
 
 
 def _people_and_times(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
@@ -131,7 +131,7 @@ def _people_and_times(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slo
         days += [layer.content.date] if layer.content.date else []
     own = layers[-1].source
     if not days:
-        raise own.error((), "'date' is missing: the calendar day on which all scenarios play.")
+        raise own.error((), "'date' is missing: the calendar day of all scenarios.")
     if not personas or not slots:
         missing = "personas" if not personas else "slots"
         raise own.error((), f"the suite has no scenario: it needs one or more [[{missing}]].")
@@ -164,12 +164,14 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
         for path in sorted((layer.folder / "prompts").glob("*.md")):
             version = path.stem
             if not is_id(version):
-                raise SuiteError(path, None, "a prompt's file name may hold only a-z, 0-9 and '-' before '.md'.")
+                raise SuiteError(path, None, "a prompt's file name may contain only a-z, 0-9 and '-' before '.md'.")
             if version in prompts:
                 raise SuiteError(path, None, f"the suite it extends has a prompt '{version}'. Choose another name.")
             prompts[version] = parse_prompt(version, read_bounded(path).decode(), path)
     if not prompts:
-        raise SuiteError(layers[-1].folder / "prompts", None, "there is no prompt. Write one, such as prompts/v1.md.")
+        raise SuiteError(
+            layers[-1].folder / "prompts", None, "the suite has no prompt. Write one, such as prompts/v1.md."
+        )
     return prompts
 
 

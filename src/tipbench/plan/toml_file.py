@@ -63,7 +63,7 @@ def read_bounded(path: Path) -> bytes:
         content.decode()
     except UnicodeDecodeError as exc:
         line = content.count(b"\n", 0, exc.start) + 1
-        raise SuiteError(path, line, "the file is not UTF-8 here. Save it as UTF-8.") from exc
+        raise SuiteError(path, line, "this line is not UTF-8. Save the file as UTF-8.") from exc
     return content
 
 

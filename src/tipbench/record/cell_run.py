@@ -44,7 +44,7 @@ class Timing:
 
 
 def cell_run(
-    setting: RunContext,
+    context: RunContext,
     planned: PlannedCell,
     facts: ModelFacts,
     result: Completion | EngineFailure,
@@ -52,7 +52,7 @@ def cell_run(
 ) -> NewRun:
     """Return the run that records one cell."""
     if isinstance(result, Completion):
-        metrics, tags, texts = _answered(setting, result)
+        metrics, tags, texts = _answered(context, result)
     else:
         metrics, tags, texts = _failed(result)
     if when.foreign_resident:
@@ -65,12 +65,12 @@ def cell_run(
         end_ms=when.end_ms,
         ok=isinstance(result, Completion),
         cell_key=planned.key,
-        params=_params(setting, planned, facts),
+        params=_params(context, planned, facts),
         metrics=metrics,
-        tags=_common_tags(setting, planned) | tags,
+        tags=_common_tags(context, planned) | tags,
         texts={
             "artifact:prompt.txt": prompt_text(planned.rendered),
-            "artifact:rubric.md": setting.suite.rubric.text,
+            "artifact:rubric.md": context.suite.rubric.text,
             **texts,
         },
         supersedes=when.supersedes,
@@ -82,8 +82,8 @@ def prompt_text(rendered: Rendered) -> str:
     return f"# system\n\n{rendered.system}\n\n# user\n\n{rendered.user}\n"
 
 
-def _params(setting: RunContext, planned: PlannedCell, facts: ModelFacts) -> dict[str, str]:
-    config, cell, scenario = setting.config, planned.cell, planned.scenario
+def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dict[str, str]:
+    config, cell, scenario = context.config, planned.cell, planned.scenario
     values: dict[str, object | None] = {
         "model": cell.model,
         "prompt_version": cell.prompt,
@@ -95,7 +95,7 @@ def _params(setting: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
         "seed": config.seed,
         "repeat": cell.repeat,
         "diversity": str(config.diversity).lower(),
-        "suite": setting.suite.name,
+        "suite": context.suite.name,
         "engine": facts.engine,
         "engine_version": facts.engine_version,
         "host": facts.host,
@@ -104,19 +104,19 @@ def _params(setting: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
         "quantization": facts.quantization,
         "num_ctx": config.num_ctx,
         "num_predict": config.num_predict,
-        "sampling": json.dumps(dict(setting.suite.sampling), sort_keys=True),
-        "rubric": setting.suite.rubric.tag,
+        "sampling": json.dumps(dict(context.suite.sampling), sort_keys=True),
+        "rubric": context.suite.rubric.tag,
     }
     return {key: "unknown" if value is None else str(value) for key, value in values.items()}
 
 
-def _common_tags(setting: RunContext, planned: PlannedCell) -> dict[str, str]:
+def _common_tags(context: RunContext, planned: PlannedCell) -> dict[str, str]:
     return {
-        "conditions": setting.conditions,
+        "conditions": context.conditions,
         "scenario_hash": planned.scenario.content_hash,
         "prompt_hash": planned.prompt.hash,
         "cell_seed": str(planned.options["seed"]),
-        "collection": setting.collection_id,
+        "collection": context.collection_id,
         "tipbench.version": tipbench.__version__,
     }
 
@@ -124,8 +124,8 @@ def _common_tags(setting: RunContext, planned: PlannedCell) -> dict[str, str]:
 _Parts = tuple[dict[str, float], dict[str, str], dict[str, str]]
 
 
-def _answered(setting: RunContext, result: Completion) -> _Parts:
-    config, rubric = setting.config, setting.suite.rubric
+def _answered(context: RunContext, result: Completion) -> _Parts:
+    config, rubric = context.config, context.suite.rubric
     answer = parse_answer(result.text, config.n_tips)
     floored = not answer.tips
     metrics = _measures(result) | (_floor(rubric) if floored else _answer_measures(answer, config.n_tips, rubric))

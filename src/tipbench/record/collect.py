@@ -50,7 +50,7 @@ class Collector:
     def __init__(
         self,
         plan: Plan,
-        setting: RunContext,
+        context: RunContext,
         engines: Mapping[str, Engine],
         store: RunStore,
         experiment: Experiment,
@@ -58,7 +58,7 @@ class Collector:
         observer: Observer,
     ) -> None:
         self._plan = plan
-        self._setting = setting
+        self._context = context
         self._engines = engines
         self._experiment = experiment
         self._journal = journal
@@ -82,7 +82,7 @@ class Collector:
                 try:
                     self._generate_all()
                 except BaseException:
-                    self._flush_after_trouble()
+                    self._flush_after_error()
                     raise
                 self._note_collection("complete" if not self._failures else "with failures")
                 self._writers.finish(self._plan.config.server_wait_s)
@@ -104,7 +104,7 @@ class Collector:
             self._observer(BlockStarted(model, planned.cells, planned.cells - len(cells)))
             with self._in_memory(engine, model):
                 block = Block(engine, self._plan.facts[model], cells, self._plan.config, self._pause, self._cancel)
-                run_block(block, self._keep, _STOP_WAIT_S)
+                run_block(block, self._save, _STOP_WAIT_S)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
             engine.close()  # no weights are in memory any more, so there is nothing to monitor
@@ -117,7 +117,7 @@ class Collector:
         try:
             yield
         except BaseException:
-            self._release_in_trouble(engine, model)
+            self._release_after_error(engine, model)
             raise
         self._release(engine, model)
 
@@ -129,9 +129,9 @@ class Collector:
             except ServerUnavailable:
                 continue  # it became unreachable: its weights are gone, or are unloaded on the next try
             return
-        raise ResidencyError(f"{model} could not be seen leaving the memory of the {engine.name} server.")
+        raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
-    def _release_in_trouble(self, engine: Engine, model: str) -> None:
+    def _release_after_error(self, engine: Engine, model: str) -> None:
         if not engine.alive():
             return
         try:
@@ -140,13 +140,13 @@ class Collector:
         except TipbenchError as exc:
             self._observer(Message(str(exc), warning=True))
 
-    def _keep(self, batch: list[Generated]) -> None:
+    def _save(self, batch: list[Generated]) -> None:
         runs = [self._run_of(generated) for generated in batch]
         self._journal.append(runs)
         for generated, run in zip(batch, runs, strict=True):
             self._generated += 1
             self._tally.add(run.params, run.tags, run.metrics)
-            self._tell(generated)
+            self._report(generated)
         self._writers.check()
 
     def _run_of(self, generated: Generated) -> NewRun:
@@ -157,9 +157,9 @@ class Collector:
             generated.foreign_resident,
             self._plan.recorded.failed.get(planned.key, ()),
         )
-        return cell_run(self._setting, planned, self._plan.facts[planned.cell.model], generated.result, when)
+        return cell_run(self._context, planned, self._plan.facts[planned.cell.model], generated.result, when)
 
-    def _tell(self, generated: Generated) -> None:
+    def _report(self, generated: Generated) -> None:
         cell, result = generated.planned.cell, generated.result
         if isinstance(result, EngineFailure):
             failure = f"{cell}: {result.kind}: {result.reason}"
@@ -178,14 +178,14 @@ class Collector:
         run = collection_run(
             self._plan.config,
             self._summary(),
-            record_id=self._setting.collection_id,
+            record_id=self._context.collection_id,
             start_ms=int(self._started * 1000),
             end_ms=int(time.time() * 1000),
             ended=ended,
         )
         self._journal.append([run])
 
-    def _flush_after_trouble(self) -> None:
+    def _flush_after_error(self) -> None:
         """Give MLflow a short time; what is not recorded stays in the journal for the next run."""
         try:
             self._note_collection("interrupted")
@@ -233,7 +233,7 @@ class CollectEnvironment:
     free_memory: Callable[[str], Memory]  # of the machine that runs a model
     observer: Observer
 
-    def tell(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.observer(Message(text))
 
     def warn(self, text: str) -> None:
@@ -250,17 +250,17 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
     )
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
-        facts, refused = _ask_facts(engines, config, environment)
+        facts, refused = _read_facts(engines, config, environment)
         tracking = environment.open_store()
         stack.callback(tracking.close)
-        environment.tell(f"MLflow: {tracking.how}")
+        environment.message(f"MLflow: {tracking.how}")
         locks = [ollama_lock] if "ollama" in engines else []
         locks += [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
         ]
-        if _take(locks, stack, config, environment):
-            facts, refused = _ask_facts(engines, config, environment)  # a model may have changed while waiting
+        if _acquire_all(locks, stack, config, environment):
+            facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
         experiment = retry_while_unavailable(
             lambda: tracking.store.ensure_experiment(config.experiment),
             "MLflow",
@@ -269,13 +269,13 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         )
         folder = journal_folder(environment.home, tracking.identity, config.experiment)
         drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
-        setting = RunContext(config, suite, uuid.uuid4().hex)
-        recorded = _read_recorded(tracking.store, experiment, setting, environment)
+        context = RunContext(config, suite, uuid.uuid4().hex)
+        recorded = _read_recorded(tracking.store, experiment, context, environment)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
         for alias, model in plan.aliases.items():
             environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
         return Collector(
-            plan, setting, engines, tracking.store, experiment, Journal(folder), environment.observer
+            plan, context, engines, tracking.store, experiment, Journal(folder), environment.observer
         ).run()
 
 
@@ -307,25 +307,25 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: float, observer: Observer) -> _Answer:
     """Call `action`; while the server is unreachable, retries for at most `wait_s` seconds and reports the wait."""
     deadline = time.monotonic() + wait_s
-    told = False
+    reported = False
     while True:
         try:
             answer = action()
         except ServerUnavailable as exc:
             if time.monotonic() >= deadline:
                 raise
-            if not told:
+            if not reported:
                 observer(Message(str(exc), warning=True))
                 observer(Waiting(server, wait_s))
-                told = True
+                reported = True
             time.sleep(_RETRY_S)
         else:
-            if told:
+            if reported:
                 observer(Resumed(server))
             return answer
 
 
-def _ask_facts(
+def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
     facts, refused = retry_while_unavailable(
@@ -337,7 +337,7 @@ def _ask_facts(
     return facts, refused
 
 
-def _take(
+def _acquire_all(
     locks: Sequence[ResourceLock], stack: ExitStack, config: CollectConfig, environment: CollectEnvironment
 ) -> bool:
     """Acquire all locks, always in the same order; returns whether it had to wait for one.
@@ -347,19 +347,19 @@ def _take(
     """
     waited = False
     for lock in locks:
-        waited |= lock.acquire(wait=config.wait, report=environment.tell)
+        waited |= lock.acquire(wait=config.wait, report=environment.message)
         stack.callback(lock.release)
     return waited
 
 
 def _read_recorded(
-    store: RunStore, experiment: Experiment, setting: RunContext, environment: CollectEnvironment
+    store: RunStore, experiment: Experiment, context: RunContext, environment: CollectEnvironment
 ) -> Recorded:
     if experiment.created:
         return Recorded()
     return retry_while_unavailable(
-        lambda: read_recorded(store, experiment.experiment_id, setting.conditions),
+        lambda: read_recorded(store, experiment.experiment_id, context.conditions),
         "MLflow",
-        setting.config.server_wait_s,
+        context.config.server_wait_s,
         environment.observer,
     )

@@ -53,8 +53,8 @@ class Pause:
                     return
                 if time.monotonic() > deadline:
                     raise OllamaUnavailable(
-                        f"The {engine.name} server did not come back within {self._wait_s:g} s; what was not finished "
-                        "stays to be done. Start it and run the same command again."
+                        f"The {engine.name} server was unavailable for {self._wait_s:g} s; unfinished cells "
+                        "stay to be generated. Start the server and run the same command again."
                     )
 
 
@@ -79,10 +79,10 @@ class Block:
         self._next = iter(enumerate(cells))
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
-        self._hopeless: EngineFailure | None = None
+        self._fatal: EngineFailure | None = None
         self._load_failures = 0
         self._threads = [
-            threading.Thread(target=self._work, name=f"ask-{n}", daemon=True)
+            threading.Thread(target=self._work, name=f"generate-{n}", daemon=True)
             for n in range(min(config.workers, len(cells)))
         ]
 
@@ -136,15 +136,15 @@ class Block:
 
     def _generate(self, planned: PlannedCell, *, last: bool) -> Generated | None:
         start_ms, start = _now_ms(), time.monotonic()
-        result = self._hopeless or self._ask(planned, last)
+        result = self._fatal or self._complete(planned, last)
         if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
             return None
-        self._note_hopeless(result)
+        self._note_failure(result)
         foreign = self._engine.foreign_between(start, time.monotonic())
         return Generated(planned, result, start_ms, _now_ms(), foreign)
 
-    def _ask(self, planned: PlannedCell, last: bool) -> Completion | EngineFailure:
-        ask = GenerationRequest(
+    def _complete(self, planned: PlannedCell, last: bool) -> Completion | EngineFailure:
+        request = GenerationRequest(
             model=planned.cell.model,
             system=planned.rendered.system,
             user=planned.rendered.user,
@@ -156,39 +156,39 @@ class Block:
             thinking=self._facts.thinking,
             cancel=self._cancel,
         )
-        gone = 0
+        lost = 0
         while True:
-            result = self._engine.complete(ask)
+            result = self._engine.complete(request)
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 return result
-            gone += 1
-            if gone >= _MOST_GONE:
+            lost += 1
+            if lost >= _MOST_GONE:
                 return result
             self._pause.until_alive(self._engine)
             if self._cancel.is_set():
                 return EngineFailure(FailureKind.CANCELLED, "stopped")
 
-    def _note_hopeless(self, result: Completion | EngineFailure) -> None:
+    def _note_failure(self, result: Completion | EngineFailure) -> None:
         """Stop sending requests for the remaining cells of a model that is missing or cannot be loaded."""
         if isinstance(result, Completion):
             self._load_failures = 0
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
-        gone = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._hopeless is None and (gone or self._load_failures >= _LOADS_BEFORE_GIVING_UP):
-            self._hopeless = EngineFailure(result.kind, f"not asked any more: {result.reason}")
+        lost = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
+        if self._fatal is None and (lost or self._load_failures >= _LOADS_BEFORE_GIVING_UP):
+            self._fatal = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 
-def run_block(block: Block, keep: Callable[[list[Generated]], None], interrupted_wait_s: float) -> None:
-    """Pass every batch of results to `keep`; on any exception, stops the workers and keeps what is finished."""
+def run_block(block: Block, save: Callable[[list[Generated]], None], interrupted_wait_s: float) -> None:
+    """Pass every batch of results to `save`; on any exception, stops the workers and saves what is finished."""
     try:
         for batch in block.results():
-            keep(batch)
+            save(batch)
     except BaseException as exc:
         finished = block.stop(interrupted_wait_s)
         if finished and not isinstance(exc, JournalError):
-            keep(finished)
+            save(finished)
         raise
 
 

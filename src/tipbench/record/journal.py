@@ -76,13 +76,13 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
     for line in lines:
         if not line.endswith(b"\n"):
             break  # incomplete: its process died while writing it
-        said = parse_line(line)
-        if isinstance(said, NewRun):
-            found.open[said.record_id] = entry_of(said, found.size, len(line))
-        elif isinstance(said, str):
-            found.open.pop(said, None)
-        elif isinstance(said, UnknownLine):
-            found.foreign = found.foreign or said.how
+        parsed = parse_line(line)
+        if isinstance(parsed, NewRun):
+            found.open[parsed.record_id] = entry_of(parsed, found.size, len(line))
+        elif isinstance(parsed, str):
+            found.open.pop(parsed, None)
+        elif isinstance(parsed, UnknownLine):
+            found.foreign = found.foreign or parsed.how
         found.size += len(line)
     return found
 
@@ -139,7 +139,7 @@ class Journal:
         self._closed = False
         self._whole = True  # the file ends with a complete line
         contents = Contents()
-        with _telling("opened", path or folder):
+        with _journal_errors("opened", path or folder):
             if path is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.path, self._fd = _create(folder)
@@ -152,7 +152,7 @@ class Journal:
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results and sync once; on return all of them are saved, after an exception none."""
         lines = [put_line(run) for run in runs]
-        with self._lock, _telling("written", self.path):
+        with self._lock, _journal_errors("written", self.path):
             end = start = self._end()
             entries = []
             for run, line in zip(runs, lines, strict=True):
@@ -191,14 +191,14 @@ class Journal:
         run = parse_line(self._line(entry))
         if not isinstance(run, NewRun):
             raise JournalError(
-                f"A result in the journal {self.path} does not read as it was written (at byte {entry.offset}). "
-                "Somebody else has changed the file; move it away to go on without its results."
+                f"A result in the journal {self.path} has changed since it was written (at byte {entry.offset}). "
+                "Another program has changed the file; move it away to continue without its results."
             )
         return run
 
-    def kept(self, entry: Entry) -> None:
+    def mark_stored(self, entry: Entry) -> None:
         """Mark an entry as stored; not synced, since a lost mark only means that MLflow is queried once more."""
-        with self._lock, _telling("written", self.path):
+        with self._lock, _journal_errors("written", self.path):
             if entry.record_id not in self._open:
                 return
             start = self._end()
@@ -218,13 +218,13 @@ class Journal:
 
     def set_aside(self, entry: Entry) -> Path:
         """Move the line of an entry that MLflow rejects to a file next to the journal, which is never drained."""
-        beside = self.path.with_name(f"{self.path.name}.refused")
+        refused = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._line(entry)
-            with _telling("written", beside):
-                _append_synced(beside, line)
-            self.kept(entry)
-        return beside
+            with _journal_errors("written", refused):
+                _append_synced(refused, line)
+            self.mark_stored(entry)
+        return refused
 
     def outstanding(self) -> int:
         """Return the number of results that MLflow has not stored yet."""
@@ -260,7 +260,7 @@ class Journal:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
                 f"The journal {self.path} {state}, so nothing more is written to it. "
-                "Run the same command again: whatever is whole in it is recorded then."
+                "Run the same command again: its complete lines are recorded then."
             )
         return os.fstat(self._fd).st_size
 
@@ -271,7 +271,7 @@ class Journal:
             self._whole = True
 
     def _line(self, entry: Entry) -> bytes:
-        with _telling("read", self.path):
+        with _journal_errors("read", self.path):
             return os.pread(self._fd, entry.length, entry.offset)
 
 
@@ -300,7 +300,7 @@ def count_orphaned(folders: Iterable[Path]) -> int:
 def _waiting_in(folder: Path) -> Iterator[Entry]:
     """Read entries without a lock, so a file may change or disappear; skips lines of another format."""
     for path in sorted(folder.glob("*.jsonl")):
-        with _telling("read", path), suppress(FileNotFoundError), path.open("rb") as file:
+        with _journal_errors("read", path), suppress(FileNotFoundError), path.open("rb") as file:
             yield from read_lines(file).open.values()
 
 
@@ -321,7 +321,7 @@ def _refuse_foreign(path: Path, contents: Contents) -> None:
     if contents.foreign is not None:
         raise JournalError(
             f"The journal {path} holds results in another format ({contents.foreign}); this tipbench reads "
-            f"version {FORMAT}. Run the tipbench version that wrote it, or move the file away to go on without it."
+            f"version {FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without it."
         )
 
 
@@ -380,12 +380,12 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextmanager
-def _telling(what: str, path: Path) -> Iterator[None]:
+def _journal_errors(what: str, path: Path) -> Iterator[None]:
     """Convert an OSError into a JournalError; other exceptions, including interrupts, pass through."""
     try:
         yield
     except OSError as exc:
         raise JournalError(
             f"The journal {path} cannot be {what}: {exc.strerror or exc}. "
-            "Results must be on disk before they count, so the run stops; make room or set TIPBENCH_HOME elsewhere."
+            "Results must be on disk before they count, so the run stops; free some space or move TIPBENCH_HOME."
         ) from exc

@@ -103,13 +103,13 @@ class LocalMlflow:
             pid = _read_facts(self._facts).get("pid")
             if pid is None:
                 raise LocalServerError(
-                    f"The local MLflow runs, but {self._facts} does not say as which process. "
+                    f"The local MLflow runs, but {self._facts} does not name its process. "
                     f"End the process that has {self._log} open."
                 )
             for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
                 if self._end(pid, number, seconds):
                     return True
-        raise LocalServerError(f"The local MLflow (process group {pid}) does not end, not even by SIGKILL.")
+        raise LocalServerError(f"The local MLflow (process group {pid}) does not end, even after SIGKILL.")
 
     def _end(self, group: int, number: signal.Signals, seconds: float) -> bool:
         # While the lock is held a process of the group is alive, so its number cannot have been reused.
@@ -151,11 +151,11 @@ class LocalMlflow:
         with home_errors(path, "cannot be opened"):
             lock = path.open("wb")
         with lock:
-            told = False
+            reported = False
             while not try_lock(lock.fileno(), path):
-                if not told:
+                if not reported:
                     report("Waiting for another tipbench that is starting or stopping the local MLflow …")
-                    told = True
+                    reported = True
                 if time.monotonic() > deadline:
                     raise LocalServerError("Another tipbench has been starting the local MLflow for too long.")
                 time.sleep(POLL_S)
@@ -221,7 +221,7 @@ class LocalMlflow:
             now = time.monotonic()
             if now > deadline:
                 raise LocalServerError(
-                    f"The local MLflow did not answer within {wait_s:g} s (its log: {self._log}). It goes on starting: "
+                    f"The local MLflow did not answer within {wait_s:g} s (log: {self._log}). It is still starting: "
                     "try again, or stop it with `tipbench mlflow down`."
                 )
             if now >= next_report:
@@ -258,15 +258,15 @@ class _PortTakenError(LocalServerError):
 
 def _not_installed() -> LocalServerError:
     return LocalServerError(
-        "There is no MLflow to start: the package mlflow is not installed. Run pip install 'tipbench[local]', "
+        "The local MLflow cannot be started: the package mlflow is not installed. Run pip install 'tipbench[local]', "
         "or give the address of a running server with --mlflow-url."
     )
 
 
 def _environment() -> dict[str, str]:
     """Return the environment without MLflow's own settings, which would change the database, prefix or workers."""
-    ours = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
-    return ours | {
+    environment = {key: value for key, value in os.environ.items() if "MLFLOW" not in key and key != "PYTHONWARNINGS"}
+    return environment | {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
@@ -287,7 +287,7 @@ def _free_port(last: int | None, taken: set[int]) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise LocalServerError(f"There is no free port on {HOST} for the local MLflow.")
+    raise LocalServerError(f"No port is free on {HOST} for the local MLflow.")
 
 
 def _healthy(port: int) -> bool:

@@ -238,15 +238,15 @@ class MlflowStore:
             if not token:
                 return
             if token == last:
-                raise MlflowError(f"MLflow at {self.url} answers the same page again and again ({path}).")
+                raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
 
     def _understood(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
             return parse(raw)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise MlflowError(
-                f"MLflow at {self.url} gave an unexpected answer ({type(exc).__name__}: {exc}). "
-                "tipbench knows MLflow 2 and 3; is something else in between?",
+                f"MLflow at {self.url} returned an unexpected response ({type(exc).__name__}: {exc}). "
+                "tipbench supports MLflow 2 and 3; check for a proxy in between.",
                 code="UNEXPECTED",
             ) from exc
 
@@ -284,13 +284,13 @@ def find_tracking(
     if url:
         return _configured(url, local, home)
     if not local_only and (found := _first_mlflow(usual)):
-        return Tracking(found, canonical_url(found), f"MLflow at {found} (found there)")
+        return Tracking(found, canonical_url(found), f"MLflow at {found} (found on the usual port)")
     status = local.status()
     if status.running and status.healthy and status.url:
         return Tracking(status.url, _local_identity(home), f"local MLflow at {status.url}")
     if not start:
         raise LocalServerError(
-            f"No MLflow answers on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
+            f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     started = local.up(report=report)

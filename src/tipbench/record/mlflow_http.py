@@ -93,7 +93,7 @@ class MlflowHttp:
             raise MlflowError(f"The answer of {self._where()} cannot be unpacked: {exc}.") from exc
         except httpx.RequestError as exc:
             if too_many_files(exc):
-                raise MlflowUnavailable(f"MLflow at {self._where()} was not asked: {TOO_MANY_FILES}.") from exc
+                raise MlflowUnavailable(f"MLflow at {self._where()} could not be reached: {TOO_MANY_FILES}.") from exc
             reason = str(exc) or type(exc).__name__
             raise MlflowUnavailable(f"MLflow at {self._where()} cannot be reached: {reason}. Is it running?") from exc
         if body is None:
@@ -109,7 +109,7 @@ class MlflowHttp:
             answer = None
         if not isinstance(answer, dict):
             raise MlflowError(
-                f"Something else than MLflow answers at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
+                f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
                 code="NOT_MLFLOW",
                 status=status,
             )
@@ -124,13 +124,13 @@ class MlflowHttp:
     def _refusal(self, status: int, code: str, message: str) -> str:
         if status == 401:
             return (
-                f"MLflow at {self.url} wants a login (HTTP 401, {message}). Give a user name and password "
+                f"MLflow at {self.url} requires a login (HTTP 401, {message}). Give a user name and password "
                 "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) or a token (MLFLOW_TRACKING_TOKEN)."
             )
         if status == 403 and not code:
             return (
-                f"MLflow at {self.url} refused us (HTTP 403, {message}). It was sent the header 'Host: {self.host}'. "
-                f"Unless this is a matter of rights, start MLflow with --allowed-hosts {self.host}, or use an "
+                f"MLflow at {self.url} denied access (HTTP 403, {message}). It was sent 'Host: {self.host}'. "
+                f"Unless the account lacks permissions, start MLflow with --allowed-hosts {self.host}, or use an "
                 "address that it allows."
             )
         if status in {404, 405} and not code:
@@ -139,7 +139,7 @@ class MlflowHttp:
                 "is mounted under a prefix, the URL must have it, as in http://host:5000/mlflow; if not, leave it out."
             )
         if 300 <= status < 400:
-            return f"{self._where()} sends us elsewhere (HTTP {status}). Give --mlflow-url the final address."
+            return f"{self._where()} redirects (HTTP {status}). Set --mlflow-url to the final address."
         return f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
 
     def _where(self) -> str:

@@ -114,7 +114,7 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     """Return the requests of a change, which takes effect with the last one; validates tags, metrics and the state."""
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
-        raise ValueError(f"{min(fixed)} says which run it is: it cannot be changed")
+        raise ValueError(f"{min(fixed)} identifies the run: it cannot be changed")
     _check_metrics(change.metrics, f"run {present.run.run_id}")
     if STATE_TAG in change.tags:
         check_transition(present.run.state, change.tags[STATE_TAG])
@@ -194,7 +194,9 @@ def _check_length(what: str, key: str, value: str, limit: int) -> None:
             code="KEY_LENGTH",
         )
     if escape(key) != key:
-        raise MlflowError(f"The key of the {what} {key!r} has a NUL or half a character. Rename it.", code="KEY")
+        raise MlflowError(
+            f"The key of the {what} {key!r} contains a NUL or an unpaired surrogate. Rename it.", code="KEY"
+        )
     if len(value) > limit:
         raise MlflowError(
             f"MLflow cuts a {what} after {limit} characters; {key} has {len(value)}. "

@@ -33,7 +33,7 @@ def check_transition(old: str | None, new: str) -> None:
         legal = " or ".join(sorted(targets)) or "nothing else"
         raise MlflowError(
             f"A run that is {old or 'without a state'} may become {legal}, not {new}. Nothing was changed: "
-            "read the run again; something else may have moved it.",
+            "read the run again; another process may have changed it.",
             code="ILLEGAL_MOVE",
         )
 

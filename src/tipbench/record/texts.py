@@ -190,7 +190,7 @@ def _joined(key: str, meta: _Meta, parts: Mapping[str, str]) -> str:
         raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
     text = unescape("".join(parts[f"{number:03d}"] for number in numbers))
     if len(text) != meta.chars:
-        raise _corrupt(key, f"it has {len(text)} characters where .meta says {meta.chars}")
+        raise _corrupt(key, f"it has {len(text)} characters but .meta has {meta.chars}")
     if _sha256(text) != meta.sha256:
         raise _corrupt(key, "its SHA-256 does not match: a part was altered, or parts changed places")
     return text
@@ -204,7 +204,7 @@ def _meta(key: str, meta: str) -> _Meta:
         raise _corrupt(key, f"its .meta cannot be read: {meta[:80]!r}") from exc
     numbers = (found.parts, found.chars, found.first)
     if any(type(number) is not int for number in numbers) or not 1 <= found.parts <= found.chars or found.first < 1:
-        raise _corrupt(key, f"its .meta makes no sense: {meta[:80]!r}")
+        raise _corrupt(key, f"its .meta is invalid: {meta[:80]!r}")
     return found
 
 

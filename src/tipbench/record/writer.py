@@ -15,10 +15,10 @@ from tipbench.text import plural
 
 WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run regardless of concurrency; two keep it busy, more only queue
 _REVISION_EVERY_S = 5.0
-_AWAY_RETRY_S = 1.0
+_UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
 _REFUSALS_IN_A_ROW = 3
-_KEPT_MEANWHILE = 3  # a result that keeps failing while this many others succeed is itself the cause
+_STORED_SINCE = 3  # a result that keeps failing while this many others succeed is itself the cause
 
 
 class Writers:
@@ -35,11 +35,11 @@ class Writers:
         self._uncertain: dict[str, int] = {}  # record id of a result sent without a response → results stored by then
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._away_since: float | None = None
-        self._away_why = ""
+        self._unavailable_since: float | None = None
+        self._unavailable_why = ""
         self._touched = time.monotonic()
         self._dirty = True  # the last writer may have died before it updated the revision
-        self._kept = 0
+        self._stored = 0
         self._refused: list[str] = []  # results that MLflow rejects
         self._refused_in_a_row = 0
         self._error: Exception | None = None
@@ -59,34 +59,36 @@ class Writers:
     def check(self) -> None:
         """Raise the exception that stopped a writer, if any."""
         if isinstance(self._error, MlflowError):
-            raise MlflowError(f"{self._error} {self._safe()}", status=self._error.status) from self._error
+            raise MlflowError(f"{self._error} {self._journal_note()}", status=self._error.status) from self._error
         if self._error is not None:
             raise self._error
 
     def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
         """Wait until all results are stored. Raises MlflowUnavailable after `wait_s` without it or `at_most_s`."""
-        began, told = time.monotonic(), -1
+        began, shown = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._refused)) > 0:
             self.check()
-            if left != told:
+            if left != shown:
                 self._observer(Recording(left))
-                told = left
-            now, away = time.monotonic(), self._away_since
-            if away is not None and now - max(away, began) > wait_s:
-                raise MlflowUnavailable(f"{self._away_why} {self._safe()}")
+                shown = left
+            now, since = time.monotonic(), self._unavailable_since
+            if since is not None and now - max(since, began) > wait_s:
+                raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if at_most_s is not None and now - began > at_most_s:
-                raise MlflowUnavailable(f"MLflow needs longer than {at_most_s:g} s. {self._safe()}")
+                raise MlflowUnavailable(f"MLflow took longer than {at_most_s:g} s. {self._journal_note()}")
             self._journal.wait_for_change(0.2)
         self.check()
         self._touch(force=True)
         if self._refused and not self._draining:
-            raise MlflowError(f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._safe()}")
+            raise MlflowError(
+                f"MLflow refused {len(self._refused)} of the results: {self._refused[0]}. {self._journal_note()}"
+            )
 
-    def _safe(self) -> str:
+    def _journal_note(self) -> str:
         left = self._journal.outstanding()
         return (
             f"{plural(left, 'result is', 'results are')} safe in the journal at {self._journal.path.parent}; "
-            "when MLflow is well again, run the same command again."
+            "once MLflow is available, run the same command again."
         )
 
     def _run(self) -> None:
@@ -95,13 +97,13 @@ class Writers:
             if entry is None:
                 continue
             try:
-                self._keep(entry)
+                self._store_entry(entry)
             except Exception as exc:  # noqa: BLE001 - a thread has no caller: `check` raises it in the main thread
                 self._error = exc
                 self._journal.wake()
                 return
 
-    def _keep(self, entry: Entry) -> None:
+    def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
         known = entry.record_id in self._uncertain
         maybe_there = self._draining or known or run.kind is RunKind.REFUSED
@@ -110,30 +112,30 @@ class Writers:
         except MlflowUnavailable as exc:
             self._try_later(entry, str(exc))
         except MlflowError as exc:
-            self._refuse(entry, run, exc)
+            self._handle_refusal(entry, run, exc)
         else:
-            self._journal.kept(entry)
+            self._journal.mark_stored(entry)
             with self._lock:
-                self._kept += 1
+                self._stored += 1
                 self._refused_in_a_row = 0
-            self._note_back()
+            self._note_available()
             self._dirty = True
             self._touch()
 
     def _try_later(self, entry: Entry, why: str) -> None:
         with self._lock:
-            self._uncertain.setdefault(entry.record_id, self._kept)
-            self._away_why = why
-            first = self._away_since is None
+            self._uncertain.setdefault(entry.record_id, self._stored)
+            self._unavailable_why = why
+            first = self._unavailable_since is None
             if first:
-                self._away_since = time.monotonic()
+                self._unavailable_since = time.monotonic()
         self._journal.put_back(entry, last=True)
         if first:
-            self._observer(Message(f"{why} Results go into the journal meanwhile.", warning=True))
+            self._observer(Message(f"{why} Results are kept in the journal until it is available.", warning=True))
             self._observer(Waiting("MLflow", 0))
-        self._stop.wait(_AWAY_RETRY_S)
+        self._stop.wait(_UNAVAILABLE_RETRY_S)
 
-    def _refuse(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
+    def _handle_refusal(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
         """Handle a rejection: retries server errors, skips a single bad result, raises if MLflow rejects everything."""
         if exc.status >= 500 and not self._fails_alone(entry):
             self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
@@ -154,12 +156,12 @@ class Writers:
     def _fails_alone(self, entry: Entry) -> bool:
         with self._lock:
             since = self._uncertain.get(entry.record_id)
-            return since is not None and self._kept - since >= _KEPT_MEANWHILE
+            return since is not None and self._stored - since >= _STORED_SINCE
 
-    def _note_back(self) -> None:
+    def _note_available(self) -> None:
         with self._lock:
-            was_away, self._away_since = self._away_since is not None, None
-        if was_away:
+            was_unavailable, self._unavailable_since = self._unavailable_since is not None, None
+        if was_unavailable:
             self._observer(Resumed("MLflow"))
 
     def _touch(self, *, force: bool = False) -> None:

@@ -206,7 +206,7 @@ class JobService:
     def view(self, job_id: str) -> JobView:
         """Return a job with its position and progress. Raises JobNotFound."""
         job, place = self.placed(job_id)
-        return JobView(job, place, self.book.told(job))
+        return JobView(job, place, self.book.current(job))
 
     def placed(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""

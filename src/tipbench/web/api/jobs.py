@@ -249,7 +249,7 @@ class JobStream:
         """Return the snapshot frame."""
         self._shown = self._look()
         book = self._desk.book
-        self._told = book.told(self._job) if self._after is None else book.told_until(self._job, self._after)
+        self._told = book.current(self._job) if self._after is None else book.at(self._job, self._after)
         body = {**self._shown, "progress": self._told.progress.to_json(), "cursor": self._told.cursor}
         return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._told.cursor)
 

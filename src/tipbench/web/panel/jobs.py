@@ -35,7 +35,7 @@ _PHASES = {
     Phase.LOADING: "loading",
     Phase.GENERATING: "answering",
     Phase.UNLOADING: "unloading",
-    Phase.EMPTY: "done, verified empty",
+    Phase.EMPTY: "done, memory freed",
     Phase.STOPPED: "stopped",
 }
 _BADGES = {
@@ -165,7 +165,7 @@ class JobText:
             return f"Parked until a judge has answered; it holds nothing meanwhile.{why}"
         if self.job.state is JobState.CANCELLED and self.job.started is None:
             return self.reason or "Cancelled before it was started."
-        return self.reason or self.progress.failure or "The log tells why."
+        return self.reason or self.progress.failure or "See the log."
 
     @property
     def evidence(self) -> tuple[str, str]:
@@ -379,7 +379,7 @@ def _running_s(job: Job) -> float | None:
 
 def _row(panel: Panel, job: Job, place: int | None) -> JobText:
     """Returns a list row; events are read for active jobs only, since an ended job stores its result."""
-    told = panel.jobs.book.told(job).progress if job.state in ACTIVE else Progress()
+    told = panel.jobs.book.current(job).progress if job.state in ACTIVE else Progress()
     return JobText(job, told, place)
 
 

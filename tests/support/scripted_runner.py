@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tipbench.jobs.event_file import RecordedEvent
 from tipbench.jobs.events import Event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail
+from tipbench.jobs.progress import Progress
 
 Told = Callable[[Job], Sequence[Event]]
 
@@ -18,7 +19,7 @@ def _nothing(_job: Job) -> Sequence[Event]:
 
 
 @dataclass
-class PaperRunner:
+class ScriptedRunner:
     """Every job ends as `ends` says as soon as it was started, tells `told` and has printed `printed`. Thread-safe."""
 
     name: str = "local"
@@ -53,3 +54,11 @@ class PaperRunner:
 
     def forget(self, job: Job) -> None:
         """There is nothing to forget."""
+
+
+def progress_of(events: Iterable[Event], begin: Progress | None = None) -> Progress:
+    """Return the progress after all these events."""
+    progress = begin or Progress()
+    for event in events:
+        progress = progress.after(event)
+    return progress

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from support.little_dag import Collecting, LittleRun
+from support.scripted_dag import Collecting, ScriptedDagRun
 
 DAG = "bench_collect"
 USER, PASSWORD = "bench", "a-password-for-tests"
@@ -21,7 +21,7 @@ Reply = tuple[int, Any]
 _MOST_BODY = 1_000_000
 
 
-class LittleAirflow:
+class ScriptedAirflow:
     """The server in a thread of this process. `fault` is what every answer becomes: away, busy, html or nothing."""
 
     def __init__(self, home: Path, collecting: Collecting | None = None) -> None:
@@ -37,7 +37,7 @@ class LittleAirflow:
         self.tokens: set[str] = set()
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
-        self.runs: dict[str, LittleRun] = {}
+        self.runs: dict[str, ScriptedDagRun] = {}
         self.lose_answers_to = ""  # a path: its requests are carried out, and their answers never come
         self.broken, self.broken_with = "", 500  # part of a path: what has it is answered with this status
         self.repeats = ""  # the beginning of a path: what is sent there comes back as an error
@@ -108,7 +108,7 @@ class LittleAirflow:
         with self._lock:
             if run_id in self.runs:
                 return 409, {"detail": {"reason": "Unique constraint violation"}}
-            self.runs[run_id] = LittleRun(self, conf)
+            self.runs[run_id] = ScriptedDagRun(self, conf)
         self.runs[run_id].start()
         return 200, {"dag_run_id": run_id, "state": "queued"}
 
@@ -124,7 +124,7 @@ class LittleAirflow:
             return 200, {"task_instances": found[start : start + int(query["limit"])], "total_entries": len(found)}
         return self._of_task(method, run, words[2:], query, body)
 
-    def _run_itself(self, method: str, run_id: str, run: LittleRun) -> Reply:
+    def _run_itself(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
         if method == "DELETE":
             del self.runs[run_id]
             run.cancel()
@@ -136,7 +136,7 @@ class LittleAirflow:
         return 200, {"dag_run_id": run_id, "state": run.state}
 
     def _of_task(
-        self, method: str, run: LittleRun, words: list[str], query: dict[str, str], body: dict[str, Any]
+        self, method: str, run: ScriptedDagRun, words: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
         if words[-1] == "hitlDetails":
             return run.judged(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
@@ -153,7 +153,7 @@ class LittleAirflow:
         return 200, {"content": content, "continuation_token": None if over else f"{run.key}-{len(lines)}"}
 
 
-def _handler(site: LittleAirflow) -> type[BaseHTTPRequestHandler]:
+def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -25,7 +25,7 @@ _SIMPLE = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 
 @dataclass
-class LittleTask:
+class ScriptedTask:
     """A task, or one instance of a mapped one. `logs` by attempt."""
 
     task_id: str
@@ -60,7 +60,7 @@ class Site(Protocol):
     collecting: Collecting | None
 
 
-class LittleRun:
+class ScriptedDagRun:
     """A DAG run on a thread of its own."""
 
     def __init__(self, site: Site, conf: Mapping[str, Any]) -> None:
@@ -71,17 +71,17 @@ class LittleRun:
         self._cancelled, self._answered = threading.Event(), threading.Event()
         self._process: subprocess.Popen[str] | None = None
         models = split_names(self.conf["models"])
-        self._collects = [LittleTask("collect", at, model, "ollama") for at, model in enumerate(models)]
-        self._others = {name: LittleTask(name) for name in _SIMPLE}
+        self._collects = [ScriptedTask("collect", at, model, "ollama") for at, model in enumerate(models)]
+        self._others = {name: ScriptedTask(name) for name in _SIMPLE}
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
-    def tasks(self) -> list[LittleTask]:
+    def tasks(self) -> list[ScriptedTask]:
         """All of them."""
         plan, *rest = self._others.values()
         return [plan, *self._collects, *rest]
 
-    def task(self, task_id: str, map_index: int) -> LittleTask | None:
+    def task(self, task_id: str, map_index: int) -> ScriptedTask | None:
         """One of them."""
         return next((t for t in self.tasks if (t.task_id, t.map_index) == (task_id, map_index)), None)
 
@@ -160,7 +160,7 @@ class LittleRun:
         while not wanted() and not self._cancelled.is_set() and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _collect(self, task: LittleTask) -> None:
+    def _collect(self, task: ScriptedTask) -> None:
         task.state = "scheduled"
         self._until(lambda: task.pool in self._site.pools)
         if self._cancelled.is_set():

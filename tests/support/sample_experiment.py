@@ -30,7 +30,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
 from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 
-FURNISHED = "tip-bench-furnished"
+SAMPLE_EXPERIMENT = "tip-bench-furnished"
 COLLECTION = "c0" * 16
 _HOUR_MS = 3_600_000
 
@@ -56,7 +56,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Furnished:
+class SampleExperiment:
     """What was put in, by what it is there to show."""
 
     desk: Desk
@@ -70,11 +70,11 @@ class Furnished:
         return self.desk.experiment.name
 
 
-def furnish(store: RunStore, name: str = FURNISHED, words: Words | None = None) -> Furnished:
+def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words | None = None) -> SampleExperiment:
     """Fill an experiment: several models × the suite's prompts × its scenarios, judged by two, with every odd run."""
     words = words or Words()
     desk = Desk(store, store.ensure_experiment(name))
-    room = _Room(desk, words)
+    room = _SampleWriter(desk, words)
     runs = room.record_grid()
     run_judge(store, desk.experiment, RulesJudge(), ExportRequest())
     held, still_open = room.judge()
@@ -82,11 +82,11 @@ def furnish(store: RunStore, name: str = FURNISHED, words: Words | None = None) 
     room.record_others()
     store.touch(desk.experiment.experiment_id)
     pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
-    return Furnished(desk, pairs, runs | room.kinds(), held, still_open)
+    return SampleExperiment(desk, pairs, runs | room.kinds(), held, still_open)
 
 
 @dataclass(frozen=True)
-class _Room:
+class _SampleWriter:
     desk: Desk
     words: Words
     tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
@@ -94,7 +94,7 @@ class _Room:
 
     @property
     def config(self) -> CollectConfig:
-        return make_config({"models": "as-said", "prompts": "v1", "n_tips": 3, "experiment": FURNISHED})
+        return make_config({"models": "as-said", "prompts": "v1", "n_tips": 3, "experiment": SAMPLE_EXPERIMENT})
 
     def next(self, sort: str) -> str:
         """The next text of a sort, and after the last the first again."""

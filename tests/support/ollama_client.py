@@ -22,7 +22,7 @@ def plain_client(timeout: float = 60.0) -> httpx.Client:
 
 
 @dataclass
-class Talk:
+class ChatResult:
     """What a client got: the parsed lines, what could not be parsed, and how it ended."""
 
     status: int
@@ -39,9 +39,9 @@ class Talk:
         return self.lines[-1]
 
 
-def talk(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> Talk:
+def chat(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> ChatResult:
     """Asks on /api/chat and keeps everything that came, and how it ended."""
-    got = Talk(0, [], [])
+    got = ChatResult(0, [], [])
     body = {"model": model, "messages": ASK} | more
     try:
         with (
@@ -62,7 +62,7 @@ def talk(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> 
     return got
 
 
-def _keep(line: bytes, got: Talk) -> None:
+def _keep(line: bytes, got: ChatResult) -> None:
     try:
         got.lines.append(json.loads(line))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A panel's supervisor as a process of its own, to be killed: python supervising.py HOME. Says `leads` when it does."""
+"""A supervisor process for tests to kill: python supervisor_process.py HOME; prints `leads` once it leads."""
 
 from __future__ import annotations
 

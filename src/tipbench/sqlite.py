@@ -158,16 +158,17 @@ class GroupCommit:
 
     def insert(self, row: Sequence[object]) -> Future[None]:
         """Queue a row and return the future of its commit; raises QueueFull."""
-        return self.execute("", row)
-
-    def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
-        """Queue any statement, executed in the order of the queue; raises QueueFull."""
         with self._changed:
             if self._closed or len(self._queue) >= self._capacity:
+                problem = "the store is closing" if self._closed else f"{len(self._queue):,} do"
                 raise QueueFull(
-                    f"At most {self._capacity:,} entries may wait for the disk, and as many do"
-                    f"{' or the store is closing' if self._closed else ''}. Retry in a second."
+                    f"At most {self._capacity:,} entries may wait for the disk; {problem}. Retry in a second."
                 )
+            return self.execute("", row)
+
+    def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
+        """Queue any statement, executed in the order of the queue, also if it is full."""
+        with self._changed:
             if not self._queue:
                 self._changed.notify()
             self._queue.append((statement, values))

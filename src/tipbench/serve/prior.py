@@ -37,7 +37,9 @@ class Prior:
     @cached_property
     def hash(self) -> str:
         """Identifies the prior: 16 hex digits, stored with state and events."""
-        return fingerprint([_FORMAT, self.policy, self.features, self.names, self.theta], 16)
+        return fingerprint(
+            [_FORMAT, self.policy, self.features, self.names, [float(value) for value in self.theta]], 16
+        )
 
     def save(self, path: Path) -> None:
         """Write the file; raises UsageError if it cannot be written."""

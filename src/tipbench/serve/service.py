@@ -105,10 +105,12 @@ class PolicyService:
         try:
             self.keys = load_keys(home)
             self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=min(queue, 8192))
+            self._store = open_state(home, state, self.log.database, self.log.writing)
+            if isinstance(self._store, FileStore):
+                self._store.remove_leftovers()
         except BaseException:
             self._store_lock.release()
             raise
-        self._store = open_state(home, state, self.log.database, self.log.writing)
         self._closing = threading.Event()
         self._flusher = threading.Thread(target=self._flush_regularly, name="state-writer", daemon=True)
         self._flusher.start()
@@ -192,7 +194,10 @@ class PolicyService:
     def _repeat(self, policy: str, key: str, event_id: str, request: Occasion, signal: str | None) -> Answer:
         """Return the answer of an earlier request with this event id, or raise EventConflict if it was another."""
         self.log.wait()
-        entry = self.log.event(key, event_id)[0]
+        entries = self.log.event(key, event_id)
+        if not entries:
+            raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
+        entry = entries[0]
         body, served = entry.body, entry.policy or ""
         recorded = {name: value for name, value in body["request"].items() if value is not None}
         sent = {name: value for name, value in request.items() if value is not None}
@@ -321,8 +326,9 @@ class PolicyService:
                     documents |= user.documents()
                     user.dirty.clear()
             try:
-                self.log.wait()  # state must never be ahead of the log
-                self._store.save(documents)
+                if documents:
+                    self.log.wait()  # state must never be ahead of the log
+                    self._store.save(documents)
             except BaseException:
                 with self._lock:
                     for key, name in documents:

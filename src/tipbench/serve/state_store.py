@@ -128,6 +128,12 @@ class FileStore:
                 path.unlink(missing_ok=True)
             sync_folder(self.folder)
 
+    def remove_leftovers(self) -> None:
+        """Remove temporary files of a process that was killed; only while no other process writes here."""
+        with home_errors(self.folder, "cannot be cleaned"):
+            for path in self.folder.glob(".*.new"):
+                path.unlink(missing_ok=True)
+
     def users(self) -> Iterator[str]:
         with home_errors(self.folder, "cannot be read"):
             names = sorted({match[1] for entry in os.scandir(self.folder) if (match := _FILE.fullmatch(entry.name))})

@@ -1,0 +1,288 @@
+"""Stored state: one contract for both stores, and a cache of the log that can always be rebuilt to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from support.serving import learn, reward_request, score_request, serving
+from tipbench.errors import LockHeld, StateError, TipbenchError, UsageError
+from tipbench.serve.event_log import FOLDER, open_store, read_entries
+from tipbench.serve.maintenance import export_state, import_state, rebuild_state
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.state import NAMES, SCHEMA, TALLIES
+from tipbench.serve.state_store import STATE_FOLDER, STATES, StateStore, open_state
+
+A, B = "a" * 32, "b" * 32
+
+
+@pytest.fixture(params=STATES)
+def state(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(tmp_path: Path, state: str) -> Iterator[StateStore]:
+    with closing(open_store(tmp_path)) as database:
+        yield open_state(tmp_path, state, database, database)
+
+
+def documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
+    """All that a store has, read anew."""
+    with closing(open_store(home)) as database:
+        store = open_state(home, state, database, database)
+        return {(user, name): body for user in store.users() for name, body in store.load(user).items()}
+
+
+# The contract of a store
+
+
+def test_what_is_saved_is_loaded_and_none_deletes(store: StateStore) -> None:
+    store.save({(B, "egreedy/v1"): b"{}", (A, "linucb"): b"1", (A, TALLIES): b"\x00\xff"})
+    assert list(store.users()) == [A, B]
+    store.save({(A, "linucb"): b"2", (B, "egreedy/v1"): None, (B, "egreedy/v2"): None})
+    assert store.load(A) == {"linucb": b"2", TALLIES: b"\x00\xff"}
+    assert store.load(B) == {}
+    assert list(store.users()) == [A]
+
+
+def test_a_document_set_aside_is_gone_from_the_store_and_kept_until_an_erase(store: StateStore, tmp_path: Path) -> None:
+    store.save({(A, "egreedy/v1"): b"half a docum", (B, "egreedy/v1"): b"whole"})
+    place = store.set_aside(A, "egreedy/v1")
+    assert store.load(A) == {}
+    assert "corrupt" in place
+    store.erase(A)
+    assert store.load(B) == {"egreedy/v1": b"whole"}
+    assert not list((tmp_path / FOLDER / STATE_FOLDER).glob(f"{A}*"))
+
+
+def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="sqlite or files, not in 'redis'"), serving(tmp_path, state="redis"):
+        pass
+    with serving(tmp_path):
+        pass  # the lock is free again
+
+
+# State as a cache of the log
+
+
+def test_r09_each_user_and_policy_has_a_file_of_its_own(tmp_path: Path) -> None:
+    with serving(tmp_path, state="files") as service:
+        for policy in POLICIES:
+            learn(service, policy, 2, prefix=policy.replace("/", "-"))
+        service.flush()
+        key = service.keys.user("u1")
+        suffixes = ("_egreedy", "_egreedy_v2", "_egreedy_v3", "_linucb", "_tallies")
+        folder = tmp_path / FOLDER / STATE_FOLDER
+        assert sorted(path.name for path in folder.iterdir()) == [f"{key}{suffix}.json" for suffix in suffixes]
+        content = json.loads((folder / f"{key}_egreedy_v2.json").read_bytes())
+        assert (content["schema"], content["name"], content["n"], len(content["b"])) == (1, "egreedy/v2", 2, 12)
+        service.reset("u1")
+        assert list(folder.iterdir()) == []
+
+
+def work(home: Path, state: str) -> None:
+    """A history with several users and policies, a reset, a late start of a policy and an erase."""
+    with serving(home, state=state) as service:
+        learn(service, "egreedy/v1", 7)
+        learn(service, "egreedy/v3", 5, prefix="x")
+        learn(service, "linucb", 4, "u2")
+        service.flush()
+        service.reset("u1")
+        learn(service, "egreedy/v2", 6, prefix="y")
+        learn(service, "egreedy/v1", 3, "u3")
+        service.reset("u3", erase=True)
+        learn(service, "linucb", 2, "u2", prefix="z")
+
+
+def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: str) -> None:
+    work(tmp_path, state)
+    before = documents(tmp_path, state)
+    assert len(before) == 4  # v2, linucb and the tallies of two users
+    assert rebuild_state(tmp_path, state=state) == 2
+    assert documents(tmp_path, state) == before
+
+
+def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: Path) -> None:
+    work(tmp_path, "sqlite")
+    rebuild_state(tmp_path, state="files")
+    assert documents(tmp_path, "files") == documents(tmp_path, "sqlite")
+    with serving(tmp_path, state="files") as service:
+        learn(service, "linucb", 3, "u2", prefix="more")
+    with serving(tmp_path, state="sqlite") as service:  # its documents are older than the log
+        assert service.stats("linucb", "u2")["n"] == 9
+    assert documents(tmp_path, "sqlite") == documents(tmp_path, "files")
+
+
+@pytest.mark.parametrize("lost", [(), *((name,) for name in NAMES), NAMES])
+def test_documents_that_are_missing_or_older_than_the_log_catch_up(
+    tmp_path: Path, state: str, lost: tuple[str, ...]
+) -> None:
+    """A crash may lose the last seconds of writes; documents are written in order, tallies last."""
+    with serving(tmp_path, state=state) as service:
+        for policy in POLICIES:
+            learn(service, policy, 2, prefix=f"a{policy[-1]}")
+    old = documents(tmp_path, state)
+    with serving(tmp_path, state=state) as service:
+        for policy in POLICIES:
+            learn(service, policy, 2, prefix=f"b{policy[-1]}")
+    new = documents(tmp_path, state)
+    with closing(open_store(tmp_path)) as database:
+        store = open_state(tmp_path, state, database, database)
+        late = {**dict.fromkeys(lost), TALLIES: None} if lost else {}
+        store.save({(user, name): old[user, name] for user, name in old if name in late})
+    with serving(tmp_path, state=state) as service:
+        assert [service.stats(policy, "u1")["n"] for policy in POLICIES] == [4, 4, 4, 4]
+    assert documents(tmp_path, state) == new
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: body[: len(body) // 2],
+        lambda _: b"",
+        lambda body: b"\xff" + body,
+        lambda body: body.replace(b'"b":[', b'"b":[0.5,'),
+        lambda body: body.replace(b'"n":3', b'"n":-3'),
+        lambda body: body.replace(b'"user":"', b'"user":"f'),
+        lambda body: body.replace(b'"reward_sum":', b'"reward_sum":1e999,"x":'),
+        lambda _: b"[]",
+        lambda _: b'{"schema":1}',
+    ],
+    ids=["half", "empty", "not-utf8", "too-long", "negative", "other-user", "not-finite", "list", "bare"],
+)
+def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path, state: str, damage) -> None:  # type: ignore[no-untyped-def]
+    with serving(tmp_path, state=state) as service:
+        learn(service, "egreedy/v1", 3)
+        learn(service, "linucb", 3, prefix="l")
+        key = service.keys.user("u1")
+    before = documents(tmp_path, state)
+    with closing(open_store(tmp_path)) as database:
+        open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): damage(before[key, "egreedy/v1"])})
+    with serving(tmp_path, state=state) as service:
+        assert service.stats("egreedy/v1", "u1")["n"] == 3
+        assert service.stats("linucb", "u1")["n"] == 3
+    assert documents(tmp_path, state) == before
+
+
+@pytest.mark.parametrize("change", [{"schema": SCHEMA + 1}, {"features": "features-v1/2"}])
+def test_an_unknown_schema_is_refused_and_never_overwritten(
+    tmp_path: Path, state: str, change: dict[str, object]
+) -> None:
+    with serving(tmp_path, state=state) as service:
+        learn(service, "egreedy/v1", 3)
+        service.score("egreedy/v1", score_request(event_id="open"))
+        key = service.keys.user("u1")
+    newer = json.dumps({**json.loads(documents(tmp_path, state)[key, "egreedy/v1"]), **change}).encode()
+    with closing(open_store(tmp_path)) as database:
+        open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): newer})
+    with serving(tmp_path, state=state) as service:
+        for attempt in (
+            lambda: service.score("egreedy/v1", score_request()),
+            lambda: service.reward(None, reward_request("open")),
+            lambda: service.reset("u1"),
+        ):
+            with pytest.raises(StateError, match="was left as it is"):
+                attempt()
+        learn(service, "egreedy/v1", 1, "u2")  # other users are served
+    with pytest.raises(StateError):
+        rebuild_state(tmp_path, state=state)
+    assert documents(tmp_path, state)[key, "egreedy/v1"] == newer
+
+
+def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, state="files") as service:
+        learn(service, "egreedy/v1", 3)
+        service.flush()
+        learn(service, "egreedy/v1", 3, prefix="x")
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+        try:
+            with pytest.raises(TipbenchError, match="cannot be written"):
+                service._store.save({(A, "egreedy/v1"): b"x" * 1000})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        service.flush()
+    assert [json.loads(body)["n"] for (_, name), body in documents(tmp_path, "files").items() if name != TALLIES] == [6]
+
+
+# Export and import
+
+
+@pytest.mark.parametrize("target", STATES)
+def test_an_export_is_imported_into_another_home_with_the_same_secret_and_survives_a_rebuild(
+    tmp_path: Path, state: str, target: str
+) -> None:
+    source, other, files = tmp_path / "source", tmp_path / "other", tmp_path / "files"
+    work(source, state)
+    assert export_state(source, files, state=state) == len(documents(source, state))
+    other.mkdir()
+    (other / "serve.secret").write_bytes((source / "serve.secret").read_bytes())
+    assert import_state(other, files, state=target) == 4
+    imported = documents(other, target)
+    rebuild_state(other, state=target)
+    assert documents(other, target) == imported
+
+    def without_seq(found: dict[tuple[str, str], bytes]) -> dict[tuple[str, str], object]:
+        return {key: {**json.loads(body), "seq": 0} for key, body in found.items()}
+
+    assert without_seq(imported) == without_seq(documents(source, state))
+    with serving(source, state=state) as first, serving(other, state=target) as second:
+        assert first.stats("linucb", "u2")["theta"] == second.stats("linucb", "u2")["theta"]
+
+
+def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) -> None:
+    with serving(tmp_path / "home") as service:
+        learn(service, "egreedy/v1", 3)
+        export_state(tmp_path / "home", tmp_path / "files")
+        key = service.keys.user("u1")
+        assert json.loads((tmp_path / "files" / f"{key}_egreedy.json").read_bytes())["n"] == 3
+        with pytest.raises(LockHeld, match="in use by tipbench serve"):
+            import_state(tmp_path / "home", tmp_path / "files")
+        with pytest.raises(LockHeld):
+            rebuild_state(tmp_path / "home")
+    with pytest.raises(UsageError, match="new or empty folder"):
+        export_state(tmp_path / "home", tmp_path / "files")
+
+
+@pytest.mark.parametrize("content", [b"{", json.dumps({"schema": 2}).encode()])
+def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
+    with serving(tmp_path / "home") as service:
+        learn(service, "egreedy/v1", 3)
+    export_state(tmp_path / "home", tmp_path / "files")
+    before = documents(tmp_path / "home", "sqlite")
+    (tmp_path / "files" / f"{B}_linucb.json").write_bytes(content)
+    with pytest.raises(StateError):
+        import_state(tmp_path / "home", tmp_path / "files")
+    assert documents(tmp_path / "home", "sqlite") == before
+    with closing(open_store(tmp_path / "home")) as database:
+        assert not list(read_entries(database, kinds=("import",)))
+
+
+# kill -9
+
+
+@pytest.mark.process
+def test_kill_at_each_step_of_a_write_leaves_the_old_or_the_new_state(state: str) -> None:
+    """Each line that writes log or state is the last one once; `killed_writer.py` checks what is left."""
+    script = Path(__file__).with_name("killed_writer.py")
+    done = subprocess.run(
+        [sys.executable, script, state],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["steps"] > 25
+    assert summary["old"] > 0
+    assert summary["new"] > 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tipbench.errors import TipbenchError, UsageError
-from tipbench.sqlite import Database
+from tipbench.errors import QueueFull, TipbenchError, UsageError
+from tipbench.sqlite import Database, GroupCommit
 
 FIRST = "CREATE TABLE colours (name TEXT NOT NULL) STRICT; INSERT INTO colours VALUES ('red');"
 SECOND = "INSERT INTO colours SELECT name || 'dish' FROM colours;"
@@ -90,3 +92,81 @@ def test_an_error_names_the_file_and_the_next_step(path: Path) -> None:
     path.write_bytes(b"not a database " * 100)
     with pytest.raises(TipbenchError, match=r"^The list of colours at .*file\.sqlite cannot be used: .*restore it"):
         opened(path, FIRST)
+
+
+# Group commit
+
+
+class Writer:
+    """A group commit into a table of names, which a test may hold up."""
+
+    def __init__(self, database: Database, capacity: int = 100) -> None:
+        self.database = database
+        self.failures = 0
+        self.lock = threading.RLock()
+        self.commits = GroupCommit(database, "colours", 1, capacity=capacity, lock=self.lock, on_failure=self._failed)
+
+    def _failed(self) -> None:
+        self.failures += 1
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the thread from committing; a first row makes sure that the rest forms one batch."""
+        with self.database.transaction():
+            self.commits.insert(("first",))
+            while self.commits.waiting:
+                time.sleep(0.001)
+            yield
+
+
+@pytest.fixture
+def writer(database: Database) -> Iterator[Writer]:
+    writer = Writer(database)
+    with contextlib.closing(writer.commits):
+        yield writer
+
+
+def test_rows_queued_during_a_commit_are_committed_together_in_order(writer: Writer) -> None:
+    names = [f"colour {number}" for number in range(99)]
+    with writer.held():
+        futures = {writer.commits.insert((name,)) for name in names}
+        assert len(futures) == 1
+        assert not next(iter(futures)).done()
+    futures.pop().result()
+    assert colours(writer.database) == ["red", "first", *names]
+    assert not writer.commits.insert(("last",)).cancel()  # a client that goes away must not cancel it for others
+
+
+def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(database: Database) -> None:
+    writer = Writer(database, capacity=2)
+    with contextlib.closing(writer.commits):
+        with writer.held():
+            writer.commits.insert(("a",))
+            writer.commits.insert(("b",))
+            with pytest.raises(QueueFull, match="At most 2 entries may wait for the disk; 2 do"):
+                writer.commits.insert(("c",))
+            writer.commits.execute("DELETE FROM colours WHERE name IN ('a', 'd')", ())
+        writer.commits.wait()
+        writer.commits.insert(("d",)).result()
+        assert colours(database) == ["red", "first", "b", "d"]
+
+
+def test_a_failed_commit_fails_all_that_is_queued_by_then_and_later_rows_succeed(writer: Writer) -> None:
+    with writer.held():
+        kept = writer.commits.insert(("kept",))
+        writer.commits.execute("INSERT INTO shapes VALUES (1)", ())
+    with pytest.raises(TipbenchError, match="no such table: shapes"):
+        kept.result()
+    assert writer.failures == 1
+    writer.commits.insert(("later",)).result()
+    assert colours(writer.database) == ["red", "first", "later"]
+
+
+def test_close_commits_what_is_queued(database: Database) -> None:
+    writer = Writer(database)
+    for number in range(50):
+        writer.commits.insert((str(number),))
+    writer.commits.close()
+    assert len(colours(database)) == 51
+    with pytest.raises(QueueFull, match="closing"):
+        writer.commits.insert(("late",))

@@ -174,6 +174,11 @@ class GroupCommit:
             self._queue.append((statement, values))
             return self._future
 
+    @property
+    def waiting(self) -> int:
+        """Number of entries that no commit has taken yet."""
+        return len(self._queue)
+
     def wait(self) -> None:
         """Wait until all that is queued is committed, without the lock held; raises the error of a failed commit."""
         with self._changed:

@@ -50,10 +50,11 @@ def test_json_lines_have_every_decision_signal_and_reward_by_tip(service: Policy
 
 
 def test_vowpal_wabbit_reads_the_dsjson(service: PolicyService, tmp_path: Path) -> None:
-    vowpal = pytest.importorskip("vowpalwabbit")
+    from vowpalwabbit import Workspace
+
     path = tmp_path / "events.dsjson"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines(service, "dsjson")))
-    workspace = vowpal.Workspace(f"--dsjson --cb_explore_adf --cb_type ips -d {path} --quiet")
+    workspace = Workspace(f"--dsjson --cb_explore_adf --cb_type ips -d {path} --quiet")
     try:
         assert workspace.get_weighted_examples() == COUNT
         assert workspace.get_sum_loss() != 0.0

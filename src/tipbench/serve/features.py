@@ -81,10 +81,11 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     task = candidate.get("task")
     if not task:
         return 0.0, 0.0, 0.0
+    age, priority = task.get("age_days") or 0.0, task.get("priority") or 1
     return (
         1.0 if task.get("is_overdue") else 0.0,
-        min((task.get("age_days") or 0.0) / MAX_AGE_DAYS, 1.0),
-        ((task.get("priority") or 1) - 1) / 3,
+        age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
+        (priority - 1) / 3,
     )
 
 
@@ -134,12 +135,13 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
         user = by_name.get(category)
         if user is None:
             user = by_name[category] = tallies.features(category, hour)
+        quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF
         values += (
             1.0,
             *task_features(candidate),
-            0.0 if composite is None else max(-1.0, min((composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF, 1.0)),
+            quality if -1.0 <= quality <= 1.0 else math.copysign(1.0, quality),
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
-            0.0 if effort is None else load * (1 - 2 * min(effort, MAX_EFFORT_MIN) / MAX_EFFORT_MIN),
+            0.0 if effort is None else load * (1 - 2 * effort / MAX_EFFORT_MIN) if effort < MAX_EFFORT_MIN else -load,
             *user,
         )
     return values

@@ -8,7 +8,7 @@ drops what is in memory, and the next request loads what is on disk.
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -96,6 +96,7 @@ class PolicyService:
         self.home = home
         self.clock = clock
         self.flush_error: str | None = None  # why state could not be written; the log has everything, so it is retried
+        self._random = random.Random()  # noqa: S311 - event ids are unique, not secret
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
         self._users: dict[str, UserState] = {}
@@ -144,7 +145,9 @@ class PolicyService:
         with self._lock:
             user = self._user(key)
             if sent_id is None or self._event(user, sent_id) is None:
-                return self._decide(chooser, user, sent_id or secrets.token_hex(16), request, candidates, signal)
+                return self._decide(
+                    chooser, user, sent_id or f"{self._random.getrandbits(128):032x}", request, candidates, signal
+                )
         return self._repeat(policy, key, sent_id, request, signal)
 
     def _decide(

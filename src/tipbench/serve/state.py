@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -96,6 +97,11 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     return content  # type: ignore[no-any-return]
 
 
+@cache
+def _unlearned(policy: str, prior: Prior | None) -> Ridge:
+    return POLICIES[policy].ridge(prior)
+
+
 class UserState:
     """What is known of one user: a ridge regression for each policy that has learned, and the tallies."""
 
@@ -118,9 +124,9 @@ class UserState:
         return max(self.reset, *self._seqs.values())
 
     def ridge(self, policy: str) -> Ridge:
-        """Return what a policy learned; without rewards a new one that is not stored."""
+        """Return what a policy learned; without rewards a shared one that must not be updated."""
         found = self.ridges.get(policy)
-        return POLICIES[policy].ridge(self._priors.get(policy)) if found is None else found
+        return _unlearned(policy, self._priors.get(policy)) if found is None else found
 
     def apply(self, entry: Entry) -> None:
         """Apply an entry, unless a document already has it."""
@@ -136,7 +142,9 @@ class UserState:
                 self._changed(body["name"], seq)
         elif entry.kind == "reward" and entry.policy is not None and entry.reward is not None:
             if seq > self._seqs[entry.policy]:
-                ridge = self.ridges[entry.policy] = self.ridge(entry.policy)
+                ridge = self.ridges.get(entry.policy)
+                if ridge is None:
+                    ridge = self.ridges[entry.policy] = POLICIES[entry.policy].ridge(self._priors.get(entry.policy))
                 ridge.update(np.array(body["x"]), entry.reward)
                 self.learned_with[entry.policy] = body["prior"]
                 self._changed(entry.policy, seq)

@@ -169,7 +169,7 @@ def test_a_lost_connection_and_an_ended_session_are_shown(tmp_path: Path, visit:
         page = visit(site).page
         page.route("**/events", lambda route: route.abort())
         page.goto(f"{site.url}/jobs/{job.id}")
-        page.get_by_text("Connection lost, trying again").wait_for()
+        page.get_by_text("Connection lost, reconnecting").wait_for()
         story += [cells(1)]
         page.unroute("**/events")
         page.locator("#connection[data-state=live]").wait_for()

@@ -44,7 +44,7 @@ def test_each_says_what_comes_next() -> None:
         (counts(), "Start a run", "/run?experiment=tip-bench-a%2Fb"),
         (counts(cells=3, pending=2, judged=1), "Judge 2 answers", "/experiments/tip-bench-a%2Fb/judges"),
         (counts(cells=3, failed=1, judged=2), "Run 1 failed cell again", "/run?experiment=tip-bench-a%2Fb"),
-        (counts(cells=3, judged=3), "Read the leaderboard", "/experiments/tip-bench-a%2Fb"),
+        (counts(cells=3, judged=3), "Show the leaderboard", "/experiments/tip-bench-a%2Fb"),
     ]
     for found, step, url in cases:
         row = row_of(found)
@@ -92,4 +92,4 @@ def test_many_experiments_can_be_searched(home: Path) -> None:
         assert "tip-bench-03" in page
         assert "tip-bench-04" not in page
         assert f'href="{API}/experiments?q=-03"' in page
-        assert "No experiment with this in its name" in front(served, "?q=<i>")
+        assert "No experiment matches" in front(served, "?q=<i>")

@@ -183,7 +183,7 @@ def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
     for part in (
         "3 cells generated in 12 s",
         "done, memory freed",
-        "never more than one model seen",
+        "never more than one model in memory",
         "http://mlflow:5000/x",
     ):
         assert part in page, part
@@ -193,10 +193,10 @@ def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
 
 def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
     cases: list[tuple[events.Memory, str]] = [
-        (events.Memory(0, 0, 0.0, 0), "memory was not seen"),
-        (events.Memory(0, 0, 0.9, 0, unknown_samples=5), "memory was not seen"),
-        (events.Memory(9, 2, 0.9, 1), "more than one model was seen at once"),
-        (events.Memory(9, 1, 0.9, 1, foreign=("x:1b",)), "models of others were seen"),
+        (events.Memory(0, 0, 0.0, 0), "memory was not observed"),
+        (events.Memory(0, 0, 0.9, 0, unknown_samples=5), "memory was not observed"),
+        (events.Memory(9, 2, 0.9, 1), "more than one model in memory"),
+        (events.Memory(9, 1, 0.9, 1, foreign=("x:1b",)), "other clients' models in memory"),
     ]
     for memory, words in cases:
         page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))

@@ -60,8 +60,8 @@ def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
     page = look.run("judged")
     text = words_of(page)
     assert "never two models at once most models resident 1 samples 412 largest gap 900 ms" in text
-    assert "Other clients' models were seen: mistral:7b" in text
-    assert f'{look.content.runs["collection"]}">The collect it came from' in page
+    assert "Other clients' models in memory: mistral:7b" in text
+    assert f'{look.content.runs["collection"]}">Collect of this run' in page
 
 
 def test_a_neighbour_in_memory_is_told(look: Look) -> None:
@@ -124,7 +124,7 @@ def test_other_kinds_of_run_show_too(look: Look, sort: str, words: str) -> None:
 def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look) -> None:
     """An admin may be a judge as well; a closed fold would still be found by a search on the page."""
     hidden, shown = look.run("judging"), look.run("judging", "?key=shown")
-    assert "Whoever judges must not read this" in hidden
+    assert "Do not read this if you judge" in hidden
     assert KEY not in hidden
     assert "&#34;behind&#34;" not in hidden
     assert not re.search(r"<dt>seed</dt>", hidden)
@@ -186,7 +186,7 @@ def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> Non
     record_cells(store, n_scenarios=1, write=lambda _cell, _rng: many)
     with serving(home, store) as served:
         page = page_of(served, next(iter(desk_of(served).cells())))
-    assert page.count("beyond the asked number, not judged") == 2
+    assert page.count("more than requested, not judged") == 2
 
 
 def test_a_text_that_is_not_ours_is_named_and_the_rest_is_shown(served: Served) -> None:

@@ -155,7 +155,7 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
     assert answer.status_code == 303
     assert [got.payload["event"] for got in receiver.got] == ["test"]
     after = hooked.get(answer.headers["location"], token=None, headers=PAGE).text
-    assert "The receiver took the test" in after
+    assert "The receiver accepted the test" in after
     assert receiver.url.removesuffix("hook") + "…" in after
 
 
@@ -163,8 +163,8 @@ def test_the_settings_page_says_why_a_test_was_not_taken(hooked: Served, receive
     receiver.answer = lambda _got: 503
     answer = hooked.post("/settings/hook/test")
     page = hooked.get(answer.headers["location"], headers=PAGE).text
-    assert "The test was not taken" in page
-    assert "answered 503" in page
+    assert "The test failed" in page
+    assert "responded with 503" in page
 
 
 def test_without_a_webhook_the_settings_page_says_how_to_have_one(served: Served) -> None:

@@ -25,11 +25,11 @@ _FIRST = "first admin"
 def panel(
     host: Annotated[
         str | None,
-        typer.Option("--host", metavar="ADDRESS", help="The address to listen on. [default: 127.0.0.1]"),
+        typer.Option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]"),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="The port; 0 for any. [default: 5180]"),
+        typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"),
     ] = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
@@ -63,7 +63,7 @@ def panel(
         run_server(
             app,
             sock,
-            started=lambda: print_message(f"panel: {server_url(sock, options.host)} (Ctrl-C ends it)"),
+            started=lambda: print_message(f"panel: {server_url(sock, options.host)} (press Ctrl-C to stop)"),
             proxies=options.proxies,
         )
 
@@ -82,14 +82,14 @@ def _first_token(panel: Panel) -> None:
 
     tokens = panel.guard.tokens
     if panel.options.admin_token is not None:
-        print_message("admin token: as TIPBENCH_ADMIN_TOKEN says")
+        print_message("admin token: from TIPBENCH_ADMIN_TOKEN")
     elif tokens.has_admin():
         print_message(
-            "admin token: as printed when it was made; `tipbench token create --role admin --name NAME` makes another"
+            "admin token: printed when it was created; `tipbench token create --role admin --name NAME` creates another"
         )
     else:
         _, secret = tokens.create(Role.ADMIN, _FIRST, life_s=None)
-        print_message("no admin token yet: this is one. Keep it, it is not shown again:")
+        print_message("admin token created. Store it; it is not shown again:")
         print(secret, flush=True)
 
 
@@ -98,13 +98,13 @@ def _warn(options: PanelOptions) -> None:
         return
     if not options.proxies:
         print_message(
-            f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be read on the way. Put "
-            "a proxy with TLS in front and name it in TIPBENCH_PANEL_PROXIES, or keep --host 127.0.0.1"
+            f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be intercepted. Put "
+            "a TLS proxy in front and set TIPBENCH_PANEL_PROXIES to its address, or use --host 127.0.0.1"
         )
     if not options.hosts.names:
         print_message(
-            "warning: it answers to the names of this machine itself only; TIPBENCH_PANEL_HOSTS adds the names and "
-            "addresses that others use"
+            "warning: the panel accepts localhost names only; add the names and addresses that others use to "
+            "TIPBENCH_PANEL_HOSTS"
         )
 
 

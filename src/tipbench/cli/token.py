@@ -47,10 +47,10 @@ RoleOption = Annotated[
 def create(
     role: RoleOption,
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Whose it is; a judge's scores are kept under this name.")
+        str, typer.Option("--name", metavar="NAME", help="Name of the holder; a judge's scores are stored under it.")
     ],
     expires: Annotated[
-        str, typer.Option("--expires", metavar="12h|30d|8w|never", help="How long it is valid.", show_default=True)
+        str, typer.Option("--expires", metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
     ] = "90d",
     json_: JsonOption = False,
 ) -> None:
@@ -69,12 +69,12 @@ def create(
     life_s = parse_lifetime(expires)
     with _tokens() as tokens:
         token, secret = tokens.create(Role(role.value), name, life_s=life_s)
-        told = token.to_json(tokens.clock())
+        shown = token.to_json(tokens.clock())
     if json_:
-        print_json({**told, "token": secret})
+        print_json({**shown, "token": secret})
         return
-    until = f"until {told['expires']}" if told["expires"] else "for ever"
-    print_message(f"token {token.id} for {token.name} ({token.role}), valid {until}. Keep it, it is not shown again:")
+    until = f"until {shown['expires']}" if shown["expires"] else "without limit"
+    print_message(f"token {token.id} for {token.name} ({token.role}), valid {until}. Store it; it is not shown again:")
     print(secret)
 
 
@@ -95,15 +95,16 @@ def list_tokens(json_: JsonOption = False) -> None:
     elif rows:
         print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
     else:
-        print_message("no tokens yet; `tipbench token create --role judge --name NAME` makes one")
+        print_message("no tokens yet; create one with `tipbench token create --role judge --name NAME`")
 
 
 @app.command("revoke")
 def revoke(
-    token_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The token, as `token list` shows it.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="All tokens of this name instead.")] = None,
+    token_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Token id, as in `token list`.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Revoke all tokens of this name.")] = None,
     role: Annotated[
-        RoleName | None, typer.Option("--role", metavar="admin|judge|app", help="With --name: only those of this role.")
+        RoleName | None,
+        typer.Option("--role", metavar="admin|judge|app", help="With --name: only tokens of this role."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -116,7 +117,7 @@ def revoke(
       tipbench token revoke --name reviewer-1
     """
     if (token_id is None) == (name is None):
-        raise UsageError("Give the token's ID, or --name for all of a name; `tipbench token list` shows them.")
+        raise UsageError("Give either the token's ID or --name; `tipbench token list` shows them.")
     with _tokens() as tokens:
         wanted = [token for token in tokens.all() if _meant(token, token_id, name, role)]
         if not wanted:
@@ -125,7 +126,7 @@ def revoke(
     if json_:
         print_json({"revoked": ended})
     else:
-        print(f"revoked: {', '.join(ended)}" if ended else "revoked before; nothing changed")
+        print(f"revoked: {', '.join(ended)}" if ended else "already revoked")
 
 
 def _meant(token: Token, token_id: str | None, name: str | None, role: RoleName | None) -> bool:

@@ -48,10 +48,11 @@ ROUTERS: tuple[APIRouter, ...] = (
     hook.router,
     tokens.router,
 )
-_ABOUT = """Start, watch and decide. Programs send `Authorization: Bearer TOKEN`; people log in at /login.
+_ABOUT = """Start runs, follow jobs, judge and compare.
 
-Lists are `{"items", "next"}`: hand `next` back as `?next=`. Every failure is `{"error": {"code", "message", "path"}}`.
-A token of the role *judge* may judge, on sheets and batches of its own, and nothing else."""
+Programs send `Authorization: Bearer TOKEN`; browsers log in at /login. Lists are `{"items", "next"}`: pass `next` as
+`?next=` for the next page. Errors are `{"error": {"code", "message", "path"}}`. A token of the role *judge* may judge
+its own sheets and batches, and nothing else."""
 
 
 def create_app(
@@ -122,10 +123,10 @@ def make_panel(
     tracker, streams = MlflowConnection(settings, store), StreamLimits()
     desk = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
     metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
-    metrics.show("tipbench_cache_requests_total", "counter", "Questions to the cache.", lambda: dict(_cache(queries)))
+    metrics.show("tipbench_cache_requests_total", "counter", "Cache lookups.", lambda: dict(_cache(queries)))
     metrics.show("tipbench_jobs", "gauge", "Jobs by state.", lambda: dict(_jobs(desk)))
-    metrics.show("tipbench_queue_length", "gauge", "Jobs that wait for their turn.", lambda: {(): _waiting(desk)})
-    metrics.show("tipbench_event_streams", "gauge", "Open streams of events.", lambda: {(): float(streams.open)})
+    metrics.show("tipbench_queue_length", "gauge", "Queued jobs.", lambda: {(): _waiting(desk)})
+    metrics.show("tipbench_event_streams", "gauge", "Open event streams.", lambda: {(): float(streams.open)})
     panel = Panel(
         settings=settings,
         options=options,

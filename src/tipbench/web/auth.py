@@ -212,7 +212,7 @@ def checked_name(name: str, role: Role) -> str:
     if fault := name_problem(name, allow_reserved=role is not Role.JUDGE):
         raise UsageError(f"A token's name is {fault} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
-        raise UsageError(f"A token's name is not {EVERYBODY}, which stands for everybody. Choose another.")
+        raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")
     return normalize_name(name)
 
 
@@ -224,9 +224,7 @@ def parse_lifetime(text: str) -> int | None:
     match = _LIFE.fullmatch(word)
     seconds = int(match[1]) * _UNIT_S[match[2]] if match else 0
     if not 0 < seconds <= LONGEST_LIFE_S:
-        raise UsageError(
-            f"A token expires after a time like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r})."
-        )
+        raise UsageError(f"A lifetime must be like 12h, 30d or 8w, at most 10 years, or never (got {text[:40]!r}).")
     return seconds
 
 
@@ -314,11 +312,13 @@ def load_key(home: Path) -> bytes:
         mode, key = path.stat().st_mode, path.read_bytes()
     if mode & 0o077:
         raise UsageError(
-            f"{path} signs the panel's sessions and may be read by others (mode {mode & 0o777:o}). "
-            "Delete it: the panel makes a new one, and everybody logs in again."
+            f"{path} signs the panel's sessions and must not be readable by others (mode {mode & 0o777:o}). "
+            "Delete it: the panel creates a new one, and all users have to log in again."
         )
     if len(key) != _KEY_BYTES:
-        raise UsageError(f"{path} has {len(key)} bytes instead of {_KEY_BYTES}. Delete it: the panel makes a new one.")
+        raise UsageError(
+            f"{path} has {len(key)} bytes instead of {_KEY_BYTES}. Delete it: the panel creates a new one."
+        )
     return key
 
 
@@ -339,15 +339,15 @@ CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _ENVIRONMENT = "environment-"  # prefix of the id of TIPBENCH_ADMIN_TOKEN
-_WRONG = "This token is not known, has expired or was revoked. `tipbench token create` makes one."
+_WRONG = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `recognise` reads the credentials itself.
-_bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `tipbench token create`.")
+_bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token created with `tipbench token create`.")
 _cookie = APIKeyCookie(
     name=COOKIE,
     auto_error=False,
     scheme_name="session",
-    description=f"The cookie of POST /login. Changes need the header {CSRF_HEADER} too.",
+    description=f"The session cookie set by POST /login. Changes also need the header {CSRF_HEADER}.",
 )
 
 
@@ -442,11 +442,11 @@ async def authenticate(
     if header is not None:
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer":
-            raise Unauthorised("Authorization is 'Bearer TOKEN'.", path="header.authorization")
+            raise Unauthorised("The header must be 'Authorization: Bearer TOKEN'.", path="header.authorization")
         return await run_in_threadpool(panel.guard.by_token, secret.strip(), client_of(request))
     found = await run_in_threadpool(panel.guard.by_cookie, session_cookie(request))
     if found is None:
-        raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN', or log in at /login.")
+        raise Unauthorised("Missing credentials: send 'Authorization: Bearer TOKEN', or log in at /login.")
     return found
 
 
@@ -496,7 +496,7 @@ def check_origin(request: Request, hosts: Hosts) -> None:
     foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))
     if foreign or site not in ("same-origin", "none"):
         raise Forbidden(
-            f"This change comes from another site ({(origin or site)[:80]}). Make it on the panel's own pages.",
+            f"The request comes from another site ({(origin or site)[:80]}). Use the panel's own pages.",
             code="foreign_origin",
             path="header.origin",
         )
@@ -507,8 +507,8 @@ async def _check_csrf(request: Request, panel: Panel, identity: Identity) -> Non
     given = request.headers.get(CSRF_HEADER) or await form_value(request, CSRF_FIELD)
     if identity.session is None or not panel.guard.sessions.csrf_fits(identity.session, given or ""):
         raise Forbidden(
-            f"A change made with a cookie needs the session's token in the header {CSRF_HEADER} or the form's field "
-            f"{CSRF_FIELD}. Load the page again and repeat it.",
+            f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form field "
+            f"{CSRF_FIELD}. Reload the page and try again.",
             code="csrf",
             path=f"header.{CSRF_HEADER.lower()}",
         )

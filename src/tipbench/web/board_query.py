@@ -39,31 +39,34 @@ def where_of(texts: Sequence[str], named: Mapping[str, str] | None = None) -> Wh
             raise Invalid(str(exc).removeprefix("--"), path="query.where") from exc
         if filters.setdefault(key, value) != value:
             raise Invalid(
-                f"{key} is asked for twice, as {filters[key]} and {value}; no cell is both.", path="query.where"
+                f"{key} has two values, {filters[key]} and {value}; no cell matches both.", path="query.where"
             )
     return tuple(filters.items())
 
 
 def parse_board_query(
     baseline: Annotated[
-        str | None, Query(max_length=_LONGEST, description="MODEL/PROMPT: show differences to this pair too.")
+        str | None, Query(max_length=_LONGEST, description="MODEL/PROMPT: also show differences to this pair.")
     ] = None,
     where: Annotated[
         list[str], Query(max_length=20, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
     ] = [],  # noqa: B006 - FastAPI copies it
     judge: Annotated[str | None, Query(max_length=200, description="Only this judge's scores.")] = None,
-    by: Annotated[Literal["model", "prompt"] | None, Query(description="Rank models, or prompts.")] = None,
+    by: Annotated[
+        Literal["model", "prompt"] | None, Query(description="Rank models or prompts instead of pairs.")
+    ] = None,
     cluster: Annotated[
-        Literal["persona"] | None, Query(description="Claim more: about other personas. Takes more scenarios.")
+        Literal["persona"] | None,
+        Query(description="Cluster by persona; generalises to new personas. Needs more scenarios."),
     ] = None,
     provisional: Annotated[
-        bool, Query(description="The provisional judge's scores, also where people have judged.")
+        bool, Query(description="Use the provisional judge's scores, even if people have judged.")
     ] = False,
 ) -> BoardQuery:
     """Parse the options of `tipbench compare` from the query string."""
     if judge is not None and provisional:
         raise Invalid(
-            "judge names a judge whose scores count; provisional shows those that do not. Choose one.",
+            "judge and provisional cannot be combined: the scores of a named judge count, provisional ones do not.",
             path="query.judge",
         )
     return BoardQuery(
@@ -83,7 +86,7 @@ def _judge(name: str | None) -> str | None:
     if name is None:
         return None
     if fault := name_problem(name):
-        raise Invalid(f"judge takes {fault} (got {name[:80]!r}).", path="query.judge")
+        raise Invalid(f"judge must be {fault} (got {name[:80]!r}).", path="query.judge")
     return normalize_name(name)
 
 
@@ -98,7 +101,7 @@ def _baseline(text: str | None, by: str | None) -> Pair | None:
     pair = parse_pair(text.strip())
     if pair is None:
         raise Invalid(
-            f"baseline takes MODEL/PROMPT (got {text[:120]!r}); for example qwen2.5:0.5b/v1", path="query.baseline"
+            f"baseline must be MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1", path="query.baseline"
         )
     return pair
 

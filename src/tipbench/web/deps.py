@@ -70,7 +70,9 @@ async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(re
     given = await read_json(request)
     wait = given.pop(WAIT_FOR_JUDGE, False)
     if not isinstance(wait, bool):
-        raise Invalid(f"{WAIT_FOR_JUDGE} takes true or false (got {str(wait)[:80]!r}).", path=f"body.{WAIT_FOR_JUDGE}")
+        raise Invalid(
+            f"{WAIT_FOR_JUDGE} must be true or false (got {str(wait)[:80]!r}).", path=f"body.{WAIT_FOR_JUDGE}"
+        )
     return RunBody(given, wait)
 
 

@@ -62,7 +62,7 @@ def attachment(name: str, ending: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{plain}.{ending}"'}
 
 
-INTERNAL = "Something went wrong in tipbench itself."
+INTERNAL = "Internal error in tipbench."
 _LISTED = 10
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
@@ -162,7 +162,8 @@ class TooManyAttempts(WebError):
     def __init__(self, wait_s: float) -> None:
         seconds = max(1, math.ceil(wait_s))
         super().__init__(
-            f"Too many wrong tokens came from here. Try again in {seconds} s.", headers={"Retry-After": str(seconds)}
+            f"Too many failed attempts from this address. Try again in {seconds} s.",
+            headers={"Retry-After": str(seconds)},
         )
 
 
@@ -210,7 +211,7 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
     identity = getattr(request.state, "identity", None)
     hidden = identity is not None and identity.is_judge and not isinstance(exc, _FOR_JUDGES)
     if hidden:
-        message = f"It could not be done. Ask an admin; the log has the reason under {_request_id(request)}."
+        message = f"The request failed. Ask an admin; the log has the details under {_request_id(request)}."
     if hidden or status >= 500:
         request.state.failure = exc  # logged; errors the client can fix are not
     headers = {"Retry-After": "5"} if status == 503 else {}
@@ -266,8 +267,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)  # noqa: S101 - as above
     status = exc.status_code
     message = {
-        404: f"There is nothing at {request.url.path[:200]}.",
-        405: f"{request.method[:20]} is not for {request.url.path[:200]}; see the header Allow.",
+        404: f"Not found: {request.url.path[:200]}.",
+        405: f"{request.method[:20]} is not allowed for {request.url.path[:200]}; see the header Allow.",
     }.get(status, str(exc.detail))
     return _answer(request, status, error_json(_HTTP.get(status, "bad_request"), message), exc.headers or {})
 

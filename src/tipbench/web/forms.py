@@ -82,7 +82,7 @@ async def _take_apart(request: Request) -> Parts:
                 else:
                     parts.files[name] = UploadedFile(value.filename or "", await value.read())
     except HTTPException as exc:
-        raise Invalid(f"The form with its file cannot be read ({str(exc.detail)[:200]}).", path="body") from exc
+        raise Invalid(f"The multipart form cannot be parsed: {str(exc.detail)[:200]}.", path="body") from exc
     return parts
 
 
@@ -92,18 +92,20 @@ async def read_json(request: Request) -> dict[str, Any]:
     if not body.strip():
         return {}
     if content_type(request) != JSON:
-        raise Invalid(f"The body is JSON, sent as {JSON} (got {content_type(request)[:80]!r}).", path="body")
+        raise Invalid(
+            f"The body must be JSON with the content type {JSON} (got {content_type(request)[:80]!r}).", path="body"
+        )
     try:
         value = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        raise Invalid(f"The body is no JSON: {str(exc)[:200]}.", path="body") from exc
+        raise Invalid(f"The body is not valid JSON: {str(exc)[:200]}.", path="body") from exc
     if not isinstance(value, dict):
-        raise Invalid(f"The body is a JSON object (got {type(value).__name__}).", path="body")
+        raise Invalid(f"The body must be a JSON object (got {type(value).__name__}).", path="body")
     return value
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 LIMIT = 50
@@ -120,9 +122,10 @@ class SortKey(NamedTuple):
     id: str
 
 
-Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Items on a page, at most {MOST}.")]
+Limit = Annotated[int, Query(ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")]
 Next = Annotated[
-    str | None, Query(max_length=_LONGEST, description="The `next` of the page before; left out for the first page.")
+    str | None,
+    Query(max_length=_LONGEST, description="The `next` value of the previous page; omit it for the first page."),
 ]
 
 
@@ -150,4 +153,4 @@ def decode_cursor(text: str) -> SortKey:
             return SortKey(before, id_)
     except (ValueError, TypeError, RecursionError, binascii.Error):
         pass
-    raise Invalid("next is what the page before gave; leave it out for the first page.", path="query.next")
+    raise Invalid("next must be the `next` value of the previous page; omit it for the first page.", path="query.next")

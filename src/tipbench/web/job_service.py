@@ -73,7 +73,7 @@ class PanelRecords:
 def _count(opened: OpenStore, experiment: Experiment | None, config: CollectConfig) -> int:
     found = [] if experiment is None else configured_cells(opened.store, experiment.experiment_id, config)
     if not found:
-        raise NotEnoughData(f"No cell of the run is in {config.experiment} on MLflow at {opened.place}.")
+        raise NotEnoughData(f"{config.experiment} on MLflow at {opened.place} has no cells of this run.")
     return count_states(found).pending
 
 
@@ -110,11 +110,9 @@ def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in (LocalRunner.name, AirflowRunner.name):
-        raise UsageError(f"runner is local or airflow (got {wanted[:40]!r}).")
+        raise UsageError(f"runner must be local or airflow (got {wanted[:40]!r}).")
     if wanted not in runners:
-        raise UsageError(
-            "runner is airflow, and nothing says where that is. Set TIPBENCH_AIRFLOW_URL, or runner=local."
-        )
+        raise UsageError("runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local.")
     return wanted
 
 
@@ -222,7 +220,7 @@ class JobService:
         try:
             page = self.store.page(which, limit=limit, after=after)
         except UsageError as exc:
-            message = "next is what the page before gave; leave it out for the first page."
+            message = "next must be the `next` value of the previous page; omit it for the first page."
             raise Invalid(message, path="query.next") from exc
         return JobPage(page.items, self.queue_positions(), page.next)
 
@@ -270,7 +268,9 @@ def keep_seconds(settings: Settings) -> float | None:
     except ValueError:
         days = -1.0
     if not 0 <= days <= _MOST_DAYS:
-        raise UsageError(f"jobs_keep_days is a number of days from 0 (keep all) to {_MOST_DAYS:g} (got {text[:40]!r}).")
+        raise UsageError(
+            f"jobs_keep_days must be a number of days from 0 (keep all) to {_MOST_DAYS:g} (got {text[:40]!r})."
+        )
     return days * _DAY_S or None
 
 
@@ -287,7 +287,7 @@ Key = Annotated[
         min_length=1,
         max_length=MOST_KEY,
         pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$",
-        description="Made up by the caller for one order: sent again, it gives the same job and starts nothing.",
+        description="Chosen by the client per request: a repeated key returns the same job and starts nothing.",
         examples=["9c1d5d6e-8f0a-4f3e-a4c5-6b1f0a7d2e10"],
     ),
 ]
@@ -313,7 +313,7 @@ def start_run(
     runner = _runner(panel, where)
     for name, value in config.model_dump().items():
         if isinstance(value, str) and len(value) > _LONGEST:
-            raise Invalid(f"{name} has at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+            raise Invalid(f"{name} may have at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
     suite_for(config)
     order = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:
@@ -333,14 +333,13 @@ def _runner(panel: Panel, where: RunTarget) -> str:
     if runner not in panel.jobs.runners:
         there = ", ".join(panel.jobs.runners)
         raise Invalid(
-            f"runner is one of those configured here: {there} (got {runner[:40]!r}). TIPBENCH_AIRFLOW_URL adds "
-            "Airflow.",
+            f"runner must be one of {there} (got {runner[:40]!r}). TIPBENCH_AIRFLOW_URL adds Airflow.",
             path="query.runner",
         )
     if where.wait_for_judge and runner != AirflowRunner.name:
         raise Invalid(
-            "wait_for_judge belongs to Airflow, whose run compares at its end; here a run ends when it is recorded. "
-            "Leave it out, or choose runner=airflow.",
+            "wait_for_judge is available with Airflow only; a local run ends when its results are recorded. "
+            "Omit it, or choose runner=airflow.",
             path="query.wait_for_judge",
         )
     return runner
@@ -354,7 +353,7 @@ def start_judge(
     asked = wish.model_dump(by_alias=True, exclude_defaults=True)
     rule = panel.allowed.config({name: asked[name] for name in _RULES if name in asked})
     if wish.judge is not None and (fault := name_problem(wish.judge)):
-        raise Invalid(f"judge takes {fault} (got {wish.judge[:80]!r}).", path="body.judge")
+        raise Invalid(f"judge must be {fault} (got {wish.judge[:80]!r}).", path="body.judge")
     _check_named(wish.with_)
     program = _program(panel) if wish.with_ == COMMAND else None
     options = {**asked, "with": wish.with_, "experiment": experiment, "mlflow_url": rule.mlflow_url}
@@ -395,7 +394,7 @@ def _check_named(wanted: str) -> None:
     """Raise Forbidden for a command line in the request: it would run with the panel's permissions."""
     if wanted.startswith(f"{COMMAND}:"):
         raise Forbidden(
-            'A program cannot be named over HTTP. Send "command" for the one that TIPBENCH_JUDGE_COMMAND names.',
+            'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
             code="not_allowed",
             path="body.with",
         )
@@ -406,8 +405,7 @@ def _program(panel: Panel) -> str:
     program = panel.settings.get("judge_command")
     if not program:
         raise Forbidden(
-            "No judging program is configured. The operator names one in TIPBENCH_JUDGE_COMMAND; rules and "
-            "ollama:MODEL need none.",
+            "No judging program is configured. Set TIPBENCH_JUDGE_COMMAND; rules and ollama:MODEL need none.",
             code="not_allowed",
             path="body.with",
         )
@@ -415,7 +413,7 @@ def _program(panel: Panel) -> str:
         default_name(program)
     except UsageError:  # its message contains the command line
         raise Forbidden(
-            "TIPBENCH_JUDGE_COMMAND is no command line that can be read. The operator looks at its quotes.",
+            "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting.",
             code="not_allowed",
             path="body.with",
         ) from None

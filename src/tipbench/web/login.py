@@ -35,7 +35,7 @@ LoginPage = Callable[[Request, str, str | None], str]  # request, next path, err
 router = APIRouter(tags=["login"])
 closing = APIRouter(tags=["login"], dependencies=[JUDGES_TOO], responses=COMMON)
 _LONGEST_NEXT = 1000
-_Next = Annotated[str, Query(max_length=_LONGEST_NEXT, description="Where to go afterwards: a path of the panel.")]
+_Next = Annotated[str, Query(max_length=_LONGEST_NEXT, description="Path to redirect to after login.")]
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -64,11 +64,11 @@ def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 @router.get(
     "/login",
-    summary="The login page",
+    summary="Get the login page",
     response_class=Response,
     responses={
         200: {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
-        303: {"description": "Logged in already: goes on."},
+        303: {"description": "Already logged in: redirect."},
         **refusals(400, 413, 422, 500),
     },
 )
@@ -86,8 +86,8 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     response_model=LoggedIn,
     openapi_extra=_BODY,
     responses={
-        200: {"description": "For JSON: who it is, and the token that changes must bring in " + CSRF_HEADER + "."},
-        303: {"description": "For a form: logged in, goes on."},
+        200: {"description": "For JSON: name, role and the CSRF token for the header " + CSRF_HEADER + "."},
+        303: {"description": "For a form: logged in, redirect."},
         **refusals(400, 413, 422, 500),
         **_or_page(401, 403, 429),
     },
@@ -116,7 +116,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     "/logout",
     summary="End the session",
     status_code=204,
-    responses={303: {"description": "For a form: back to the login page."}},
+    responses={303: {"description": "For a form: redirect to the login page."}},
 )
 async def log_out(
     request: Request, panel: PanelState, identity: Annotated[Identity, Depends(require_judge)]

@@ -47,14 +47,14 @@ class Metrics:
 
     def _request_lines(self) -> Iterator[str]:
         name = "tipbench_http_requests_total"
-        yield from _head(name, "counter", "Requests answered.")
+        yield from _head(name, "counter", "Number of requests.")
         for (method, route, status), count in sorted(self._requests.items()):
             labels = {"method": method, "route": route, "status": str(status)}
             yield f"{name}{_labels(labels)} {count}"
 
     def _time_lines(self) -> Iterator[str]:
         name = "tipbench_http_request_seconds"
-        yield from _head(name, "histogram", "Time until a request was answered.")
+        yield from _head(name, "histogram", "Time to the start of the response.")
         for route, slots in sorted(self._slots.items()):
             total = 0
             for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), slots, strict=True):

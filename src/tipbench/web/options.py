@@ -66,7 +66,7 @@ def _host(text: str) -> str:
     except ValueError:
         if host_name(name) is None or ":" in name:
             raise UsageError(
-                f"--host takes a name or an address without a port (got {text[:80]!r}); for example 127.0.0.1"
+                f"--host must be a name or an address without a port (got {text[:80]!r}), for example 127.0.0.1"
             ) from None
         return name
 
@@ -82,7 +82,9 @@ def _own_name(host: str) -> tuple[str, ...]:
 def _port(settings: Settings, flag: int | None) -> int:
     text = str(flag) if flag is not None else settings.get("panel_port") or str(DEFAULT_PORT)
     if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= 65535:
-        raise UsageError(f"The panel's port is a number from 0 to 65535, 0 for any that is free (got {text[:40]!r}).")
+        raise UsageError(
+            f"The panel's port must be a number from 0 to 65535; 0 chooses a free one (got {text[:40]!r})."
+        )
     return int(text)
 
 
@@ -91,7 +93,7 @@ def _proxy(text: str) -> str:
         return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
     except ValueError:
         raise UsageError(
-            f"panel_proxies takes the addresses of reverse proxies, separated by commas (got {text[:80]!r}); "
+            f"panel_proxies must be addresses of reverse proxies, separated by commas (got {text[:80]!r}), "
             "for example 127.0.0.1"
         ) from None
 
@@ -99,7 +101,7 @@ def _proxy(text: str) -> str:
 def _url(text: str) -> str:
     if not is_http_url(text):
         raise UsageError(
-            f"panel_urls takes web addresses, separated by commas (got {text[:80]!r}); for example http://gpu-box:11434"
+            f"panel_urls must be HTTP URLs, separated by commas (got {text[:80]!r}), for example http://gpu-box:11434"
         )
     return text.rstrip("/")
 
@@ -112,7 +114,8 @@ def _session_s(settings: Settings) -> int:
         hours = 0.0
     if not 0 < hours <= _LONGEST_SESSION_HOURS:
         raise UsageError(
-            f"panel_session_hours is a number of hours above 0, at most {_LONGEST_SESSION_HOURS:g} (got {text[:40]!r})."
+            f"panel_session_hours must be a number of hours above 0, at most {_LONGEST_SESSION_HOURS:g} "
+            f"(got {text[:40]!r})."
         )
     return max(1, int(hours * 3600))
 
@@ -123,11 +126,11 @@ def _admin_token(text: str | None) -> str | None:
         return None
     if not SHORTEST_ADMIN_TOKEN <= len(text) <= _LONGEST_ADMIN_TOKEN or not text.isascii() or not text.isprintable():
         raise UsageError(
-            f"TIPBENCH_ADMIN_TOKEN has {SHORTEST_ADMIN_TOKEN} to {_LONGEST_ADMIN_TOKEN} printable ASCII characters "
-            f"(got {len(text)}). `openssl rand -hex 32` makes a good one."
+            f"TIPBENCH_ADMIN_TOKEN must have {SHORTEST_ADMIN_TOKEN} to {_LONGEST_ADMIN_TOKEN} printable ASCII "
+            f"characters (got {len(text)}). Create one with `openssl rand -hex 32`."
         )
     if " " in text:
-        raise UsageError("TIPBENCH_ADMIN_TOKEN has no spaces. `openssl rand -hex 32` makes a good one.")
+        raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
     return text
 
 
@@ -182,7 +185,7 @@ class RunPolicy:
             inside = False
         if not inside:
             raise Forbidden(
-                f"suite is one of {', '.join(builtin_suites())}, or a folder under TIPBENCH_PANEL_SUITES "
+                f"suite must be one of {', '.join(builtin_suites())}, or a folder under TIPBENCH_PANEL_SUITES "
                 f"(got {suite[:120]!r}).",
                 code="not_allowed",
                 path="body.suite",
@@ -193,7 +196,7 @@ class RunPolicy:
         if canonical_url(url) not in known:
             there = ", ".join(strip_login(each) for each in self.urls[key]) or "none"
             raise Forbidden(
-                f"{key} is one of the servers the operator allows: {there} (got {strip_login(url)[:120]}). "
+                f"{key} must be a server that the operator allows: {there} (got {strip_login(url)[:120]}). "
                 "TIPBENCH_PANEL_URLS adds others.",
                 code="not_allowed",
                 path=f"body.{key}",

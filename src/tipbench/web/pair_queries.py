@@ -88,7 +88,7 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, ask: Bo
     standing = next((each for each in board.standings if each.pair == pair), None)
     if standing is None:
         raise NotFound(
-            f"There is no row {str(pair)[:300]} on this board. The leaderboard of {board.experiment[:200]} lists them.",
+            f"This board has no row {str(pair)[:300]}. See the leaderboard of {board.experiment[:200]}.",
             path="query.model",
         )
 

@@ -314,7 +314,7 @@ def get_experiment(store: RunStore, name: str) -> Experiment:
     experiment = store.experiment(name)
     if experiment is None:
         raise NotFound(
-            f"There is no experiment {name[:200]}. GET /api/bench/experiments lists what there is.",
+            f"There is no experiment {name[:200]}. GET /api/bench/experiments lists all.",
             path="path.experiment",
         )
     return experiment
@@ -348,4 +348,4 @@ def _place(run: StoredRun) -> SortKey:
 
 
 def _no_run(name: str, run_id: str) -> NotFound:
-    return NotFound(f"{name[:200]} has no run {run_id[:64]}. Its runs are at /api/bench/runs/….", path="path.run_id")
+    return NotFound(f"{name[:200]} has no run {run_id[:64]}. GET /api/bench/runs/… lists its runs.", path="path.run_id")

@@ -38,17 +38,17 @@ class RunFilters(BaseModel):
     persona: _Text = None
     state: RunState | None = None
     kind: RunKind = RunKind.CELL
-    judge_pending: bool | None = Field(None, description="Whether a judge's scores are waited for.")
-    superseded: bool = Field(False, description="Also tries that a later one has replaced.")
+    judge_pending: bool | None = Field(None, description="Whether the run waits for a judge.")
+    superseded: bool = Field(False, description="Include runs replaced by a later attempt.")
     where: list[str] = Field(
         [],
         max_length=MOST_WHERE,
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
-    limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Items on a page, at most {MOST}.")
+    limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")
     next: str | None = Field(
-        None, max_length=_LONGEST_MARK, description="The `next` of the page before; left out for the first page."
+        None, max_length=_LONGEST_MARK, description="The `next` value of the previous page; omit it for the first page."
     )
 
     @property

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
+from tipbench.text import plural
 from tipbench.web.errors import INTERNAL, Busy, Json, TooLarge, error_json
 from tipbench.web.metrics import Metrics
 
@@ -106,7 +107,7 @@ def _configured(name: str) -> str:
     known = _address(text) or host_name(text)
     if known is None or (":" in text and _address(text.strip("[]")) is None):
         raise UsageError(
-            f"panel_hosts takes names or addresses without scheme and port, separated by commas (got {name[:80]!r}); "
+            f"panel_hosts must be names or addresses without scheme and port, separated by commas (got {name[:80]!r}), "
             "for example tips.example.org,10.0.0.7"
         )
     return known
@@ -252,12 +253,12 @@ class SecurityMiddleware:
                 await self._app(scope, _bounded(scope, receive), outgoing)
             _log_failure(scope, request_id)
         except ClientDisconnect:
-            log.info("request %s: the client left", request_id)
+            log.info("request %s: client disconnected", request_id)
         except Exception:
             log.exception("request %s: %s %r failed", request_id, scope["method"], scope["path"][:200])
             if outgoing.status:
                 raise  # the response has started, so the connection is closed
-            message = f"{INTERNAL} The log has the reason under {request_id}."
+            message = f"{INTERNAL} The log has the details under {request_id}."
             await Json(error_json("internal", message), 500)(scope, receive, outgoing)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
@@ -270,8 +271,8 @@ class SecurityMiddleware:
         if len(names) != 1 or not self._hosts.allow(names[0]):
             seen = ", ".join(name[:80] for name in names) or "none"
             message = (
-                f"The panel does not answer to this name (Host: {seen}). Use one of this machine's own names, or have "
-                "the operator add it to TIPBENCH_PANEL_HOSTS."
+                f"The host name is not allowed (Host: {seen}). Use localhost or a name of this machine, or ask "
+                "the operator to add it to TIPBENCH_PANEL_HOSTS."
             )
             return Json(error_json("host_refused", message, "header.host"), 400)
         limit, length = _limit(scope["path"]), Headers(scope=scope).get("content-length", "0")
@@ -324,7 +325,7 @@ def _limit(path: str) -> int:
 
 
 def _too_large(limit: int) -> str:
-    return f"The body of this request has at most {limit // 1_000_000} MB. Send less at a time."
+    return f"The body of this request may have at most {limit // 1_000_000} MB. Send less at a time."
 
 
 def _request_id(headers: Headers) -> str:
@@ -360,8 +361,8 @@ class ConcurrencyLimits:
         """Hold one of the token's slots. Raises Busy if none becomes free within WAIT_S."""
         places, most = (self._judges, JUDGES_AT_ONCE) if who.is_judge else (self._admins, ADMINS_AT_ONCE)
         refusal = (
-            f"A token exports, previews, applies or closes {most} at a time; this one has {most} under way. "
-            "Nothing was changed: send it again when that has ended."
+            f"A token may run {plural(most, 'export, preview, apply or close request')} at a time. "
+            "Nothing was changed; try again when the running request has finished."
         )
         async with _held(places[who.token_id], WAIT_S, refusal):
             yield
@@ -369,7 +370,7 @@ class ConcurrencyLimits:
     @asynccontextmanager
     async def sheet(self) -> AsyncIterator[None]:
         """Hold a slot for one filled sheet in memory. Raises Busy after SHEET_WAIT_S."""
-        refusal = "The panel is busy with other filled sheets. Nothing was changed: send it again shortly."
+        refusal = "The panel is processing other filled sheets. Nothing was changed; try again shortly."
         async with _held(self._sheets, SHEET_WAIT_S, refusal):
             yield
 

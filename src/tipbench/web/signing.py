@@ -78,13 +78,13 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, see
     known = {name.lower(): value for name, value in headers.items()}
     time_text, signature = known.get(TIME.lower(), ""), known.get(SIGNATURE.lower(), "")
     if not (time_text.isascii() and time_text.isdigit() and len(time_text) <= _LONGEST_TIME and signature):
-        raise DeliveryRefused("unsigned", f"A delivery has the headers {TIME} and {SIGNATURE}.")
+        raise DeliveryRefused("unsigned", f"A delivery needs the headers {TIME} and {SIGNATURE}.")
     expected = sign(secret, int(time_text), body)
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
-        raise DeliveryRefused("forged", "The signature does not fit the secret, the time and the body.")
+        raise DeliveryRefused("forged", "The signature does not match the secret, time and body.")
     if abs(now - int(time_text)) > TOLERANCE_S:
         raise DeliveryRefused(
-            "late", f"Signed at {time_text}, {TOLERANCE_S} s or more from now ({int(now)}). Check the clocks."
+            "late", f"Signed at {time_text}, more than {TOLERANCE_S} s from now ({int(now)}). Check the clocks."
         )
     if not seen.first_time(expected, now):
-        raise DeliveryRefused("replayed", "This very request was accepted before.")
+        raise DeliveryRefused("replayed", "This request was already accepted.")

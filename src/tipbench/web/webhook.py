@@ -60,17 +60,16 @@ class WebhookOptions:
         """Raise UsageError unless the URL is allowed."""
         name = host_name(urlsplit(self.url).netloc)
         if name is None:
-            raise UsageError("hook_url has no host that can be called. For example: https://judge.example.org/tipbench")
+            raise UsageError("hook_url has no valid host. Example: https://judge.example.org/tipbench")
         if is_loopback(self.url) or f"{_PLAIN}{name}" in self.hosts:
             return
         if name not in self.hosts:
             raise UsageError(
-                f"hook_url leads to {name}, which hook_hosts does not name; the panel calls no other host. "
-                f"If it is right, set TIPBENCH_HOOK_HOSTS={name}"
+                f"hook_url has the host {name}, which is not in hook_hosts. To allow it, set TIPBENCH_HOOK_HOSTS={name}"
             )
         if urlsplit(self.url).scheme != "https":
             raise UsageError(
-                f"hook_url is plain http to {name}. Use https, or allow it with TIPBENCH_HOOK_HOSTS={_PLAIN}{name}"
+                f"hook_url uses plain HTTP to {name}. Use HTTPS, or allow it with TIPBENCH_HOOK_HOSTS={_PLAIN}{name}"
             )
 
 
@@ -100,14 +99,14 @@ def _url(text: str) -> str:
     url = text.strip()
     if len(url) > _LONGEST_URL or not url.isascii() or not is_http_url(url):
         raise UsageError(
-            f"hook_url is a web address of at most {_LONGEST_URL} ASCII characters (got {shown_address(text)[:80]!r}); "
-            "for example https://judge.example.org/tipbench"
+            f"hook_url must be an HTTP URL of at most {_LONGEST_URL} ASCII characters (got "
+            f"{shown_address(text)[:80]!r}), for example https://judge.example.org/tipbench"
         )
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.fragment:
         raise UsageError(
-            f"hook_url has neither a login nor a fragment (got {shown_address(url)[:80]!r} with one). "
-            "The receiver knows us by the signature."
+            f"hook_url must not contain credentials or a fragment (got {shown_address(url)[:80]!r} with one). "
+            "The receiver authenticates the panel by the signature."
         )
     return url
 
@@ -118,7 +117,7 @@ def _host(text: str) -> str:
     name = host_name(f"[{bare}]" if bare.count(":") > 1 and not bare.startswith("[") else bare)
     if name is None or (":" in bare and ":" not in name):
         raise UsageError(
-            f"hook_hosts takes names without ports, separated by commas, with http:// in front where plain HTTP is "
+            f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
         )
     return plain + name
@@ -128,13 +127,13 @@ def _secret(text: str | None) -> str:
     """Validate the secret, which comes from the environment only; error messages omit its value."""
     if text is None:
         raise UsageError(
-            "hook_url is set, and TIPBENCH_HOOK_SECRET is not: the receiver could not tell us from anybody else. "
-            "`openssl rand -hex 32` makes a good one; give it to the receiver too."
+            "hook_url is set but TIPBENCH_HOOK_SECRET is not; the receiver needs it to verify requests. "
+            "Create one with `openssl rand -hex 32` and configure it in the receiver too."
         )
     if not SHORTEST_SECRET <= len(text) <= _LONGEST_SECRET or not text.isascii() or not text.isprintable():
         raise UsageError(
-            f"TIPBENCH_HOOK_SECRET has {SHORTEST_SECRET} to {_LONGEST_SECRET} printable ASCII characters "
-            f"(got {len(text)}). `openssl rand -hex 32` makes a good one."
+            f"TIPBENCH_HOOK_SECRET must have {SHORTEST_SECRET} to {_LONGEST_SECRET} printable ASCII characters "
+            f"(got {len(text)}). Create one with `openssl rand -hex 32`."
         )
     return text
 
@@ -146,7 +145,9 @@ def _watch_s(settings: Settings) -> float:
     except ValueError:
         seconds = math.nan
     if not 1 <= seconds <= _LONGEST_WATCH_S:
-        raise UsageError(f"hook_watch_s is a number of seconds from 1 to {_LONGEST_WATCH_S:g} (got {text[:40]!r}).")
+        raise UsageError(
+            f"hook_watch_s must be a number of seconds from 1 to {_LONGEST_WATCH_S:g} (got {text[:40]!r})."
+        )
     return seconds
 
 
@@ -185,7 +186,7 @@ class Poster:
 
     @property
     def _late(self) -> str:
-        return f"no answer within {self.answer_s:g} s"
+        return f"no response within {self.answer_s:g} s"
 
     async def _bounded(self, message: Message, now: float, stop: threading.Event) -> tuple[int | None, str]:
         task = asyncio.ensure_future(self._send(message, now))
@@ -222,7 +223,7 @@ def _told(status: int) -> tuple[int, str]:
     if 200 <= status < 300:
         return status, ""
     more = "; redirects are not followed" if 300 <= status < 400 else ""
-    return status, f"answered {status}{more}"
+    return status, f"responded with {status}{more}"
 
 
 class Webhook:
@@ -308,8 +309,8 @@ class Webhook:
         attempt = self._poster.post(message, number, self._stop)
         level = logging.INFO if attempt.taken else logging.WARNING
         what = f"{message.event} {message.experiment or ''}".strip()
-        told = "taken" if attempt.taken else attempt.reason
-        log.log(level, "webhook: delivery %s (%s), try %d: %s", message.id, what, number, told)
+        result = "accepted" if attempt.taken else attempt.reason
+        log.log(level, "webhook: delivery %s (%s), attempt %d: %s", message.id, what, number, result)
         return attempt
 
     def _run(self) -> None:
@@ -321,7 +322,7 @@ class Webhook:
             except Stopped:
                 return
             except Exception:  # keep the thread alive, for example when the disk is full
-                log.exception("webhook: could not go on; trying again")
+                log.exception("webhook: error; trying again")
                 wait_s = 10 * TICK_S
 
 

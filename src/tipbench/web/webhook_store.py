@@ -376,5 +376,5 @@ class WebhookWatcher:
 
     def _tell(self, problem: str | None) -> None:
         if problem is not None and problem != self.problem:
-            log.warning("webhook: cannot look for pending cells: %s", problem)
+            log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem

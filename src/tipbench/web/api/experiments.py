@@ -18,7 +18,9 @@ from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
 router = APIRouter(prefix="/api/bench", tags=["experiments"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
 
-NameHas = Annotated[str, Query(max_length=200, description="Those alone whose name contains it, in whatever case.")]
+NameHas = Annotated[
+    str, Query(max_length=200, description="Only experiments whose name contains this text, ignoring case.")
+]
 
 
 @router.get("/experiments", summary="List the experiments", response_model=ExperimentList, responses=refusals(502, 503))

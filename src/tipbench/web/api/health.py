@@ -35,7 +35,10 @@ async def healthz() -> Response:  # async, so that it does not wait for a thread
     "/readyz",
     summary="Readiness probe",
     response_model=Readiness,
-    responses={**refusals(400, 500), 503: {**refusals(503)[503], "description": "MLflow or the database is away."}},
+    responses={
+        **refusals(400, 500),
+        503: {**refusals(503)[503], "description": "MLflow or the database is unavailable."},
+    },
 )
 def readyz(panel: PanelState) -> Response:
     """Readiness probe: returns 200 if the token database is readable and MLflow responds or has never been used."""
@@ -43,7 +46,7 @@ def readyz(panel: PanelState) -> Response:
     # The endpoint is public, so the result, also a failure, is cached for a few seconds.
     state = checks.get("readiness", None, lambda: _outcome(panel))
     if isinstance(state, TipbenchError):
-        raise NotReady("Not ready: MLflow or the panel's database does not answer; the log has more.") from state
+        raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from state
     return Json({"status": "ready", "mlflow": state})
 
 
@@ -70,10 +73,10 @@ def _mlflow(panel: Panel) -> str:
 
 @counted.get(
     "/metrics",
-    summary="Counters for Prometheus",
+    summary="Prometheus metrics",
     response_class=Response,
     responses={
-        200: {"description": "Prometheus' text form.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        200: {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     },
 )
 def metrics(panel: PanelState) -> Response:

@@ -31,7 +31,7 @@ class TestWish(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    experiment: str | None = Field(None, max_length=200, description="Its links are in the message then.")
+    experiment: str | None = Field(None, max_length=200, description="Include links to this experiment in the message.")
 
 
 class AttemptShape(BaseModel):
@@ -42,8 +42,8 @@ class AttemptShape(BaseModel):
     number: int
     time: str
     took_s: float
-    status: int | None = Field(description="What the receiver answered; null when nothing came.")
-    reason: str | None = Field(description="Why it was not taken.", examples=["answered 503"])
+    status: int | None = Field(description="The receiver's status code; null without a response.")
+    reason: str | None = Field(description="Why the attempt failed.", examples=["responded with 503"])
 
 
 class DeliveryShape(BaseModel):
@@ -51,23 +51,25 @@ class DeliveryShape(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    id: str = Field(description="The same for every try.", examples=["0f6a2b9c4d1e4f508192a3b4c5d6e7f8"])
+    id: str = Field(description="The same for every attempt.", examples=["0f6a2b9c4d1e4f508192a3b4c5d6e7f8"])
     event: Literal["cells.pending", "test"]
     experiment: str | None
     state: Literal["queued", "delivered", "failed", "replaced"] = Field(
-        description="replaced: a newer one of the same experiment says all that it would have said."
+        description="replaced: superseded by a newer delivery of the same experiment."
     )
     created: str
     next_try: str | None
     attempts: list[AttemptShape]
-    payload: dict[str, Any] = Field(description="What is sent.", examples=[{"event": "cells.pending", "pending": 40}])
+    payload: dict[str, Any] = Field(description="The message.", examples=[{"event": "cells.pending", "pending": 40}])
 
 
 class DeliveryList(BaseModel):
     """A page of deliveries, newest first."""
 
     items: list[DeliveryShape]
-    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
+    next: str | None = Field(
+        description="Cursor of the next page, for the query parameter `next`; null on the last page."
+    )
 
 
 class HookShape(BaseModel):
@@ -76,13 +78,15 @@ class HookShape(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     configured: bool
-    url: str | None = Field(description="Its host; the rest may be a secret.", examples=["https://judge.example.org/…"])
-    hosts: list[str] = Field(description="Hosts it may lead to, beside this machine.")
+    url: str | None = Field(
+        description="Only the host is shown; the rest may be secret.", examples=["https://judge.example.org/…"]
+    )
+    hosts: list[str] = Field(description="Allowed hosts besides this machine.")
     watch_s: float | None
-    watching: bool = Field(description="Whether this panel looks and sends; of several on one home one does.")
-    looked: str | None = Field(description="When it last looked for pending cells.")
-    problem: str | None = Field(description="Why it could not look, the last time it tried.")
-    queued: int = Field(description="Deliveries that wait for their first or next try.")
+    watching: bool = Field(description="Whether this panel sends; if several share a home folder, only one does.")
+    looked: str | None = Field(description="Time of the last check for pending cells.")
+    problem: str | None = Field(description="Error of the last check.")
+    queued: int = Field(description="Deliveries waiting for their first or next attempt.")
 
 
 _NONE: dict[str, Any] = {
@@ -97,7 +101,7 @@ _NONE: dict[str, Any] = {
 }
 _BODY: dict[str, Any] = {
     "requestBody": {
-        "description": "May be left out.",
+        "description": "Optional.",
         "content": {JSON: {"schema": TestWish.model_json_schema(), "example": {"experiment": "tip-bench-auto"}}},
     }
 }
@@ -166,10 +170,10 @@ def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
     Raises HookConflict if no webhook is configured or another test is in progress.
     """
     if hook is None:
-        raise HookConflict("There is no webhook. The operator sets TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
+        raise HookConflict("No webhook is configured. Set TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
     delivery = hook.test(experiment)
     if delivery is None:
-        raise HookConflict("A test is under way. Wait for it to end, which takes 10 seconds at most.")
+        raise HookConflict("A test is already running. Try again in 10 seconds.")
     return delivery
 
 

@@ -42,24 +42,24 @@ LOG_BYTES = 65_536
 MEDIA_TYPE = "text/event-stream"
 _STARTED: dict[int | str, dict[str, Any]] = {
     202: {
-        "description": "The job, new or that of an earlier request with the same key.",
+        "description": "The job: a new one, or that of an earlier request with the same key.",
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
     }
 }
 _WISH: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "Who judges, and what.",
+        "description": "Options of the judge.",
         "content": {JSON: {"schema": JudgeWish.model_json_schema(), "example": {"with": "rules"}}},
     }
 }
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
-    Query(description="Who runs it: this machine, or Airflow where it is configured. Without it, as `runner` says."),
+    Query(description="Where it runs: this machine, or Airflow if configured. Default: the setting `runner`."),
 ]
 WaitForJudge = Annotated[
-    bool, Query(description="In Airflow: compare when every cell of the run is judged; until then the job is waiting.")
+    bool, Query(description="Airflow only: the job waits until every cell of the run is judged, then compares.")
 ]
 JobPath = Annotated[
     str,
@@ -70,9 +70,10 @@ JobPath = Annotated[
         examples=["20260504-101500-1a2b3c4d"],
     ),
 ]
-Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Go on after the event with this id.")]
+Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Resume after the event with this id.")]
 LastId = Annotated[
-    str | None, Header(alias="Last-Event-ID", max_length=40, description="As `after`; browsers send it by themselves.")
+    str | None,
+    Header(alias="Last-Event-ID", max_length=40, description="Same as `after`; sent by browsers when they reconnect."),
 ]
 
 
@@ -175,7 +176,7 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, key: Key = None) -> Re
     response_class=Response,
     responses={
         200: {
-            "description": "What the command printed last.",
+            "description": "The end of the command's output.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         }
     },
@@ -183,7 +184,7 @@ def retry(job_id: JobPath, who: Admin, panel: PanelState, key: Key = None) -> Re
 def log(
     job_id: JobPath,
     panel: PanelState,
-    most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="At most so much of it.")] = LOG_BYTES,
+    most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
 ) -> Response:
     """Returns the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
     tail = panel.jobs.log(job_id, most)
@@ -317,7 +318,7 @@ async def _tell(
             if time.monotonic() >= beat:
                 if not await run_in_threadpool(allowed):
                     return
-                yield b": still here\n\n"
+                yield b": keep-alive\n\n"
                 beat = time.monotonic() + streams.heartbeat_s
             await asyncio.sleep(streams.poll_s)
     except JobNotFound:
@@ -338,7 +339,7 @@ def _named(recorded: RecordedEvent) -> tuple[str, dict[str, Any]]:
 
 
 def _too_many(streams: StreamLimits) -> Json:
-    message = f"{streams.most} streams of events are open already. Close a page of the panel, or try again shortly."
+    message = f"{streams.most} event streams are already open. Close a page of the panel, or try again shortly."
     return Json(error_json("too_many_streams", message), 503, headers={"Retry-After": "5"})
 
 

@@ -24,8 +24,8 @@ router = APIRouter(
     prefix="/api/bench/leaderboard", tags=["leaderboard"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA}
 )
 
-RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * by prompt.")]
-RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * by model.")]
+RowModel = Annotated[str, Query(min_length=1, max_length=500, description="The row's model; * on a board by prompt.")]
+RowPrompt = Annotated[str, Query(min_length=1, max_length=500, description="The row's prompt; * on a board by model.")]
 
 
 def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
@@ -36,7 +36,7 @@ def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
     "/{experiment:path}/report.html",
     summary="Download the report",
     response_class=Response,
-    responses=_file("text/html", "One file that needs nothing else."),
+    responses=_file("text/html", "A self-contained HTML file."),
 )
 def report(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Returns the board with its charts and answers as one HTML file, as written by `compare --html`."""
@@ -49,7 +49,7 @@ def report(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, 
     "/{experiment:path}/standings.csv",
     summary="Download the standings",
     response_class=Response,
-    responses=_file("text/csv", "One line for each row, not rounded."),
+    responses=_file("text/csv", "One line per row, not rounded."),
 )
 def standings(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Returns the standings as CSV, as printed by `compare --format csv`."""
@@ -60,7 +60,7 @@ def standings(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelStat
     "/{experiment:path}/board.md",
     summary="Download the board as Markdown",
     response_class=Response,
-    responses=_file("text/markdown", "Verdict, table and notes, for a pull request."),
+    responses=_file("text/markdown", "Verdict, table and notes."),
 )
 def markdown(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
     """Returns the board as Markdown, as printed by `compare --format md`."""

@@ -12,9 +12,9 @@ class _Shape(BaseModel):
 
 
 class ErrorDetails(_Shape):
-    code: str = Field(description="For programs; it stays the same when the words change.", examples=["not_found"])
+    code: str = Field(description="For programs; stable when the message changes.", examples=["not_found"])
     message: str = Field(description="A sentence for people.", examples=["There is no experiment tip-bench-may."])
-    path: str | None = Field(description="The place in the request that is wrong.", examples=["path.experiment"])
+    path: str | None = Field(description="The invalid part of the request.", examples=["path.experiment"])
 
 
 class ErrorAnswer(_Shape):
@@ -34,7 +34,9 @@ class ExperimentRow(_Shape):
 
 class ExperimentList(_Shape):
     items: list[ExperimentRow]
-    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
+    next: str | None = Field(
+        description="Cursor of the next page, for the query parameter `next`; null on the last page."
+    )
 
 
 class RunRow(_Shape):
@@ -50,14 +52,16 @@ class RunRow(_Shape):
 
 class RunList(_Shape):
     items: list[RunRow]
-    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
-    total: int = Field(description="Runs that match, on all pages.")
+    next: str | None = Field(
+        description="Cursor of the next page, for the query parameter `next`; null on the last page."
+    )
+    total: int = Field(description="Number of matching runs on all pages.")
 
 
 class RunDetail(RunRow):
-    status: str = Field(description="MLflow's own: FINISHED or FAILED.")
+    status: str = Field(description="MLflow's status: FINISHED or FAILED.")
     texts: dict[str, str] = Field(
-        description="All texts by their keys, each checked against its hash.",
+        description="All texts by key, each verified against its hash.",
         examples=[{"artifact:raw.txt": '[{"tip": "…", "rationale": "…"}]'}],
     )
 
@@ -115,7 +119,7 @@ class BoardShape(_Shape):
     provisional: bool
     baseline: PairName | None
     verdict: VerdictShape
-    standings: list[StandingShape] = Field(description="The rubric's scales stand beside these, by their names.")
+    standings: list[StandingShape] = Field(description="Each standing also has the rubric's scales, by name.")
     attribution: dict[str, float | None] | None
     duels: dict[str, Any] | None
     notes: list[str]
@@ -163,16 +167,22 @@ class SheetWish(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    judge: str | None = Field(None, max_length=200, description="For whom; a judge's token is for its own name.")
-    limit: int | None = Field(None, ge=1, le=100_000, description="At most so many answers; whole scenarios first.")
-    overlap: float = Field(0.2, ge=0, le=1, description="Share of what others have scored.")
-    all: bool = Field(False, description="Everything this judge has not scored.")
-    rejudge: bool = Field(False, description="Also what was scored under another rubric.")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="Order and hidden items by this seed, not by chance.")
-    sheet: str | None = Field(None, min_length=1, max_length=64, description="This sheet once more, byte for byte.")
-    filled: bool = Field(False, description="With `sheet`: with the scores that have come back so far.")
-    focus: bool = Field(False, description="Only the leader and what ties with it.")
-    suite: str | None = Field(None, max_length=4000, description="Where cards, rubric and controls are.")
+    judge: str | None = Field(
+        None, max_length=200, description="The judge's name; a judge's token may only use its own."
+    )
+    limit: int | None = Field(None, ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
+    overlap: float = Field(0.2, ge=0, le=1, description="Share of answers that others have scored.")
+    all: bool = Field(False, description="All answers this judge has not scored.")
+    rejudge: bool = Field(False, description="Also answers scored under another rubric.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing."
+    )
+    sheet: str | None = Field(None, min_length=1, max_length=64, description="Export this sheet again, byte for byte.")
+    filled: bool = Field(False, description="With `sheet`: include the scores applied so far.")
+    focus: bool = Field(False, description="Only the leader and the rows tied with it.")
+    suite: str | None = Field(
+        None, max_length=4000, description="The suite with the scenario cards, rubric and controls."
+    )
     format: Literal["json", "csv"] = Field("json", description="csv is for spreadsheets.")
 
 
@@ -192,12 +202,12 @@ class JudgingShape(_Shape):
 
 class JobLinks(_Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
-    events: str = Field(description="Live, as server-sent events.")
+    events: str = Field(description="Server-sent events.")
     log: str
     page: str = Field(description="Its page in the panel.", examples=["/jobs/20260504-101500-1a2b3c4d"])
     experiment: str = Field(description="The experiment's page in the panel.")
-    mlflow: str | None = Field(None, description="The experiment's page in MLflow, once it is known.")
-    airflow: str | None = Field(None, description="The DAG run's page in Airflow, where it runs there.")
+    mlflow: str | None = Field(None, description="The experiment's page in MLflow, once known.")
+    airflow: str | None = Field(None, description="The DAG run's page in Airflow, if it runs there.")
 
 
 class JobShape(_Shape):
@@ -207,40 +217,44 @@ class JobShape(_Shape):
     kind: Literal["collect", "judge", "simulate"]
     state: Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "lost"]
     experiment: str = Field(examples=["tip-bench-auto"])
-    retry_of: str | None = Field(description="The job that this one tries again.")
+    retry_of: str | None = Field(description="The job that this one retries.")
     links: JobLinks
-    arguments: dict[str, Any] = Field(description="The command's options, without logins.")
+    arguments: dict[str, Any] = Field(description="The command's options, without credentials.")
     created: str = Field(examples=["2026-05-04T10:15:00.000Z"])
     started: str | None
     ended: str | None
     exit_code: int | None
-    reason: str | None = Field(description="Why it failed, is lost, or cannot start.")
+    reason: str | None = Field(description="Why it failed, is lost or cannot start.")
     cancel_requested: bool
     started_by: str | None
     runner: str = Field(examples=["local"])
 
 
 class JobRow(JobShape):
-    place: int | None = Field(description="Its place in the queue, 1 being next; null when it does not wait.")
+    place: int | None = Field(description="Position in the queue, 1 is next; null if not queued.")
 
 
 class JobList(_Shape):
     items: list[JobRow]
-    next: str | None = Field(description="Pass it as `next` for the page after this one; null at the end.")
+    next: str | None = Field(
+        description="Cursor of the next page, for the query parameter `next`; null on the last page."
+    )
 
 
 class JobAnswer(_Shape):
     job: JobShape
-    place: int | None = Field(description="Its place in the queue, 1 being next; null when it does not wait.")
+    place: int | None = Field(description="Position in the queue, 1 is next; null if not queued.")
 
 
 class JobStarted(JobAnswer):
-    new: bool = Field(description="False when an earlier request made this job.")
+    new: bool = Field(description="False if an earlier request created this job.")
 
 
 class JobDetail(JobAnswer):
-    progress: dict[str, Any] = Field(description="What its events add up to: models, messages, failure, memory.")
-    cursor: int = Field(description="The last event in `progress`; events?after= tells what follows.")
+    progress: dict[str, Any] = Field(description="Progress so far: models, messages, failure, memory.")
+    cursor: int = Field(
+        description="Cursor of the last event in `progress`; pass it as `after` to stream the following events."
+    )
 
 
 class JudgeWish(BaseModel):
@@ -252,28 +266,36 @@ class JudgeWish(BaseModel):
         alias="with",
         max_length=250,
         pattern=r"^(rules|command|command:.*|ollama:[!-~]+)$",
-        description="rules, ollama:MODEL, or command for the program that the operator has configured.",
+        description="rules, ollama:MODEL, or command for the program configured by the operator.",
         examples=["rules"],
     )
-    judge: str | None = Field(None, max_length=200, description="The name a program judges under.")
-    limit: int | None = Field(None, ge=1, le=100_000, description="At most so many answers; whole scenarios first.")
-    overlap: float = Field(0.2, ge=0, le=1, description="Share of what others have scored.")
-    all: bool = Field(False, description="Everything this judge has not scored.")
-    rejudge: bool = Field(False, description="Also what was scored under another rubric.")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="Order and hidden items by this seed, not by chance.")
-    suite: str | None = Field(None, max_length=4000, description="Where cards, rubric and controls are.")
-    timeout_s: float | None = Field(None, ge=1, le=86_400, description="Longest call of a program or a model.")
-    batch: int | None = Field(None, ge=1, le=100_000, description="Items a program gets at once.")
-    accept_drift: str | None = Field(
-        None, min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$", description="Why its drift is accepted."
+    judge: str | None = Field(None, max_length=200, description="The judge's name for a program's scores.")
+    limit: int | None = Field(None, ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
+    overlap: float = Field(0.2, ge=0, le=1, description="Share of answers that others have scored.")
+    all: bool = Field(False, description="All answers this judge has not scored.")
+    rejudge: bool = Field(False, description="Also answers scored under another rubric.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing."
     )
-    ollama_url: str | None = Field(None, max_length=2000, description="The Ollama server; one that is allowed.")
-    max_model_b: float | None = Field(None, gt=0, description="Largest model, in billions of parameters.")
-    num_ctx: int | None = Field(None, ge=256, le=2**20, description="The model's context, in tokens.")
-    evict: bool = Field(False, description="Unload what Ollama has in memory first.")
-    allow_unknown_size: bool = Field(False, description="Also a model that does not tell its size.")
-    wait: bool = Field(False, description="Queue behind a collect that was not started here.")
-    mlflow_url: str | None = Field(None, max_length=2000, description="The MLflow server; one that is allowed.")
+    suite: str | None = Field(
+        None, max_length=4000, description="The suite with the scenario cards, rubric and controls."
+    )
+    timeout_s: float | None = Field(None, ge=1, le=86_400, description="Timeout of a call to a program or a model.")
+    batch: int | None = Field(None, ge=1, le=100_000, description="Items per call of a program.")
+    accept_drift: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="Reason for accepting the drift.",
+    )
+    ollama_url: str | None = Field(None, max_length=2000, description="The Ollama server; must be allowed.")
+    max_model_b: float | None = Field(None, gt=0, description="Maximum model size, in billions of parameters.")
+    num_ctx: int | None = Field(None, ge=256, le=2**20, description="Context length in tokens.")
+    evict: bool = Field(False, description="Unload other models from Ollama first.")
+    allow_unknown_size: bool = Field(False, description="Allow a model of unknown size.")
+    wait: bool = Field(False, description="Wait for a collect that was not started here.")
+    mlflow_url: str | None = Field(None, max_length=2000, description="The MLflow server; must be allowed.")
 
 
 class LoggedIn(_Shape):
@@ -294,25 +316,29 @@ class Readiness(_Shape):
 
 
 _MEANINGS = {
-    400: ("host_refused", "header.host", "The request cannot be carried out as it is, or the Host is not allowed."),
-    401: ("unauthorised", "header.authorization", "No token, or one that is wrong, expired or revoked."),
-    403: ("csrf", "header.x-csrf-token", "Known, and not allowed; or a change with a cookie without its CSRF token."),
-    404: ("not_found", "path.experiment", "There is no such thing."),
+    400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
+    401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),
+    403: (
+        "csrf",
+        "header.x-csrf-token",
+        "Not allowed for this role, or a change with a cookie but without its CSRF token.",
+    ),
+    404: ("not_found", "path.experiment", "Not found."),
     409: (
         "not_enough_data",
         "path.experiment",
-        "Not now: too little data, something is in use, scores that do not compare.",
+        "Conflict: too little data, a resource is in use, or scores are not comparable.",
     ),
     413: ("too_large", "body", "The body is too large."),
-    422: ("invalid", "body.n_tips", "A value is not what was asked for; `path` names it."),
+    422: ("invalid", "body.n_tips", "A value is invalid; `path` is its location."),
     429: (
         "too_many_attempts",
         "header.authorization",
-        "Too many wrong tokens, or too much at once; Retry-After says how long to wait.",
+        "Too many invalid tokens or concurrent requests; see Retry-After.",
     ),
-    500: ("internal", "", "A bug; the log has the reason under the request's id."),
-    502: ("mlflow_refused", "", "MLflow or Ollama answered something that cannot be worked with."),
-    503: ("mlflow_away", "", "MLflow or Ollama does not answer; Retry-After says when to try again."),
+    500: ("internal", "", "Internal error; the log has the details under the request id."),
+    502: ("mlflow_refused", "", "Invalid response from MLflow or Ollama."),
+    503: ("mlflow_away", "", "MLflow or Ollama is unavailable; see Retry-After."),
 }
 
 
@@ -339,7 +365,9 @@ DATA = refusals(404, 409, 502, 503)  # every route that reads an experiment
 class TipShape(_Shape):
     tip: str = Field(examples=["Open the handover note and write its first line; stop after five minutes."])
     rationale: str
-    scores: dict[str, float] = Field(description="Means over the judges that count.", examples=[{"relevance": 4.0}])
+    scores: dict[str, float] = Field(
+        description="Means over the judges whose scores count.", examples=[{"relevance": 4.0}]
+    )
     overlong: bool | None
 
 
@@ -372,8 +400,10 @@ class PairShape(PairName):
     """A row compared with another per scenario, largest loss first."""
 
     experiment: str
-    reference: ReferenceShape | None = Field(description="The baseline, the leader, or for the leader the next row.")
-    difference: DifferenceShape | None = Field(description="Row − reference over the scenarios both have.")
+    reference: ReferenceShape | None = Field(
+        description="The baseline, else the leader, else (for the leader) the next row."
+    )
+    difference: DifferenceShape | None = Field(description="Row − reference, over the scenarios that both have.")
     wins: int
     losses: int
     even: int
@@ -382,4 +412,4 @@ class PairShape(PairName):
 
 class RevisionShape(_Shape):
     experiment: str
-    revision: str | None = Field(description="Null while nothing was ever written to it by tipbench.")
+    revision: str | None = Field(description="Null if tipbench has never written to the experiment.")

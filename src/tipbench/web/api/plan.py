@@ -28,7 +28,7 @@ router = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY]
 def _schema() -> dict[str, Any]:
     """Returns the schema of the body: the configuration plus the Airflow option, which a plan ignores."""
     schema = CollectConfig.model_json_schema()
-    about = "In Airflow: compare when every cell of the run is judged; until then the job is waiting."
+    about = "Airflow only: the job waits until every cell of the run is judged, then compares."
     wait = {"type": "boolean", "default": False, "description": about}
     return {**schema, "properties": {**schema["properties"], WAIT_FOR_JUDGE: wait}}
 
@@ -36,7 +36,7 @@ def _schema() -> dict[str, Any]:
 # `RunConfig` reads the body after authentication, so FastAPI cannot document it by itself.
 CONFIG_BODY: dict[str, Any] = {
     "requestBody": {
-        "description": "What differs from the defaults; see GET /api/bench/config.",
+        "description": "Options that differ from the defaults; see GET /api/bench/config.",
         "content": {
             "application/json": {
                 "schema": _schema(),

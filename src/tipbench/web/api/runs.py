@@ -43,7 +43,7 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
     response_class=Response,
     responses={
         200: {
-            "description": "One line for each run, newest first, not rounded.",
+            "description": "One line per run, newest first, not rounded.",
             "content": {"text/csv": {"schema": {"type": "string"}}},
         }
     },

@@ -29,8 +29,8 @@ class TokenWish(BaseModel):
     role: Literal["admin", "judge", "app"] = Field(
         description="admin: everything; judge: sheets and batches of its own only; app: the policy server only."
     )
-    name: str = Field(max_length=200, description="Whose it is; a judge's scores are kept under this name.")
-    expires: str = Field(DEFAULT_LIFE, max_length=40, description="How long it is valid: 12h, 30d, 8w or never.")
+    name: str = Field(max_length=200, description="Name of the holder; a judge's scores are stored under it.")
+    expires: str = Field(DEFAULT_LIFE, max_length=40, description="Lifetime: 12h, 30d, 8w or never.")
 
 
 class TokenShape(BaseModel):
@@ -58,7 +58,7 @@ class TokenList(BaseModel):
     """All tokens, including revoked and expired ones."""
 
     items: list[TokenShape]
-    next: str | None = Field(description="Always null: the list is whole.")
+    next: str | None = Field(description="Always null: the list is complete.")
 
 
 _BODY: dict[str, Any] = {
@@ -72,9 +72,7 @@ _BODY: dict[str, Any] = {
         },
     }
 }
-TokenId = Annotated[
-    str, Path(pattern="^[0-9a-f]{12}$", description="The token's id, as the list has it.", examples=["3f9a1c0b7e52"])
-]
+TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="The token's id.", examples=["3f9a1c0b7e52"])]
 
 
 async def read_wish(request: Request, _admin: Admin) -> TokenWish:
@@ -133,7 +131,5 @@ def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
     kept.revoke(token_id)
     token = kept.get(token_id)
     if token is None:
-        raise NotFound(
-            f"There is no token {token_id[:40]}. GET /api/bench/tokens lists what there is.", path="path.token_id"
-        )
+        raise NotFound(f"There is no token {token_id[:40]}. GET /api/bench/tokens lists all.", path="path.token_id")
     return token.to_json(kept.clock())

@@ -121,7 +121,7 @@ def _forest_words(board: Leaderboard) -> str:
     leader = board.ranking.leader
     lead = f"{_name(board, leader)} leads" if leader else "no row leads"
     tied = [_name(board, pair) for pair in board.ranking.tied]
-    rest = f"; it cannot be told apart from {join_names(tied, _NAMED)}" if tied else ""
+    rest = f"; tied with {join_names(tied, _NAMED)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
     return f"Forest plot of {plural(len(known), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."
 
@@ -138,9 +138,7 @@ def _heat_words(board: Leaderboard) -> str:
 def _pareto_words(board: Leaderboard) -> str:
     points = points_of(board)
     front = [f"{_name(board, p.pair)} ({number(p.latency)} s, {number(p.composite)})" for p in front_of(points)]
-    line = (
-        f"from fast to good, no other row beats {join_names(front, _NAMED)} in both" if front else "no row is complete"
-    )
+    line = f"no other row is both better and faster than {join_names(front, _NAMED)}" if front else "no row is complete"
     return f"Composite against latency of {plural(len(points), 'row')}: {line}."
 
 
@@ -158,20 +156,20 @@ class _Words:
 _WORDS: Mapping[ChartKind, _Words] = {
     "forest": _Words(
         "Composite with its 95 % interval",
-        "Shaded rows cannot be told apart from the leader. Rows are compared by paired differences, so intervals may "
-        "overlap and the rows still be separated.",
+        "Shaded rows are not clearly different from the leader. Rows are compared by paired differences, so a row can "
+        "be clearly worse although the intervals overlap.",
         _forest_words,
     ),
     "heat": _Words(
         "Model × prompt",
-        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: "
-        "cannot be told apart from it; in brackets: incomplete.",
+        "Mean composite of each pair, with the means of models and prompts. Thick frame: the leader; thin frame: tied "
+        "with it; in brackets: incomplete.",
         _heat_words,
     ),
     "pareto": _Words(
         "Quality against latency",
-        "Up is better, left is faster. The dashed line joins the complete rows that no other beats in both. Latency "
-        "is without the loading of the model.",
+        "Up is better, left is faster. The dashed line connects the complete rows that no other row beats in both. "
+        "Latency excludes loading the model.",
         _pareto_words,
     ),
 }
@@ -199,7 +197,7 @@ def chart_picture(
     found = get_experiment(store, experiment)
     svg = chart(panel.queries, store, found, ask, ChartQuery(kind, theme, narrow))
     if svg is None:
-        raise NotFound(f"This board has no chart {kind}: it has no rows for it.", path="path.kind")
+        raise NotFound(f"This board has no {kind} chart: no row has the data for it.", path="path.kind")
     now = revision_of(found)
     kept = {"Cache-Control": FOR_GOOD} if now is not None and revision == now else {}
     headers = {"Content-Security-Policy": POLICY, **kept}

@@ -88,4 +88,4 @@ def _next_step(name: str, counts: dict[str, Any]) -> tuple[str, str]:
         return f"Judge {plural(counts['pending'], 'answer')}", experiment_path(name, "judges")
     if counts["failed"]:
         return f"Run {plural(counts['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
-    return "Read the leaderboard", experiment_path(name)
+    return "Show the leaderboard", experiment_path(name)

@@ -46,7 +46,7 @@ _BADGES = {
     Phase.STOPPED: "cancelled",
 }
 _BRIEF = 240
-_LATER, _NEVER = "waits its turn", "nothing generated"
+_LATER, _NEVER = "not started", "nothing generated"
 
 
 @dataclass(frozen=True)
@@ -162,22 +162,22 @@ class JobText:
             return tell()
         if self.job.state is JobState.WAITING:
             why = f" {self.reason}" if self.reason else ""
-            return f"Parked until a judge has answered; it holds nothing meanwhile.{why}"
+            return f"Waiting for a judge; it uses no resources.{why}"
         if self.job.state is JobState.CANCELLED and self.job.started is None:
-            return self.reason or "Cancelled before it was started."
-        return self.reason or self.progress.failure or "See the log."
+            return self.reason or "Cancelled before it started."
+        return self.reason or self.progress.failure or "See the log for the reason."
 
     @property
     def evidence(self) -> tuple[str, str]:
         """Badge state and text for the models observed in the server's memory; claims only what was sampled."""
         seen = self.progress.memory
         if seen is None or seen.samples == 0:  # failed samples are counted separately
-            return "unknown", "memory was not seen"
+            return "unknown", "memory was not observed"
         if seen.most_resident > 1:
-            return "failed", "more than one model was seen at once"
+            return "failed", "more than one model in memory"
         if seen.foreign:
-            return "stale", "models of others were seen"
-        return "ok", "never more than one model seen"
+            return "stale", "other clients' models in memory"
+        return "ok", "never more than one model in memory"
 
     @property
     def brief(self) -> str:
@@ -206,20 +206,20 @@ class JobText:
         if self.reason:
             return self.reason
         if self.place is None or self.place <= 1:
-            return "Next in the queue: it starts as soon as what it needs is free."
-        return f"Place {self.place} in the queue, behind jobs that need the same server or model."
+            return "Next in the queue: it starts as soon as its server or model is free."
+        return f"Position {self.place} in the queue, behind jobs that need the same server or model."
 
     def _running(self) -> str:
         progress = self.progress
         if self.cancelling:
-            return "Cancelling: it breaks off, unloads its model and records what is finished."
+            return "Cancelling: it stops, unloads its model and records the finished results."
         if progress.waiting_for:
-            return f"Waiting for {join_names(progress.waiting_for, 3)}; it goes on by itself once it answers."
+            return f"Waiting for {join_names(progress.waiting_for, 3)}; it continues once the server is available."
         if progress.judging is not None:
             seen = progress.judging
-            return f"{seen.judge} has looked at {seen.scored + seen.unscored:,} of {plural(seen.total, 'item')}."
+            return f"{seen.judge} has processed {seen.scored + seen.unscored:,} of {plural(seen.total, 'item')}."
         if progress.recording_left:
-            return f"All is answered; {plural(progress.recording_left, 'result')} on the way to MLflow."
+            return f"Generation finished; {plural(progress.recording_left, 'result')} being sent to MLflow."
         if self.reason:
             return self.reason
         now = progress.models[-1] if progress.models else None

@@ -89,7 +89,7 @@ def _baseline(ask: BoardQuery, board: Leaderboard) -> Choice | None:
     rows = [row_text(standing.pair, board.by) for standing in board.standings]
     if len(rows) < 2:
         return None
-    return Choice("baseline", "baseline", "Baseline", _listed("none: the leader only", rows), baseline_text(ask))
+    return Choice("baseline", "baseline", "Baseline", _listed("none", rows), baseline_text(ask))
 
 
 def _filters(ask: BoardQuery, found: Facets) -> Iterable[Choice]:
@@ -125,7 +125,7 @@ def _judges(ask: BoardQuery, judging: JudgingStatus) -> Iterable[Choice]:
     if ask.judge is not None and ask.judge not in names:
         names.append(ask.judge)
     if len(names) > 1 or ask.judge is not None:
-        yield Choice("judge", "judge", "Judge", _listed("all who count", names), ask.judge or "")
+        yield Choice("judge", "judge", "Judge", _listed("all judges", names), ask.judge or "")
 
 
 def _listed(nothing: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -162,7 +162,7 @@ class AttributionView:
 class Duels:
     """Blind A/B comparisons among the tied rows."""
 
-    said: str
+    summary: str
     table: Grid | None
 
 
@@ -218,9 +218,9 @@ def duels(board: Leaderboard) -> Duels | None:
         return None
     if isinstance(found, Unknown):
         return Duels(found.reason, None)
-    winner = f"{found.winner} wins." if found.winner else "Nobody wins clearly."
+    winner = f"{found.winner} wins." if found.winner else "No clear winner."
     if found.absent:
-        winner = f"No winner yet: {join_names(found.absent, 3)} not met."
+        winner = f"No winner yet: {join_names(found.absent, 3)} not compared yet."
     first = f"The side shown first got {percent(found.first_share)} of the points. Duels change no rank."
     return Duels(one_line(f"{winner} {first}"), _duel_grid(board, found))
 
@@ -236,7 +236,7 @@ def _duel_grid(board: Leaderboard, found: DuelTable) -> Grid:
         )
         for each in found.standings
     ]
-    return ("row", "strength", "95 % interval", "points", "scenarios"), tuple(rows)
+    return ("model / prompt", "strength", "95 % interval", "points", "scenarios"), tuple(rows)
 
 
 def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> JudgingSummary:
@@ -249,11 +249,11 @@ def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> JudgingS
     answers = f"{found.judged} judged, {found.pending} pending" + (f", {found.held} held" if found.held else "")
     facts = (
         ("rubric", _rubric(rubric)),
-        ("answers", f"{answers}; {found.floored} at the floor" if found.floored else answers),
+        ("answers", f"{answers}; {found.floored} with no usable answer" if found.floored else answers),
         ("judged twice", twice),
         (
             "agreement (Krippendorff's alpha)",
-            alpha if found.twice and alpha else "unknown: no two have judged the same",
+            alpha if found.twice and alpha else "unknown: no answer has two judges",
         ),
     )
     filtered = board is not None and bool(board.where or board.judge)
@@ -268,7 +268,7 @@ def _rubric(tag: str) -> str | None:
 def _judge_grid(found: JudgingStatus) -> Grid:
     newest = {(sheet.judge, sheet.provisional): sheet for sheet in found.history if (sheet.drift or {}).get("scales")}
     scales = list(dict.fromkeys(scale["scale"] for sheet in newest.values() for scale in _scales(sheet)))
-    heads = ("judge", "scores", "answers", "drift", "error on controls", "same score again")
+    heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
     rows = [_judge(each, newest.get((each.judge, each.provisional)), scales) for each in found.judges]
     return (*heads, *(f"bias: {one_line(name)}" for name in scales)), tuple(rows)
 
@@ -293,7 +293,7 @@ def _scales(sheet: SheetHistory) -> list[Mapping[str, Any]]:
 def _bias(scale: Mapping[str, Any] | None) -> str:
     if scale is None or scale["bias"] is None:
         return NOTHING
-    beyond = ", beyond" if scale["beyond"] else ""
+    beyond = ", too far off" if scale["beyond"] else ""
     return f"{number(scale['bias'], '+.2f')}{beyond}"
 
 
@@ -402,8 +402,8 @@ def _rendered(table: Table, url: BoardUrl) -> Markup:
 def _facts(board: Leaderboard) -> list[tuple[str, str | None]]:
     return [
         ("suite", board.suite or None),
-        ("judged by", ", ".join(board.judges) or "nobody yet"),
-        ("over", plural(board.ranking.n_scenarios, board.unit)),
+        ("judged by", ", ".join(board.judges) or "not judged yet"),
+        ("based on", plural(board.ranking.n_scenarios, board.unit)),
         ("hosts", ", ".join(board.hosts) or None),
     ]
 

@@ -172,7 +172,7 @@ def static_file(version: str, name: str) -> Response:
     known = assets()
     content = known.content.get(name)
     if content is None:
-        raise NotFound("There is no such file here.")
+        raise NotFound("There is no such file.")
     caching = _FOR_GOOD if version == known.version else _ASK_AGAIN
     kind = KINDS[PurePosixPath(name).suffix]
     return Response(content, media_type=kind, headers={"Cache-Control": caching})
@@ -303,24 +303,24 @@ def _is_web(url: object) -> bool:
 Steps = list[tuple[str, str]]
 
 _TITLES = {
-    400: "This request cannot be carried out",
+    400: "Bad request",
     401: "Please log in",
     403: "Not allowed",
     404: "Not found",
-    405: "Not possible here",
-    409: "Not now",
-    413: "Too large",
-    422: "Something in the address is wrong",
-    429: "Please wait",
-    502: "A server answered strangely",
-    503: "A server does not answer",
+    405: "Method not allowed",
+    409: "Conflict",
+    413: "Request too large",
+    422: "Invalid address",
+    429: "Too many requests",
+    502: "Invalid response from MLflow or Ollama",
+    503: "MLflow is unreachable",
 }
 _ADVICE = {
-    "mlflow_away": "Start MLflow, or have the operator check MLFLOW_TRACKING_URI; `tipbench mlflow status` says more.",
-    "mlflow_refused": "The panel's log has the answer that came; `tipbench mlflow status` may say more.",
-    "ollama_away": "Start Ollama, or have the operator check OLLAMA_HOST.",
-    "mixed_rubrics": "Judge the older cells again under the present rubric: `tipbench judge export --rejudge`.",
-    "internal": "Please report it with the request's number; the panel's log has the reason.",
+    "mlflow_away": "Start MLflow, or ask the operator to check MLFLOW_TRACKING_URI; see `tipbench mlflow status`.",
+    "mlflow_refused": "The panel's log has the response. `tipbench mlflow status` shows details.",
+    "ollama_away": "Start Ollama, or ask the operator to check OLLAMA_HOST.",
+    "mixed_rubrics": "Judge the older cells again under the current rubric: `tipbench judge export --rejudge`.",
+    "internal": "Please report it with the request id; the panel's log has the details.",
 }
 _TRY_AGAIN = frozenset({409, 429, 500, 502, 503})
 

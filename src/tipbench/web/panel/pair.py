@@ -128,7 +128,7 @@ def _name(view: PairView, pair: Pair) -> str:
 def _references(view: PairView, pair: Pair) -> list[tuple[str, str]]:
     by = view.board.by
     rows = [row_text(standing.pair, by) for standing in view.board.standings if standing.pair != pair]
-    return [("", "the leader, or the row behind it"), *((row, short_name(row, LONGEST)) for row in rows)]
+    return [("", "the leader or the next row"), *((row, short_name(row, LONGEST)) for row in rows)]
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:
@@ -144,7 +144,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
         ("composite", f"{mean}{f' ({ends})' if ends else ''}" if mean else "not judged"),
         ("difference", told),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
-        ("wins, losses, even", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
+        ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
     ]
 
@@ -168,11 +168,11 @@ def _compared(view: PairView, meeting: ScenarioComparison, url: BoardUrl, *, ope
 
 def _outcome(meeting: ScenarioComparison) -> tuple[str, str]:
     if meeting.other is None:
-        return "no answer to compare with", "quiet"
+        return "no other answer", "quiet"
     if meeting.difference is None:
         return "not both judged", "quiet"
     if abs(meeting.difference) < 0.005:  # displayed as 0.00
-        return "even", "quiet"
+        return "tie", "quiet"
     return ("wins", "good") if meeting.difference > 0 else ("loses", "bad")
 
 
@@ -199,7 +199,7 @@ def _about(answer: Answer, *, repeats: bool, alone: bool) -> str:
     parts = [
         None if alone and answer.composite is not None else scored,
         f"repeat {answer.repeat}" if repeats and answer.repeat else None,
-        "not the asked format" if answer.format_ok is False else None,
+        "wrong format" if answer.format_ok is False else None,
     ]
     return " · ".join(part for part in parts if part)
 

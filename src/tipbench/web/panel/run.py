@@ -38,8 +38,8 @@ _WHAT = (
     ("time slot", "time_slot"), ("repeat", "repeat"), ("suite", "suite"),
 )  # fmt: skip
 _HOW = (
-    ("tips asked for", "n_tips"), ("temperature", "temperature"), ("seed", "seed"), ("context", "num_ctx"),
-    ("most tokens", "num_predict"), ("diversity asked for", "diversity"),
+    ("tips requested", "n_tips"), ("temperature", "temperature"), ("seed", "seed"), ("context", "num_ctx"),
+    ("token limit", "num_predict"), ("diversity requested", "diversity"),
 )  # fmt: skip
 _ON = (
     ("engine", "engine"), ("version", "engine_version"), ("host", "host"), ("parameters (B)", "model_params_b"),
@@ -47,7 +47,7 @@ _ON = (
 )  # fmt: skip
 _KEPT = (
     ("cell key", "cell_key"), ("conditions", "conditions"), ("prompt hash", "prompt_hash"),
-    ("scenario hash", "scenario_hash"), ("seed of the cell", "cell_seed"), ("scores under", "scores_rubric"),
+    ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("scores under", "scores_rubric"),
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
 )  # fmt: skip
 _SECONDS = ("latency_s", "load_s", "ttft_s", "seconds", "residency_largest_gap_s")
@@ -58,9 +58,9 @@ _COUNTS = (
     "n_controls", "n_repeats", "n_control_tips", "n_scored_controls", "finished", "pairs", "scenarios", "tied",
 )  # fmt: skip
 _LABELS = {
-    "latency_s": "latency, without load", "load_s": "load", "ttft_s": "to the first token",
-    "prompt_tokens": "tokens read", "output_tokens": "tokens written", "tokens_per_s": "tokens/s",
-    "n_candidates": "tips found", "format_ok": "asked format", "overlong": "overlong tips",
+    "latency_s": "latency, excluding load", "load_s": "load", "ttft_s": "time to first token",
+    "prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "tokens_per_s": "tokens/s",
+    "n_candidates": "tips found", "format_ok": "format ok", "overlong": "overlong tips",
 }  # fmt: skip
 _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
 
@@ -81,9 +81,9 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
     """Returns a cell's input, settings, environment and record; unknown values are left out."""
     params, tags = run["params"], run["tags"]
     found = [
-        ("What was asked", _known(_WHAT, params)),
-        ("How", [*_known(_HOW, params), *_sampling(params.get("sampling"))]),
-        ("On what", _known(_ON, params)),
+        ("Input", _known(_WHAT, params)),
+        ("Settings", [*_known(_HOW, params), *_sampling(params.get("sampling"))]),
+        ("Environment", _known(_ON, params)),
         ("Record", [("run", run["run_id"]), *_known(_KEPT, tags)]),
     ]
     return [(title, facts) for title, facts in found if facts]
@@ -113,10 +113,10 @@ def evidence_of(collection: StoredRun | None) -> Evidence | None:
         return None
     metrics, tags = collection.metrics, collection.tags
     watched = ("most_resident", "residency_samples", "residency_largest_gap_s", "handovers")
-    names = ("most models resident", "samples", "largest gap", "handovers seen empty")
+    names = ("most models resident", "samples", "largest gap", "verified handovers")
     facts = [(name, measure(key, metrics[key])) for name, key in zip(names, watched, strict=True) if key in metrics]
     if metrics.get("residency_unknown_samples"):
-        facts.append(("samples without an answer", measure("n_items", metrics["residency_unknown_samples"])))
+        facts.append(("failed samples", measure("n_items", metrics["residency_unknown_samples"])))
     return Evidence(
         run_id=collection.run_id,
         known="most_resident" in metrics,

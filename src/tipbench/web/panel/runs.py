@@ -98,7 +98,7 @@ def run_note(run: Mapping[str, Any]) -> str:
     """Returns one line on a run other than a cell: its reason, or how it ended."""
     tags = run["tags"]
     if tags.get("kind") == RunKind.JUDGING:
-        held = {"exported": "handed out, nothing has come back", "held": "scores are held"}
+        held = {"exported": "exported, no scores yet", "held": "scores are held"}
         return held.get(tags.get("sheet_status", ""), str(tags.get("sheet_status", "")))
     return str(tags.get(_NOTE_TAG) or tags.get("reason") or tags.get("evidence") or tags.get("ended") or "")
 
@@ -115,7 +115,7 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
     try:
         tips = _tips(run["texts"].get(CANDIDATES))
     except (ValueError, KeyError, TypeError, AttributeError):
-        faults.append(f"The text {CANDIDATES} is not what tipbench writes; it is shown below as it is.")
+        faults.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
     standing = list(_standing(scores))
     n_judged = _whole(run["params"].get("n_tips")) or len(tips)
     views = tuple(
@@ -168,19 +168,19 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> list[Notice]:
 def _failure(run: Mapping[str, Any]) -> Iterator[Notice]:
     tags = run["tags"]
     if run["state"] == "failed":
-        said = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was kept')}"
-        yield Notice("bad", "No complete answer came, so nothing is scored. The next collect tries it again.", said)
+        said = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was stored')}"
+        yield Notice("bad", "No complete answer, so nothing is scored. The next collect tries it again.", said)
     elif run["status"] == "FAILED":
-        yield Notice("bad", "It did not end well.", tags.get("ended", ""))
+        yield Notice("bad", "The run failed.", tags.get("ended", ""))
 
 
 def _age(run: Mapping[str, Any], *, stale: bool) -> Iterator[Notice]:
     if run["tags"].get("superseded") == "true":
-        yield Notice("info", "Superseded: a later try of the same cell has replaced this run.")
+        yield Notice("info", "Superseded: a later attempt at the same cell has replaced this run.")
     if stale:
         yield Notice(
             "warn",
-            "Stale: the model's digest, the prompt's text or the scenario has changed since. The leaderboard goes by "
+            "Stale: the model's digest, the prompt's text or the scenario has changed since. The leaderboard uses "
             "the newer answer.",
         )
 
@@ -188,13 +188,14 @@ def _age(run: Mapping[str, Any], *, stale: bool) -> Iterator[Notice]:
 def _scored(run: Mapping[str, Any]) -> Iterator[Notice]:
     tags = run["tags"]
     if tags.get("floored") == "true":
-        yield Notice("info", "The answer has no usable tip: it was judged at once, at the rubric's floor.")
+        yield Notice("info", "No usable answer: it has the rubric's lowest scores.")
     if tags.get("held") == "true":
         yield Notice(
-            "warn", "Some scores are held: their judge is beyond the drift limit, so they are kept and do not count."
+            "warn",
+            "Some scores are held: their judge is too far off the reference scores, so they do not count.",
         )
     if run["state"] == "pending" and tags.get("provisional_judge"):
-        yield Notice("info", "The scores are provisional: no judge whose scores count has seen this answer yet.")
+        yield Notice("info", "The scores are provisional: no person has judged this answer yet.")
 
 
 def _odd(run: Mapping[str, Any]) -> Iterator[Notice]:
@@ -204,11 +205,11 @@ def _odd(run: Mapping[str, Any]) -> Iterator[Notice]:
             "warn", "Another client's model was in memory while this was generated: the times are not comparable."
         )
     if tags.get("truncated") == "true":
-        yield Notice("warn", "The answer was cut off at the limit of tokens (num_predict).")
+        yield Notice("warn", "The answer was cut off at the token limit (num_predict).")
     if tags.get("done_reason") == "aborted":
-        yield Notice("warn", "The server stopped the model, which repeated itself; what it had written is the answer.")
+        yield Notice("warn", "The server stopped the model, which repeated itself; the text up to then is the answer.")
     if metrics.get("format_ok") == 0 and tags.get("floored") != "true" and run["state"] != "failed":
-        yield Notice("info", "The answer is not the asked format; the tips were found in it all the same.")
+        yield Notice("info", "The answer is not in the requested format, but its tips could be extracted.")
 
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool = False) -> list[tuple[str, str]]:
@@ -346,7 +347,7 @@ def _chips(path: str, filters: RunFilters) -> list[tuple[str, str]]:
         rest = [*filters.where[:at], *filters.where[at + 1 :]]
         chips.append((text, _url(path, filters.query(next=None, where=rest))))
     if filters.superseded:
-        chips.append(("with superseded", _url(path, filters.query(next=None, superseded=False))))
+        chips.append(("superseded shown", _url(path, filters.query(next=None, superseded=False))))
     return chips
 
 

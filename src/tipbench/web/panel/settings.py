@@ -50,11 +50,11 @@ def reached(panel: Panel) -> list[tuple[str, str]]:
     options, allowed = panel.options, panel.allowed
     return [
         ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
-        ("Answers to", ", ".join(sorted({"this machine's own names", *options.hosts.names}, key=_own_first))),
+        ("Allowed hosts", ", ".join(sorted({"this machine's own names", *options.hosts.names}, key=_own_first))),
         ("Reverse proxies", ", ".join(options.proxies) or "none"),
-        ("Sessions last", duration(options.session_s)),
+        ("Session lifetime", duration(options.session_s)),
         ("Ollama servers", ", ".join(map(strip_login, allowed.urls["ollama_url"]))),
-        ("MLflow servers", ", ".join(map(strip_login, allowed.urls["mlflow_url"])) or "found when needed"),
+        ("MLflow servers", ", ".join(map(strip_login, allowed.urls["mlflow_url"])) or "found automatically"),
         ("Suites", ", ".join(["built in", *(str(folder) for folder in allowed.suites)])),
     ]
 

@@ -16,19 +16,19 @@ LONGEST = 90  # characters of a name; JSON and CSV have the full name
 STANDING = {
     State.LEADER: "leader",
     State.TIED: "tied",
-    State.SEPARATED: "separated",
+    State.SEPARATED: "clearly worse",
     State.INCOMPLETE: "not ranked",
 }
 FLAGS = {
     "incomplete": "not judged in every scenario, so not ranked",
     "failed": "cells without a complete answer",
-    "stale": "runs of an older build, prompt or scenario are left out",
-    "truncated": "answers cut off at the longest length",
-    "floored": "answers without a usable tip, scored at the floor",
-    "foreign_resident": "generated beside another model in memory",
+    "stale": "runs of an older model build, prompt or scenario are excluded",
+    "truncated": "answers cut off at the token limit",
+    "floored": "no usable answer; scored with the rubric's lowest scores",
+    "foreign_resident": "generated while another model was in memory",
 }
 _FORMATS: Mapping[str, tuple[str, Callable[..., str | None], str]] = {
-    "format_ok": ("format", percent, "Share of answers in exactly the asked form"),
+    "format_ok": ("format", percent, "Share of answers in exactly the requested format"),
     "overlong": ("overlong", percent, "Share of tips over the rubric's word limit"),
     "diversity": ("diversity", number, "How different the tips of one answer are: 0 to 1"),
     "latency_s": ("latency s", number, "Seconds for an answer, without loading the model"),
@@ -96,7 +96,7 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
     """Returns the table of a board; an unknown `sort` keeps the board's order."""
     columns = tuple(_columns(board))
     by = {column.key: column for column in columns}.get((sort or "").removeprefix("-"))
-    fault = f"The table cannot be sorted by {sort[:40]!r}: that is no column." if sort and by is None else None
+    fault = f"The table cannot be sorted by {sort[:40]!r}: there is no such column." if sort and by is None else None
     ordered = _sorted(board.standings, by, descending=(sort or "").startswith("-")) if by else board.standings
     rows = tuple(_row(board, standing, columns) for standing in ordered)
     return Table(columns, rows, sort if by else None, fault)
@@ -110,7 +110,7 @@ def _sorted(rows: Sequence[Standing], by: Column, *, descending: bool) -> list[S
 
 
 def _columns(board: Leaderboard) -> Iterator[Column]:
-    yield Column("rank", "rank", "Rank, and the ranks it may have", _rank, lambda row: row.row.rank)
+    yield Column("rank", "rank", "Rank and rank range", _rank, lambda row: row.row.rank)
     yield Column("composite", "composite", "Mean composite with its 95 % interval", _composite, _mean, high_first=True)
     best = partial(best_text, board)
     yield Column(
@@ -119,7 +119,7 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     )  # fmt: skip
     yield from _differences(board)
     yield Column(
-        "standing", "standing", "Towards the leader", partial(_standing, board),
+        "standing", "standing", "Compared with the leader", partial(_standing, board),
         lambda row: list(State).index(state_of(board, row.pair)), text=True,
     )  # fmt: skip
     for scale in board.scales:
@@ -127,7 +127,7 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     for key, (title, form, about) in _FORMATS.items():
         yield _measure(key, title, form, about, high_first=key not in ("overlong", "latency_s"))
     yield Column(
-        "judged", "judged", "Cells that are judged, of all",
+        "judged", "judged", "Judged cells of all cells",
         lambda row: TableCell(f"{row.judged}/{row.total}", (f"{row.failed} failed",) if row.failed else ()),
         lambda row: row.judged, high_first=True,
     )  # fmt: skip
@@ -176,7 +176,7 @@ def _difference(board: Leaderboard, attribute: str, standing: Standing) -> Table
     found: Difference | None = getattr(standing.row, attribute)
     own = board.ranking.leader if attribute == "to_leader" else board.baseline
     if standing.pair == own:
-        return TableCell("itself")
+        return TableCell(NOTHING)
     if found is None:
         return TableCell(NOTHING)
     p = p_text(found)
@@ -190,7 +190,7 @@ def baseline_words(found: Difference | None) -> str | None:
     """Describes a difference; None if it cannot be decided."""
     if found is None or found.separated is None:
         return None
-    return "not told apart" if not found.separated else "better" if found.mean > 0 else "worse"
+    return "not clearly different" if not found.separated else "better" if found.mean > 0 else "worse"
 
 
 def _difference_value(attribute: str, standing: Standing) -> float | None:

@@ -105,7 +105,7 @@ def _unfit(schema: Schema, values: Values) -> Iterable[tuple[str, str]]:
         elif not text and key in LISTS:
             yield key, "Choose at least one."
         elif not text and not _may_be_empty(schema, key):
-            yield key, f"A value is needed; the usual one is {_text(schema['properties'][key].get('default'))}."
+            yield key, f"A value is required; the default is {_text(schema['properties'][key].get('default'))}."
 
 
 def _refused(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
@@ -194,7 +194,7 @@ def builtin_models(panel: Panel) -> tuple[Suggestion, ...]:
         )
         for name, model in EMBEDDED_MODELS.items()
     ]
-    return (*embedded, Suggestion(TEMPLATE, "no model: tips from templates, the floor to beat"))
+    return (*embedded, Suggestion(TEMPLATE, "no model: tips from templates, the reference to beat"))
 
 
 async def ollama_models(panel: Panel, url: str, wait_s: float) -> tuple[Suggestion, ...] | None:
@@ -262,37 +262,37 @@ FIRST = ("models", "prompts", "experiment", "suite", "n_scenarios", "n_tips")
 _GROUPS = (
     (
         "Sampling",
-        "What reaches the model. Scores are compared only where these agree.",
+        "Options sent to the model. Only scores with the same options are compared.",
         ("temperature", "diversity", "repeats", "seed", "num_ctx", "num_predict"),
     ),
     (
-        "Servers and patience",
-        "Where it runs, where it is recorded, and how long it waits.",
+        "Servers and timeouts",
+        "Where models run, where results are recorded, and timeouts.",
         ("ollama_url", "mlflow_url", "concurrency", "timeout_s", "server_wait_s"),
     ),
     (
-        "Memory and refusals",
-        "Never two models at once; what may not run is refused before anything is generated.",
+        "Memory and limits",
+        "Never two models at once. Models over the limit are refused before anything is generated.",
         ("max_model_b", "unload", "evict", "skip_refused", "allow_unknown_size", "wait"),
     ),
 )
 _REST = ("More", "")  # keys of the schema that are in no other group
 _LABELS = {
-    "n_tips": "Tips a cell",
-    "n_scenarios": "Scenarios",
+    "n_tips": "Tips per answer",
+    "n_scenarios": "Number of scenarios (0 = all)",
     "max_model_b": "Largest model, in billions",
     "ollama_url": "Ollama server",
     "mlflow_url": "MLflow server",
-    "diversity": "Ask for different angles",
-    "repeats": "Repeats of a cell",
+    "diversity": "Request different angles",
+    "repeats": "Repeats per cell",
     "num_ctx": "Context, in tokens",
     "num_predict": "Longest answer, in tokens",
-    "concurrency": "Calls at a time",
-    "timeout_s": "Longest call, in seconds",
+    "concurrency": "Concurrent calls",
+    "timeout_s": "Timeout per call, in seconds",
     "server_wait_s": "Wait for a server, in seconds",
-    "unload": "Free the weights after each",
+    "unload": "Unload after each",
     "evict": "Evict other clients' models",
-    "skip_refused": "Skip what is refused",
+    "skip_refused": "Skip refused models",
     "allow_unknown_size": "Allow unknown sizes",
     "wait": "Queue behind other collects",
 }
@@ -419,7 +419,7 @@ def _selectable(properties: Mapping[str, Any], value: str) -> tuple[Option, ...]
     known = ["" if each is None else str(each) for each in properties["enum"]]
     if value not in known:  # kept, so that the error shows with the submitted value
         known.append(value)
-    return tuple(Option(each, each or "found by itself", each == value) for each in known)
+    return tuple(Option(each, each or "found automatically", each == value) for each in known)
 
 
 @dataclass(frozen=True)
@@ -628,7 +628,7 @@ def _allowed_url(allowed: RunPolicy, url: str) -> str | None:
 async def _pairs(request: Request) -> list[tuple[str, str]]:
     """Parses the form into pairs, since checkboxes of one name are sent several times."""
     if content_type(request) != FORM:
-        raise Invalid(f"The form is sent as {FORM} (got {content_type(request)[:80]!r}).", path="body")
+        raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
     text = (await request.body()).decode("utf-8", "replace")
     try:
         return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)

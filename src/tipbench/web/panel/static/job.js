@@ -1,9 +1,9 @@
-// One job, live. The stream tells that something has happened; what it looks like now the server renders, and only the
-// parts that differ are put in: one renderer, no jump, and the page is right without any of this.
+// Live updates of a job's page. Events only signal a change; the server renders the page, and only the parts that
+// differ are replaced. The page works without this script.
 
 import { localTimes } from "./site.js";
 
-const PAUSE_MS = 700; // between two looks, however many events come
+const PAUSE_MS = 700; // minimum time between two updates
 const NEWS = ["snapshot", "progress", "job", "end"];
 
 const job = document.getElementById("job");
@@ -66,12 +66,12 @@ async function look() {
     if (!response.ok) throw new Error(String(response.status));
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("live");
     if (fresh) {
-      localTimes(fresh); // as those that stand there, or every part with a time would differ
+      localTimes(fresh); // format times as on the page, or every part with a time would differ
       putIn(fresh);
     }
     await readLog();
   } catch {
-    if (source) tell("lost", "Connection lost, trying again");
+    if (source) tell("lost", "Connection lost, reconnecting");
   } finally {
     setTimeout(() => {
       looking = false;
@@ -89,7 +89,7 @@ async function readLog() {
   if (!response.ok || response.redirected) return;
   const text = document.getElementById("log-text");
   const atEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
-  text.textContent = (await response.text()) || "Nothing is printed yet.";
+  text.textContent = (await response.text()) || "No output yet.";
   if (atEnd) text.scrollTop = text.scrollHeight;
 }
 
@@ -106,8 +106,8 @@ function listen() {
     tell("live", "Live");
   };
   source.onerror = () => {
-    tell("lost", "Connection lost, trying again");
-    if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+    tell("lost", "Connection lost, reconnecting");
+    if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects
     setTimeout(() => { if (source) { look(); listen(); } }, retryMs);
     retryMs = Math.min(retryMs * 2, 30000);
   };

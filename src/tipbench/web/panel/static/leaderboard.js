@@ -1,14 +1,14 @@
-// The leaderboard's life: choosing submits by itself, and new results are announced. Nothing here is needed.
+// Leaderboard: select fields submit on change, and new results are announced. The page works without this script.
 
 const EVERY_MS = 15_000;
-const LONGEST_MS = 120_000; // between two questions to a server that does not answer
-const MOST = 480; // questions a page asks; whoever leaves it open for longer can reload it
+const LONGEST_MS = 120_000; // between two polls of a server that does not respond
+const MOST = 480; // polls per page; after that it has to be reloaded
 
 function submitOnChoice() {
   for (const select of document.querySelectorAll("select[data-submits]")) {
     const button = select.form.querySelector('button[type="submit"]');
     if (button) button.hidden = true;
-    let byKey = false; // arrows go through the options: whoever uses them says when it is the one
+    let byKey = false; // arrow keys move through the options, so submit on Enter or blur only
     select.addEventListener("keydown", (event) => {
       if (event.key === "Enter") select.form.requestSubmit();
       else if (event.key.startsWith("Arrow") || event.key.length === 1) {

@@ -1,5 +1,5 @@
-// The run's form, a little livelier: models that Ollama names late, what goes together, and a word when the plan is no
-// longer of this form.
+// The start form: models that Ollama lists late, dependent fields, and a note when the plan no longer matches the
+// form.
 
 const form = document.getElementById("run-form");
 
@@ -62,5 +62,5 @@ if (form) {
   unfoldMistakes();
   notePlanIsOld();
   offerWaiting();
-  if (form.dataset.modelsUrl) addLateModels().catch(() => {}); // a list less; the names can be typed
+  if (form.dataset.modelsUrl) addLateModels().catch(() => {}); // suggestions are optional; names can be typed
 }

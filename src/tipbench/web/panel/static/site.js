@@ -1,13 +1,13 @@
-// What makes pages livelier. Without it everything works; nothing here may be needed.
+// Progressive enhancements of all pages. Every page works without this script.
 
-/** The session's word for changes made by scripts: `fetch(url, {method: "POST", headers: csrfHeaders()})`. */
+/** The CSRF header for changes made by scripts: `fetch(url, {method: "POST", headers: csrfHeaders()})`. */
 export function csrfHeaders() {
   const meta = document.querySelector('meta[name="csrf-token"]');
   return meta ? { [meta.dataset.header]: meta.content } : {};
 }
 
 function copyButtons() {
-  if (!navigator.clipboard) return; // only over TLS or on this machine; the text can be selected all the same
+  if (!navigator.clipboard) return; // available over TLS or on localhost only; the text can be selected by hand
   for (const button of document.querySelectorAll("[data-copy]")) {
     const source = document.getElementById(button.dataset.copy);
     if (!source) continue;

@@ -94,7 +94,7 @@ def test_all_tokens_of_a_name_are_revoked_together() -> None:
         len(json.loads(invoke("token", "revoke", "--name", "anna", "--role", "judge", "--json").stdout)["revoked"]) == 2
     )
     assert len(json.loads(invoke("token", "revoke", "--name", "anna", "--json").stdout)["revoked"]) == 1
-    assert invoke("token", "revoke", "--name", "anna").stdout == "revoked before; nothing changed\n"
+    assert invoke("token", "revoke", "--name", "anna").stdout == "already revoked\n"
 
 
 def test_misuse_ends_with_2_and_a_sentence() -> None:

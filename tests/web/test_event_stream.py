@@ -301,7 +301,7 @@ def test_the_list_of_jobs_out_of_use_ends_a_stream_without_a_traceback(
         watched.store._db.rows("ALTER TABLE jobs RENAME TO gone")
         reader.rest()
         watched.store._db.rows("ALTER TABLE gone RENAME TO jobs")
-    assert "a stream of events ends" in caplog.text
+    assert "event stream ended" in caplog.text
     assert "Traceback" not in caplog.text
 
 

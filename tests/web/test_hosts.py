@@ -108,5 +108,5 @@ def test_other_pages_are_not() -> None:
 
 def test_a_configured_name_that_is_none_is_refused() -> None:
     for name in ["https://tips.example.org", "tips.example.org:443", "a b", "", "*", "ä.example"]:
-        with pytest.raises(UsageError, match="panel_hosts takes names"):
+        with pytest.raises(UsageError, match="panel_hosts must be names"):
             Hosts.of([name])

@@ -421,7 +421,7 @@ def test_a_wrong_number_of_days_is_refused_at_the_start(home: Path, days: str) -
     from tipbench.errors import UsageError
 
     with (
-        pytest.raises(UsageError, match="jobs_keep_days is a number of days"),
+        pytest.raises(UsageError, match="jobs_keep_days must be a number of days"),
         serving(home, environment={"TIPBENCH_JOBS_KEEP_DAYS": days}),
     ):
         pass

@@ -126,8 +126,8 @@ def test_the_list_shows_state_experiment_progress_and_who(paper: Paper) -> None:
 def test_a_job_that_waits_shows_its_place(paper: Paper) -> None:
     for _ in range(3):
         last = paper.order()
-    assert "Place 2 in the queue" in paper.served.get("/jobs").text
-    assert "Place 2 in the queue" in paper.page(last)
+    assert "Position 2 in the queue" in paper.served.get("/jobs").text
+    assert "Position 2 in the queue" in paper.page(last)
 
 
 def test_filters_are_in_the_url(paper: Paper) -> None:
@@ -140,7 +140,7 @@ def test_filters_are_in_the_url(paper: Paper) -> None:
 
 
 def test_filters_that_nothing_fits_say_so(paper: Paper) -> None:
-    assert "No job fits these filters" in paper.served.get("/jobs?state=lost").text
+    assert "No job matches these filters" in paper.served.get("/jobs?state=lost").text
 
 
 def test_a_wrong_filter_is_refused(paper: Paper) -> None:
@@ -174,7 +174,7 @@ def test_a_running_job_shows_each_model(paper: Paper) -> None:
     assert "a:1b: answering, 2 of 4 cells." in page
     assert "20.0 tokens/s" in page
     assert "✕ 1 failed" in page
-    assert "waits its turn" in page
+    assert "not started" in page
     assert "<title>25 % · collect tip-bench-auto · tipbench</title>" in page
 
 
@@ -209,7 +209,7 @@ def test_every_state_is_told_in_words(paper: Paper) -> None:
         (JobStatus(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
         (JobStatus(JobState.CANCELLED, 130, "Cancelled; finished cells are kept."), ("cancelled", "are kept", "Retry")),
         (JobStatus(JobState.LOST, reason="Its process is gone."), ("lost", "Its process is gone.", "Retry", "Cancel…")),
-        (JobStatus(JobState.WAITING), ("waiting", "Parked until a judge has answered", "Cancel…")),
+        (JobStatus(JobState.WAITING), ("waiting", "Waiting for a judge", "Cancel…")),
     ]
     for sight, words in cases:
         page = paper.page(paper.order(sight, *HALF))
@@ -218,13 +218,13 @@ def test_every_state_is_told_in_words(paper: Paper) -> None:
 
 def test_a_server_that_is_away_is_told(paper: Paper) -> None:
     page = paper.page(paper.order(RUNNING, *HALF, events.Waiting("Ollama", 60.0)))
-    assert "Waiting for Ollama; it goes on by itself" in page
+    assert "Waiting for Ollama; it continues once" in page
     assert "paused" in page
 
 
 def test_a_judges_job_shows_its_progress(paper: Paper) -> None:
     page = paper.page(paper.judge(RUNNING, events.Judging("rules", 3, 1, 8)))
-    assert "rules has looked at 4 of 8 items." in page
+    assert "rules has processed 4 of 8 items." in page
     assert "✕ 1 without a score" in page
     assert "<title>50 %" in page
     assert "Change and run again" not in page
@@ -288,7 +288,7 @@ def test_cancel_leads_back_to_the_job_which_is_then_cancelled(paper: Paper) -> N
     form = PageForm(paper.served.get(f"/jobs/{job.id}").text, f"/jobs/{job.id}/cancel")
     response = paper.post(f"/jobs/{job.id}/cancel", form.body())
     assert (response.status_code, response.headers["location"]) == (303, f"/jobs/{job.id}")
-    assert "Cancelling: it breaks off" in paper.page(job)
+    assert "Cancelling: it stops" in paper.page(job)
     paper.served.panel.jobs.supervisor.tick()
     assert paper.served.panel.jobs.store.get(job.id).state is JobState.CANCELLED
 

@@ -55,7 +55,7 @@ def held_sheet(served: Served, judge: str = "carla") -> str:
 
 def test_the_numbers_are_those_of_the_api(look: Look) -> None:
     page = look.get("judges").text
-    found = re.search(r'href="([^"]+)">JSON of this page', page)
+    found = re.search(r'href="([^"]+)">JSON', page)
     assert found
     state = look.served.get(unescape(found[1])).json()
     text = words_of(page)

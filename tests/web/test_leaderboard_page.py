@@ -183,7 +183,7 @@ def test_the_filter_form_offers_what_is_recorded_and_shows_what_is_chosen(judged
 
 def test_a_baseline_that_is_no_row_is_left_out_in_words(judged: Served) -> None:
     page = look(judged, f"{BOARD}?baseline=no/pair")
-    assert "There is no pair no/pair on this board" in page.text
+    assert "The pair no/pair is not on this board" in page.text
     assert len(names_of(page)) == 6
 
 
@@ -223,7 +223,7 @@ def test_the_head_of_a_sorted_column_leads_to_the_other_order(judged: Served) ->
 def test_an_order_that_is_none_leaves_that_of_the_board_and_says_so(judged: Served) -> None:
     page = look(judged, f"{BOARD}?sort=-beauty")
     assert names_of(page) == order_of(board_of(judged))
-    assert "that is no column" in page.text
+    assert "there is no such column" in page.text
 
 
 def test_rows_without_a_number_are_flagged_and_stand_last_in_either_order(home: Path) -> None:
@@ -243,7 +243,7 @@ def test_rows_without_a_number_are_flagged_and_stand_last_in_either_order(home: 
 def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Served) -> None:
     desk_of(changing).judged_by("ben", seed=2)
     text = look(changing, BOARD).text
-    for words in ("The judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
+    for words in ("Judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
         assert words in text
 
 
@@ -348,7 +348,7 @@ def test_an_experiment_without_cells_says_how_to_start(empty: Served) -> None:
 
 def test_filters_that_match_nothing_can_be_taken_back(judged: Served) -> None:
     page = look(judged, f"{BOARD}?where=params.model%3Dnobody&judge=anna")
-    assert "No cell matches" in page.text
+    assert "No cells match" in page.text
     left = [dict(query_of(link)) for link in page.links(BOARD)]
     assert {"judge": "anna"} in left
     assert {"where": "params.model=nobody"} in left
@@ -428,7 +428,7 @@ def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
     store.touch(record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=2).experiment_id)
     with panel_site(home, store) as site:
         response = httpx.get(f"{site.url}{board_path(name)}", headers={"Authorization": f"Bearer {site.admin}"})
-        assert "None of the 3 pairs is judged yet" in Page(response).text
+        assert "Not judged yet: 3 pairs without scores." in Page(response).text
 
 
 @pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/שלום'])

@@ -61,17 +61,17 @@ def test_the_address_it_listens_on_is_a_name_for_it_but_every_address_is_not(tmp
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("PANEL_HOST", "http://x", "--host takes"),
-        ("PANEL_HOST", "localhost:80", "--host takes"),
-        ("PANEL_PORT", "70000", "port is a number"),
-        ("PANEL_PORT", "x", "port is a number"),
-        ("PANEL_PORT", "٣", "port is a number"),
-        ("PANEL_HOSTS", "*.example", "panel_hosts takes"),
-        ("PANEL_PROXIES", "*", "panel_proxies takes"),
-        ("PANEL_URLS", "gpu-box:11434", "panel_urls takes"),
-        ("PANEL_SESSION_HOURS", "0", "panel_session_hours is"),
-        ("PANEL_SESSION_HOURS", "nan", "panel_session_hours is"),
-        ("PANEL_SESSION_HOURS", "inf", "panel_session_hours is"),
+        ("PANEL_HOST", "http://x", "--host must be"),
+        ("PANEL_HOST", "localhost:80", "--host must be"),
+        ("PANEL_PORT", "70000", "port must be a number"),
+        ("PANEL_PORT", "x", "port must be a number"),
+        ("PANEL_PORT", "٣", "port must be a number"),
+        ("PANEL_HOSTS", "*.example", "panel_hosts must be"),
+        ("PANEL_PROXIES", "*", "panel_proxies must be"),
+        ("PANEL_URLS", "gpu-box:11434", "panel_urls must be"),
+        ("PANEL_SESSION_HOURS", "0", "panel_session_hours must"),
+        ("PANEL_SESSION_HOURS", "nan", "panel_session_hours must"),
+        ("PANEL_SESSION_HOURS", "inf", "panel_session_hours must"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, variable: str, value: str, said: str) -> None:
@@ -81,7 +81,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, variable: str, value: str, sai
 
 @pytest.mark.parametrize("token", ["short", "x" * 201, "with spaces in between them", "ünprintable-ünprintable"])
 def test_a_weak_admin_token_is_refused_and_not_repeated(tmp_path: Path, token: str) -> None:
-    with pytest.raises(UsageError, match="TIPBENCH_ADMIN_TOKEN has") as caught:
+    with pytest.raises(UsageError, match="TIPBENCH_ADMIN_TOKEN must") as caught:
         options_of(tmp_path, TIPBENCH_ADMIN_TOKEN=token)
     assert token not in str(caught.value)
 

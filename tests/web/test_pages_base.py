@@ -230,7 +230,7 @@ def test_ids_are_there_once_and_labels_lead_to_fields(served: Served) -> None:
 def test_the_page_links_to_its_json(served: Served) -> None:
     for path, json_url in (("/", "/api/bench/experiments"), ("/settings", "/api/bench/tokens")):
         page = look(served, path).text
-        assert f'href="{json_url}">JSON of this page' in page
+        assert f'href="{json_url}">JSON' in page
         assert served.get(json_url).status_code == 200
 
 
@@ -280,7 +280,7 @@ def test_the_log_out_button_ends_the_session(served: Served) -> None:
 def test_a_missing_page_is_html_for_people_and_json_for_programs(served: Served) -> None:
     page = look(served, "/nowhere")
     assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert "There is nothing at /nowhere." in page.text
+    assert "Not found: /nowhere." in page.text
     assert served.error(served.get("/nowhere")) == (404, "not_found")
 
 

@@ -52,7 +52,7 @@ def test_each_judges_scores_stand_at_each_tip(look: Look) -> None:
 
 def test_params_measures_and_the_record_are_shown(look: Look) -> None:
     text = words_of(look.run("judged"))
-    for word in ("temperature 0.7", "engine ollama", "quantization Q4_K_M", "tokens read 900", "cell key", "top_k"):
+    for word in ("temperature 0.7", "engine ollama", "quantization Q4_K_M", "prompt tokens 900", "cell key", "top_k"):
         assert word in text
 
 
@@ -69,7 +69,7 @@ def test_a_neighbour_in_memory_is_told(look: Look) -> None:
 
 
 def test_an_answer_without_a_tip_says_why_it_is_at_the_floor(look: Look) -> None:
-    assert "judged at once, at the rubric's floor" in words_of(look.run("floored"))
+    assert "it has the rubric's lowest scores" in words_of(look.run("floored"))
 
 
 def test_a_failed_run_says_why_and_what_comes_next(look: Look) -> None:
@@ -82,13 +82,13 @@ def test_a_superseded_try_and_its_successor_lead_to_each_other(look: Look) -> No
     old, new = look.content.runs["superseded"], look.content.runs["judged"]
     assert f"/runs/{new}" in look.run("superseded")
     assert f"/runs/{old}" in look.run("judged")
-    assert "a later try of the same cell has replaced this run" in look.run("superseded")
+    assert "a later attempt at the same cell has replaced this run" in look.run("superseded")
 
 
 def test_a_stale_run_leads_to_the_newer_build(look: Look) -> None:
     page = look.run("stale")
     assert "Stale: the model" in page
-    assert "With another digest" in page
+    assert "Other model digest" in page
 
 
 def test_the_neighbours_are_those_of_the_list_it_was_found_in(look: Look) -> None:
@@ -110,10 +110,10 @@ def test_a_run_outside_the_list_has_no_neighbours(look: Look) -> None:
 @pytest.mark.parametrize(
     ("sort", "words"),
     [
-        ("collection", "One collect"),
-        ("judging", "One sheet"),
-        ("leaderboard", "A leaderboard as it stood"),
-        ("decision", "frozen with its evidence"),
+        ("collection", "A collect"),
+        ("judging", "A sheet"),
+        ("leaderboard", "A recorded leaderboard"),
+        ("decision", "A decision with its evidence"),
         ("refused", "27.4B parameters; the limit is 4B."),
     ],
 )
@@ -215,6 +215,6 @@ def test_a_run_that_is_not_there_is_a_page_that_says_so(served: Served) -> None:
 
 def test_the_page_leads_to_its_json(look: Look) -> None:
     page = look.run("judged")
-    found = re.search(r'href="([^"]+)">JSON of this page', page)
+    found = re.search(r'href="([^"]+)">JSON', page)
     assert found
     assert look.served.get(found[1]).json()["run_id"] == look.content.runs["judged"]

@@ -117,7 +117,7 @@ def test_panels_that_start_at_once_sign_with_one_key(home: Path) -> None:
 def test_a_key_that_others_may_read_is_refused(home: Path) -> None:
     load_key(home)
     (home / FOLDER / KEY_FILE).chmod(0o644)
-    with pytest.raises(UsageError, match=r"may be read by others \(mode 644\). Delete it"):
+    with pytest.raises(UsageError, match=r"must not be readable by others \(mode 644\). Delete it"):
         load_key(home)
 
 

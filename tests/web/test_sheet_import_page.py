@@ -130,7 +130,7 @@ def test_every_mistake_is_listed_with_its_place(served: Served, exported: Export
 
 def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served) -> None:
     for content, words in [
-        (b"{", "the file is no whole JSON"),
+        (b"{", "not valid JSON"),
         (b"[1]", "expected an object"),
         (b'{"a": 1, "a": 2}', "expected each key once"),
         (b"\xff\xfe\x00", "UTF-16"),

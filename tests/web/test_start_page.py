@@ -167,7 +167,7 @@ def test_a_plan_counts_cells_and_starts_nothing(served: Served) -> None:
     response = planned(served)
     assert response.status_code == 200
     assert "<strong>2 cells to generate</strong>" in response.text
-    assert "0 of 2 cells recorded already" in response.text
+    assert "0 of 2 cells already recorded" in response.text
     assert jobs(served) == []
     assert served.store.experiment("tip-bench-auto") is None
 
@@ -182,7 +182,7 @@ def test_after_a_plan_the_form_is_as_it_was_sent(served: Served) -> None:
 def test_a_refused_model_is_shown_with_its_reason(served: Served) -> None:
     page = unescape(planned(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
     assert "embedded:smollm2:135m needs its weights" in page
-    assert "As it stands the run would stop at once" in page
+    assert "The run would stop immediately" in page
     skipping = planned(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
     assert "would stop at once" not in skipping
 
@@ -196,7 +196,7 @@ def test_what_is_recorded_is_counted(served: Served) -> None:
 
     Collecting(served.home, f"http://{NOBODY}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
     page = planned(served, num_predict="64").text
-    assert "2 of 2 cells recorded already: nothing is left to do" in page
+    assert "2 of 2 cells already recorded: nothing to generate" in page
 
 
 def test_an_mlflow_that_is_away_is_a_warning(served: Served) -> None:
@@ -220,7 +220,7 @@ def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
         for key, value, told in [
             ("n_tips", "0", "greater than or equal to 1"),
             ("n_tips", "many", "valid integer"),
-            ("n_tips", "", "A value is needed; the usual one is 5."),
+            ("n_tips", "", "A value is required; the default is 5."),
             ("temperature", "nan", "finite"),
             ("experiment", "mine", "starts with tip-bench-"),
             ("num_predict", "5000", "must be smaller than num_ctx"),
@@ -287,7 +287,7 @@ def test_a_form_sent_again_with_other_values_asks_whether_it_is_meant(served: Se
     started(served, form)
     asked = started(served, form, n_tips="4")
     assert asked.status_code == 409
-    assert "press Start once more" in asked.text
+    assert "press Start again" in asked.text
     assert len(jobs(served)) == 1
     again = PageForm(asked.text, "/run")
     assert send(served, again.body(do="start")).status_code == 303

@@ -380,7 +380,7 @@ def test_a_receiver_that_does_not_answer_is_given_up_in_time(receiver: Receiver)
     attempt = attempt_at(receiver.url, answer_s=0.5)
     free.set()
     assert time.monotonic() - began < 60
-    assert (attempt.status, attempt.reason) == (None, "no answer within 0.5 s")
+    assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
 
 
 def test_a_receiver_that_is_down_is_a_reason_and_no_crash(receiver: Receiver) -> None:

@@ -64,7 +64,7 @@ def test_a_test_that_is_not_taken_says_why(hooked: Served, receiver: Receiver) -
     receiver.answer = lambda _got: 401
     answer = hooked.post(f"{HOOK}/test")
     assert answer.status_code == 200
-    assert (answer.json()["state"], answer.json()["attempts"][0]["reason"]) == ("failed", "answered 401")
+    assert (answer.json()["state"], answer.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
 
 
 def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Receiver) -> None:
@@ -148,7 +148,7 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
 ) -> None:
     hooked.log_in(hooked.admin)
     page = hooked.get("/settings", token=None, headers=PAGE).text
-    assert "Nothing was delivered yet" in page
+    assert "No deliveries yet" in page
     found = re.search(r'name="csrf" value="([^"]+)"', page)
     assert found
     answer = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})

@@ -29,7 +29,9 @@ def panel(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"),
+        typer.Option(
+            "--port", min=0, max=65535, metavar="NUMBER", help="Port to listen on; 0 for any free one. [default: 5180]"
+        ),
     ] = None,
     mlflow_url: MlflowOption = None,
 ) -> None:

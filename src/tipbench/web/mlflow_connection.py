@@ -96,7 +96,7 @@ class MlflowConnection:
             if has_data:
                 raise
             raise NotEnoughData(
-                "Nothing is recorded yet: no MLflow responds on localhost:5000, and the local one was never used. "
+                "Nothing is recorded yet: no MLflow responds on localhost:5000, and the local one has no data. "
                 "Start a run, or set MLFLOW_TRACKING_URI to the server that has the data."
             ) from exc
 

@@ -1,18 +1,32 @@
-"""Listening and serving with uvicorn, for the panel and the policy server."""
+"""Listening and serving with uvicorn, for the panel and the policy server, with limits against idle connections."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import ipaddress
+import logging
+import resource
 import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tipbench.errors import TipbenchError, UsageError
+from tipbench.web.security import client_key
 
 _BACKLOG = 128
+_OPEN_FILES = 8192  # raised to this at startup, as far as the hard limit allows
+_MAX_CONNECTIONS = 2048
+_LOG_LINES = 100  # similar lines per period
+_LOG_PERIOD_S = 60.0
+_DRAIN_S = 10.0
+_DRAIN_BYTES = 256_000_000
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 _CLOSE_S = 5  # timeout for open requests and streams at shutdown
 
@@ -45,24 +59,195 @@ def server_url(sock: socket.socket, host: str) -> str:
     return f"http://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}/"
 
 
-def run_server(
-    app: Any, sock: socket.socket, *, started: Callable[[], None], name: str = "panel", proxies: Sequence[str] = ()
-) -> None:
-    """Serve an ASGI application until stopped; Ctrl-C is a normal exit. `proxies` may set X-Forwarded headers."""
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files towards the hard limit; return the limit in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _OPEN_FILES
+    with contextlib.suppress(OSError, ValueError):  # not allowed to: keep the present limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Time limits and caps for connections. Connections from `proxies` are not counted per address."""
+
+    total: int
+    per_address: int
+    proxies: tuple[str, ...] = ()
+    headers_s: float = 10.0  # for a request's headers, from the connection or the previous response
+    body_s: float = 60.0  # for a request's body
+    stalled_s: float = 60.0  # without the client reading any of the response
+    check_s: float = 1.0
+
+    @classmethod
+    def of(cls, open_files: int, proxies: Sequence[str] = ()) -> ConnectionLimits:
+        """Return limits that leave half of the files for databases and logs, and half of the rest for other clients."""
+        total = max(16, min(_MAX_CONNECTIONS, open_files // 2))
+        return cls(total, total // 2, tuple(proxies))
+
+    def is_proxy(self, address: str) -> bool:
+        """Whether the address belongs to a configured proxy."""
+        try:
+            return any(ipaddress.ip_address(address) in ipaddress.ip_network(each) for each in self.proxies)
+        except ValueError:
+            return False
+
+
+class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's HTTP protocol with time limits and caps.
+
+    A connection over a cap closes the oldest one that is waiting for a request's headers, so that half-sent requests
+    cannot lock out others; if there is none, the new connection is closed.
+    """
+
+    limits: ConnectionLimits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._opened = self._since = self.loop.time()
+        self._phase: tuple[object, ...] = ()
+        host = self.client[0] if self.client else None
+        self._address = client_key(host)
+        self._timer = self.loop.call_later(self.limits.check_s, self._check)
+        others = [each for each in self.connections if each is not self and isinstance(each, LimitedProtocol)]
+        same = [each for each in others if each._address == self._address]
+        if len(same) >= self.limits.per_address and not self.limits.is_proxy(host or ""):
+            self._make_room(same)
+        elif len(others) >= self.limits.total:
+            self._make_room(others)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no request is in progress: its headers have not been received completely."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self, others: Sequence[LimitedProtocol]) -> None:
+        oldest = min((each for each in others if each.waiting), key=lambda each: each._opened, default=self)
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+
+    def _check(self) -> None:
+        """Close the connection if it has been in one phase of a request for too long."""
+        now, cycle = self.loop.time(), self.cycle
+        phase: tuple[object, ...]
+        limit: float | None
+        if self.transport.is_closing():
+            return
+        if unread := self.transport.get_write_buffer_size():
+            phase, limit = ("response", cycle, unread), self.limits.stalled_s
+        elif self.waiting:
+            phase, limit = ("headers", cycle), self.limits.headers_s
+        else:
+            phase, limit = ("body", cycle), self.limits.body_s
+            if not cycle.more_body:
+                limit = None  # the application is working on the response, or streams it
+        if phase != self._phase:
+            self._phase, self._since = phase, now
+        elif limit is not None and now - self._since >= limit:
+            if phase[0] == "response":
+                self.transport.abort()  # `close` would wait for the client to read
+                return
+            if cycle is None or not cycle.response_started:
+                self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+            return
+        self._timer = self.loop.call_later(self.limits.check_s, self._check)
+
+
+class RepeatedLines(logging.Filter):
+    """Limits similar log lines, those with the same logger and format, to `_LOG_LINES` per `_LOG_PERIOD_S`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._started = clock()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record; the first one of a new period has the number of suppressed ones."""
+        if self._clock() - self._started >= _LOG_PERIOD_S:
+            self._started = self._clock()
+            suppressed = sum(max(0, count - _LOG_LINES) for count in self._counts.values())
+            self._counts.clear()
+            if suppressed:
+                record.msg = f"{record.msg} ({suppressed} similar lines before were not logged)"
+        key = record.name, str(record.msg)[:80]
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return self._counts[key] <= _LOG_LINES
+
+
+def drain_rejected_body(app: ASGIApp) -> ASGIApp:
+    """Wrap an application: after a 413, discard the rest of the body before the connection is closed.
+
+    Closing a connection with unread data resets it, and the client would lose the response.
+    """
+
+    async def drained(scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not last or status != 413:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            discarded = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    while discarded < _DRAIN_BYTES:
+                        part = await receive()
+                        discarded += len(part.get("body", b""))
+                        if part["type"] != "http.request" or not part.get("more_body", False):
+                            break
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await app(scope, receive, sent if scope["type"] == "http" else send)
+
+    return drained
+
+
+def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
+    """Return a uvicorn server for an application, with limits for its connections."""
+
+    class Protocol(LimitedProtocol):
+        pass
+
+    Protocol.limits = limits
     config = uvicorn.Config(
-        app,
+        drain_rejected_body(app),
+        http=Protocol,
+        backlog=_BACKLOG,
         log_config=None,
         access_log=False,  # uvicorn's has query strings, which may contain user ids
         server_header=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
+        proxy_headers=bool(limits.proxies),
+        forwarded_allow_ips=list(limits.proxies),
         timeout_graceful_shutdown=_CLOSE_S,
         ws="none",
         lifespan="on",
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def run_server(
+    app: ASGIApp, sock: socket.socket, *, started: Callable[[], None], name: str = "panel", proxies: Sequence[str] = ()
+) -> None:
+    """Serve an ASGI application until stopped; Ctrl-C is a normal exit. `proxies` may set X-Forwarded headers."""
+    server = make_server(app, ConnectionLimits.of(raise_file_limit(), proxies))
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatedLines())
     started()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[sock])
     if not server.started:
-        raise TipbenchError(f"The {name} could not start; the log above has the reason.")
+        raise TipbenchError(f"The {name} could not start; see the log above.")

@@ -139,7 +139,7 @@ def test_an_admin_is_there_only_while_a_token_of_that_role_is_active(tokens: Tok
 
 def test_a_judges_token_needs_a_name_that_scores_can_be_kept_under(tokens: TokenStore) -> None:
     for name in ["", "  ", "a\nb", "x" * 61, "rules", "ollama:llama3", " * "]:
-        with pytest.raises(UsageError, match="A token's name (is|must)"):
+        with pytest.raises(UsageError, match="A token's name must"):
             tokens.create(Role.JUDGE, name, life_s=None)
 
 

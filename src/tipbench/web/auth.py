@@ -210,7 +210,7 @@ def digest(secret: str) -> str:
 def checked_name(name: str, role: Role) -> str:
     """Return the normalised name; a judge's scores are stored under it. Raises UsageError if it is invalid."""
     if fault := name_problem(name, allow_reserved=role is not Role.JUDGE):
-        raise UsageError(f"A token's name is {fault} (got {name[:80]!r}).")
+        raise UsageError(f"A token's name must be {fault} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")
     return normalize_name(name)

@@ -16,6 +16,7 @@ import compare
 import panel_pages
 import real_ollama
 import report
+import serving
 from work import Work
 
 
@@ -56,11 +57,18 @@ def run_panel(size: Size) -> report.Result:
     return panel_pages.measure(size.rounds, size.cells, size.note)
 
 
+def run_serving(size: Size) -> report.Result:
+    """The policies against VowpalWabbit and MABWiser, the policy server against the smallest ASGI application."""
+    requests, users = (1000, 5000) if size.quick else (8000, 100_000)
+    return serving.measure(size.rounds, requests, users, size.note)
+
+
 BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {
     "collect": run_collect,
     "real-ollama": run_real_ollama,
     "compare": run_compare,
     "panel": run_panel,
+    "serving": run_serving,
 }
 
 

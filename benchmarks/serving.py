@@ -1,0 +1,266 @@
+"""The policies in process beside VowpalWabbit and MABWiser, the policy server beside the smallest ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decisions import request_body, reward_for
+from policy_servers import CANDIDATES
+from report import Claim, NotMeasured, Progress, Result, say
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.service import PolicyService
+from tipbench.serve.tallies import Tallies
+
+SIZES = (5, 10, 50)
+HTTP_FLOOR = 0.7  # of the smallest application's requests per CPU-second
+CONNECTIONS = 32
+AHEAD = 1.0
+REWARDS_PER_S = 10_000
+P99_S = 0.010
+
+
+def measure(rounds: int, requests: int, users: int, note: str) -> Result:
+    """Measure everything `rounds` times, the programs of a round in turn."""
+    progress = Progress(rounds * 40.0)
+    kept: list[dict[str, Any]] = []
+    for number in range(rounds):
+        began = time.perf_counter()
+        values: dict[str, Any] = {}
+        for size in SIZES:
+            for name, program in PROGRAMS.items():
+                values[f"{name} K={size}"] = program(size, 400 if name == "mabwiser" else 2000)
+        values |= {f"http {name}": _http(name, requests) for name in ("smallest", "tipbench")}
+        values["service"] = _service(requests)
+        kept.append(values)
+        progress.step(f"serving, round {number + 1}", 40.0, time.perf_counter() - began)
+    memory = _memory(users)
+    return Result("serving", note, tuple(_claims(kept, memory, users)), [*kept, {"memory": memory}])
+
+
+def _claims(kept: Sequence[Mapping[str, Any]], memory: float, users: int) -> Iterator[Claim]:
+    for size in SIZES:
+        ours = [each[f"tipbench K={size}"] for each in kept]
+        for rival in ("vowpalwabbit", "mabwiser"):
+            theirs = [each[f"{rival} K={size}"] for each in kept]
+            ratios = tuple(other / own for other, own in zip(theirs, ours, strict=True))
+            text = f"{_rate(ours)} against {_rate(theirs)} decisions and rewards/s"
+            yield Claim(f"score + learn at K = {size}, {rival}", AHEAD, "×", ratios, text)
+    own, base = ([each[f"http {name}"] for each in kept] for name in ("tipbench", "smallest"))
+    ratios = tuple(b.per_cpu_s / o.per_cpu_s for o, b in zip(own, base, strict=True))
+    text = f"{_rate([o.per_cpu_s for o in own])} against {_rate([b.per_cpu_s for b in base])} requests per CPU-second"
+    yield Claim(f"HTTP at K = {CANDIDATES}, logged and awaited", round(1 / HTTP_FLOOR, 3), "×", ratios, text)
+    p99 = tuple(o.p99_s for o in own)
+    yield Claim("HTTP, p99 at a quarter of the full rate", P99_S, "s", p99, f"{statistics.median(p99) * 1000:.1f} ms")
+    rates = [each["service"] for each in kept]
+    slow = tuple(REWARDS_PER_S / rate for rate in rates)
+    yield Claim("rewards in process, group commit, ≥ 10,000/s", 1.0, "×", slow, f"{_rate(rates)} rewards/s")
+    yield Claim(f"memory with {users:,} users", 1.0, "GB", (memory / 1e9,), f"{memory / 1e6:.0f} MB")
+
+
+def _rate(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):,.0f}"
+
+
+# In process
+
+
+def _ours(size: int, rounds: int) -> float:
+    """egreedy/v3: features from the raw request, the decision with its probabilities, the update."""
+    policy, requests = POLICIES["egreedy/v3"], [request_body(size, seed) for seed in range(64)]
+    moments = [datetime.fromisoformat(request["at"]) for request in requests]
+    ridge, tallies, rng = policy.ridge(), Tallies(), random.Random(1)
+    began = time.perf_counter()
+    for number in range(rounds):
+        request, at = requests[number % 64], moments[number % 64]
+        x = policy.features.matrix(request, request["candidates"], at, tallies)
+        decision = policy.decide(x, ridge, rng.random())
+        chosen = x[decision.chosen]
+        ridge.update(chosen, reward_for(chosen, rng))
+    return rounds / (time.perf_counter() - began)
+
+
+def _vectors(size: int) -> list[Any]:
+    requests = [request_body(size, seed) for seed in range(64)]
+    features = POLICIES["egreedy/v3"].features
+    return [
+        features.matrix(each, each["candidates"], datetime.fromisoformat(each["at"]), Tallies()) for each in requests
+    ]
+
+
+def _vowpalwabbit(size: int, rounds: int) -> float:
+    """Contextual bandit with action features; its text format is prepared outside the measured time."""
+    import vowpalwabbit
+
+    matrices, rng = _vectors(size), random.Random(1)
+    names = POLICIES["egreedy/v3"].features.names
+    texts = [[_vw_line(names, row) for row in matrix] for matrix in matrices]
+    workspace = vowpalwabbit.Workspace("--cb_explore_adf --epsilon 0.1 --quiet --random_seed 1")
+    began = time.perf_counter()
+    for number in range(rounds):
+        lines = texts[number % 64]
+        probabilities = workspace.predict(lines)
+        chosen = rng.choices(range(size), probabilities)[0]
+        cost = -reward_for(matrices[number % 64][chosen], rng)
+        labelled = [
+            f"0:{cost}:{probabilities[chosen]} {line}" if at == chosen else line for at, line in enumerate(lines)
+        ]
+        workspace.learn(labelled)
+    took = time.perf_counter() - began
+    workspace.finish()
+    return rounds / took
+
+
+def _vw_line(names: Sequence[str], row: Any) -> str:
+    return "| " + " ".join(f"{name}:{value:.6f}" for name, value in zip(names, row, strict=True))
+
+
+def _mabwiser(size: int, rounds: int) -> float:
+    """Linear ε-greedy; MABWiser has one model per arm and one context per decision."""
+    from mabwiser.mab import MAB, LearningPolicy
+
+    matrices, rng = _vectors(size), random.Random(1)
+    bandit = MAB(list(range(size)), LearningPolicy.LinGreedy(epsilon=0.1), seed=1)
+    bandit.fit(list(range(size)), [0.0] * size, [matrices[0][0].tolist()] * size)
+    began = time.perf_counter()
+    for number in range(rounds):
+        context = [matrices[number % 64][0].tolist()]
+        arm = bandit.predict(context)
+        bandit.partial_fit([arm], [reward_for(np.array(context[0]), rng)], context)
+    return rounds / (time.perf_counter() - began)
+
+
+PROGRAMS: dict[str, Callable[[int, int], float]] = {
+    "tipbench": _ours,
+    "vowpalwabbit": _vowpalwabbit,
+    "mabwiser": _mabwiser,
+}
+
+
+def _service(count: int) -> float:
+    """Rewards learned per second in process, all committed at the end."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(PolicyService(Path(folder))) as service:
+        request = request_body(5, 1)
+        events = []
+        for number in range(count):
+            scored = service.score("egreedy/v3", {**request, "user_id": f"u{number % 500}"})
+            events.append((f"u{number % 500}", scored.body["event_id"]))
+            if number % 4000 == 3999:
+                service.log.wait()
+        service.log.wait()
+        began = time.perf_counter()
+        for number, (user, event) in enumerate(events):
+            service.reward("egreedy/v3", {"user_id": user, "event_id": event, "action": "completed", "dwell_ms": 42e3})
+            if number % 4000 == 3999:
+                service.log.wait()
+        service.log.wait()
+        return count / (time.perf_counter() - began)
+
+
+def _memory(users: int) -> float:
+    """Resident memory of a process that learned once from each of so many users."""
+    code = f"""
+import contextlib, tempfile, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from decisions import request_body
+from tipbench.serve.service import PolicyService
+with tempfile.TemporaryDirectory() as folder, contextlib.closing(PolicyService(Path(folder))) as service:
+    request = request_body(2, 1)
+    for number in range({users}):
+        user = f"u{{number}}"
+        event = service.score("egreedy/v3", {{**request, "user_id": user}}).body["event_id"]
+        service.reward("egreedy/v3", {{"user_id": user, "event_id": event, "reward": 1.0}})
+        if number % 2000 == 0:
+            service.log.wait()
+    status = Path("/proc/self/status").read_text()
+    print(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+"""
+    say(f"  memory with {users:,} users …")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NotMeasured(f"the memory of {users} users: {done.stderr[-2000:]}")
+    return float(done.stdout.split()[-1]) * 1024
+
+
+# HTTP
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server did under load."""
+
+    per_cpu_s: float  # requests per CPU-second of the server
+    per_s: float
+    p99_s: float  # at a quarter of the full rate
+
+
+def _http(name: str, requests: int) -> Load:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(Path(__file__).with_name("policy_servers.py")), name, folder]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line:
+                raise NotMeasured(f"the server {name} did not start: {process.communicate()[1][-2000:]}")
+            port, token = line.split()
+            bodies = [_message(json.dumps(request_body(CANDIDATES, seed)).encode(), token) for seed in range(256)]
+            asyncio.run(_load(int(port), bodies, 500))
+            cpu, began = _cpu_s(process.pid), time.perf_counter()
+            asyncio.run(_load(int(port), bodies, requests))
+            cpu, took = _cpu_s(process.pid) - cpu, time.perf_counter() - began
+            times = asyncio.run(
+                _load(int(port), bodies, min(requests, 2000), pause_s=CONNECTIONS * took / requests * 4)
+            )
+            return Load(requests / cpu, requests / took, float(np.percentile(times, 99)))
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _message(body: bytes, token: str) -> bytes:
+    head = f"POST /score/egreedy/v3 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + body
+
+
+async def _load(port: int, messages: Sequence[bytes], count: int, pause_s: float = 0.0) -> list[float]:
+    """Send `count` requests over a fixed number of connections and return how long each took."""
+    times: list[float] = []
+    numbers = iter(range(count))
+
+    async def connection() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in numbers:
+            began = time.perf_counter()
+            writer.write(messages[number % len(messages)])
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise NotMeasured(f"the server answered {head[:200]!r}")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+            times.append(time.perf_counter() - began)
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        writer.close()
+
+    await asyncio.gather(*(connection() for _ in range(CONNECTIONS)))
+    return times
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

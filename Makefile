@@ -50,10 +50,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
 
-bench-quick: $(VENV)/.dev
+bench-quick: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py --quick
 
 docs: $(VENV)/.dev
@@ -76,6 +76,10 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	touch $@
 
 # The stamp comes last: an environment whose making was broken off is made on.
 $(AIRFLOW_VENV)/.ready: pyproject.toml airflow/constraints.txt

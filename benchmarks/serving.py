@@ -155,10 +155,11 @@ PROGRAMS: dict[str, Callable[[int, int], float]] = {
 def _service(count: int) -> float:
     """Rewards learned per second in process, all committed at the end."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(PolicyService(Path(folder))) as service:
-        request = request_body(5, 1)
+        request: Any = request_body(5, 1)
         events = []
         for number in range(count):
-            scored = service.score("egreedy/v3", {**request, "user_id": f"u{number % 500}"})
+            request["user_id"] = f"u{number % 500}"
+            scored = service.score("egreedy/v3", request.copy())
             events.append((f"u{number % 500}", scored.body["event_id"]))
             if number % 4000 == 3999:
                 service.log.wait()

@@ -1,0 +1,191 @@
+"""What the policy server has done, read from its store: for the panel and its API. The server may run or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json
+from typing_extensions import TypedDict
+
+from tipbench.serve.event_log import FILE, FOLDER, open_store
+from tipbench.serve.keys import load_keys
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.request import check_user_id
+from tipbench.serve.state_store import load_user
+from tipbench.serve.statistics import over_time, policy_totals, user_stats
+from tipbench.serve.switches import SHADOWS, Switches
+from tipbench.sqlite import Database
+
+DAYS = 14
+POOLED = 10_000  # rewards, for the weights over all users
+_DAY_S = 86_400.0
+_Z = 1.96  # of a two-sided 95 % interval
+
+
+class Mean(TypedDict):
+    """A mean with its 95 % interval; None if there are too few values for one."""
+
+    day: str | None  # of UTC, as 2026-04-27; None over all days
+    n: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Weight(TypedDict):
+    """The weight of one feature, θ, with its uncertainty √Vᵢᵢ."""
+
+    feature: str
+    theta: float
+    sd: float
+
+
+class PolicySummary(TypedDict):
+    """What one policy has done: for all users, or for one."""
+
+    name: str
+    version: str
+    dim: int
+    n: int
+    mean_reward: float | None
+    pending: int
+    late: int
+    duplicates: int
+    rewards: list[Mean]  # by day
+    weights: list[Weight]
+
+
+class ShadowSummary(TypedDict):
+    """A shadow with its switch, its counts, and how often it chose what was served."""
+
+    name: str
+    policy: str
+    enabled: bool
+    calls: int
+    dropped: int
+    errors: int
+    agreement: Mean | None
+
+
+class PoliciesReport(TypedDict):
+    """The policy server's store; `user` is one user's state by policy, if an id was given."""
+
+    active: str | None  # None: no policy server has run here
+    policies: list[PolicySummary]
+    shadows: list[ShadowSummary]
+    user: list[PolicySummary] | None
+
+
+def read_policies(home: Path, user_id: str | None = None, *, now: float | None = None) -> PoliciesReport:
+    """Return what policies and shadows did in the last days, and one user's state; raises UsageError for a wrong id."""
+    if user_id is not None:
+        check_user_id(user_id)
+    with _store(home) as database:
+        if database is None:
+            return {"active": None, "policies": [], "shadows": [], "user": None}
+        today = (time.time() if now is None else now) // _DAY_S * _DAY_S
+        since = today - (DAYS - 1) * _DAY_S
+        switches = Switches(database)
+        return {
+            "active": switches.active(),
+            "policies": [_summary(database, name, since) for name in POLICIES],
+            "shadows": [_shadow(database, switches, name, since) for name in SHADOWS],
+            "user": None if user_id is None else _user(database, load_keys(home).user(user_id)),
+        }
+
+
+def set_shadow(home: Path, name: str, *, enabled: bool) -> None:
+    """Enable or disable a shadow; a running server follows within seconds. Raises UsageError for an unknown name."""
+    with closing(open_store(home)) as database:
+        Switches(database).set_shadow(name, enabled)
+
+
+@contextmanager
+def _store(home: Path) -> Iterator[Database | None]:
+    if not (home / FOLDER / FILE).exists():
+        yield None
+        return
+    with closing(open_store(home)) as database:
+        yield database
+
+
+def _summary(database: Database, policy: str, since: float) -> PolicySummary:
+    days = [_mean(each) for each in over_time(database, policy, "reward", since=since, step_s=_DAY_S)]
+    return _policy(policy, policy_totals(database, policy, None), days, _pooled_weights(database, policy))
+
+
+def _user(database: Database, key: str) -> list[PolicySummary]:
+    user = load_user(key, {}, database, None)
+    found = []
+    for policy in POLICIES:
+        stats = user_stats(database, user, policy, None)
+        weights: list[Weight] = [
+            {"feature": name, "theta": value, "sd": stats["sd"][name]} for name, value in stats["theta"].items()
+        ]
+        found.append(_policy(policy, stats, [], weights if stats["n"] else []))
+    return found
+
+
+def _policy(policy: str, stats: dict[str, Any], days: list[Mean], weights: list[Weight]) -> PolicySummary:
+    return {
+        "name": policy,
+        "version": POLICIES[policy].version,
+        "dim": stats["dim"],
+        "n": stats["n"],
+        "mean_reward": stats["mean_reward"],
+        "pending": stats["pending"],
+        "late": stats["late"],
+        "duplicates": stats["duplicates"],
+        "rewards": days,
+        "weights": weights,
+    }
+
+
+def _pooled_weights(database: Database, policy: str) -> list[Weight]:
+    """Return the weights of one ridge regression over the newest rewards of all users; empty without rewards."""
+    rows = database.rows(
+        "SELECT body, reward FROM log WHERE policy = ? AND kind = 'reward' ORDER BY seq DESC LIMIT ?", (policy, POOLED)
+    )
+    if not rows:
+        return []
+    x = np.array([from_json(body)["x"] for body, _ in rows])
+    rewards = np.array([reward for _, reward in rows])
+    ridge = POLICIES[policy].ridge()
+    ridge.restore(x.T @ x, x.T @ rewards, len(rows), float(rewards.sum()))
+    spread = np.sqrt(np.diag(ridge.v)).tolist()
+    names = POLICIES[policy].features.names
+    return [
+        {"feature": name, "theta": theta, "sd": sd}
+        for name, theta, sd in zip(names, ridge.theta.tolist(), spread, strict=True)
+    ]
+
+
+def _shadow(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
+    days = over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
+    counts = switches.shadow_counts(name)
+    return {
+        "name": name,
+        "policy": SHADOWS[name],
+        "enabled": switches.shadows()[name],
+        "calls": counts.calls,
+        "dropped": counts.dropped,
+        "errors": counts.errors,
+        "agreement": {**_mean(days[0]), "day": None} if days else None,
+    }
+
+
+def _mean(step: dict[str, Any]) -> Mean:
+    half = None if step["se"] is None else _Z * step["se"]
+    return {
+        "day": datetime.fromtimestamp(step["at"], UTC).date().isoformat(),
+        "n": step["n"],
+        "mean": step["mean"],
+        "low": None if half is None else step["mean"] - half,
+        "high": None if half is None else step["mean"] + half,
+    }

@@ -104,12 +104,16 @@ def test_skip_refused_with_nothing_left_is_misuse() -> None:
 
 
 @pytest.mark.process
-def test_an_ollama_that_is_away_is_waited_for_and_then_exit_1(home: Path) -> None:
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_an_ollama_unavailable_at_the_start_is_exit_1_at_once_or_after_the_wait(
+    home: Path, wait: tuple[str, ...]
+) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = tipbench("collect", "--ollama-url", url, "--server-wait-s", "1", home=home, check=False)
+    done = tipbench("collect", "--ollama-url", url, "--server-wait-s", "1", *wait, home=home, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "waiting for Ollama, at most 1 s" in done.stderr
+    assert ("waiting for Ollama, at most 1 s" in done.stderr) is bool(wait)
     assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "ollama serve" in done.stderr
     assert url in done.stderr
     assert "Traceback" not in done.stderr
 

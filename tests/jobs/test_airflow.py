@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,6 +39,41 @@ def test_a_trigger_whose_answer_is_lost_makes_one_run(site: Site) -> None:
     site.runner.start(job)
     assert list(site.airflow.runs) == [run_id_of(job)]
     assert site.ended(job).state is JobState.SUCCEEDED
+
+
+def test_a_task_that_airflow_tries_again_names_its_failure_as_the_reason(site: Site) -> None:
+    released = threading.Event()
+
+    def collecting(model: str, log: list[str]) -> int:
+        told(log, wire.Started("1"), wire.Failure("Ollama at gpu-a does not respond."), wire.Exit(1))
+        (run,) = site.airflow.runs.values()
+        (task,) = (task for task in run.tasks if task.model == model)
+        task.state = "up_for_retry"
+        released.wait(30)
+        return story(model, log)
+
+    site.airflow.collecting = collecting
+    job = site.job(models="alpha:1b")
+    site.runner.start(job)
+    seen = site.until(job, lambda seen: bool(seen.reason))
+    assert (seen.state, seen.reason) == (JobState.RUNNING, "Ollama at gpu-a does not respond. Airflow tries again.")
+    released.set()
+    assert site.ended(job).state is JobState.SUCCEEDED
+
+
+def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(site: Site) -> None:
+    def collecting(model: str, log: list[str]) -> int:
+        if model == "alpha:1b":
+            return story(model, log)
+        told(log, wire.Collected("tip-bench-x", 0, 0, 0, 0, refused=("big:9b has 9.00B parameters.",)), wire.Exit(0))
+        return 0
+
+    site.airflow.collecting = collecting
+    job = site.job()
+    site.runner.start(job)
+    seen = site.ended(job)
+    assert seen.state is JobState.SUCCEEDED
+    assert "big:9b has 9.00B parameters." in seen.reason
 
 
 def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> None:

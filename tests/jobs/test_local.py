@@ -20,6 +20,8 @@ from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import JobStartError, UsageError
 from tipbench.jobs import local
 from tipbench.jobs.command import collect_request
+from tipbench.jobs.event_file import EventWriter
+from tipbench.jobs.events import Collected, Exit
 from tipbench.jobs.folder import JobFolder, Process
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner, descendants, is_alive, process_start
@@ -69,6 +71,20 @@ def test_a_process_is_known_by_when_it_started_not_by_its_number(sleeper: subpro
     assert not is_alive(replace(process, start=here(os.getpid()).start))
     assert not is_alive(replace(process, host="another-box"))
     assert is_alive(here(os.getpid()))
+
+
+def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(home: Path) -> None:
+    job = accepted(home)
+    folder = JobFolder(home / "jobs", job.id)
+    folder.make()
+    folder.note_process(replace(here(os.getpid()), start="ended"))
+    writer = EventWriter(folder.events)
+    writer.write(Collected("tip-bench-x", 2, 0, 2, 0, refused=("big:9b has 9.00B parameters.",)))
+    writer.write(Exit(0))
+    writer.close()
+    seen = LocalRunner(home).observe(job)
+    assert (seen.state, seen.exit_code) == (JobState.SUCCEEDED, 0)
+    assert "big:9b has 9.00B parameters." in seen.reason
 
 
 def test_a_job_of_another_host_is_out_of_sight_whatever_is_asked(home: Path) -> None:

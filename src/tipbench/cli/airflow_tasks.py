@@ -337,27 +337,18 @@ def _survey(config: CollectConfig, servers: Mapping[str, str], settings: Setting
 def _query_servers(
     config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
 ) -> list[_QueryResult]:
-    """Query the servers; waits for an unavailable one only if the others lack a model, then refuses that model.
+    """Query the servers; a model that only an unavailable one may have is refused.
 
-    Raises OllamaUnavailable if all servers are unavailable, or if `skip_refused` is off.
+    Raises OllamaUnavailable, for Airflow to try again, if all servers are unavailable, or for such a model if
+    `skip_refused` is off.
     """
-    from tipbench.record.collect import retry_while_unavailable
-
-    def ask() -> list[_QueryResult]:
-        results, unavailable = _query_each(config, servers, models, settings)
-        if unavailable and {model for _task, facts, _refused in results for model in facts} != set(models):
-            raise unavailable[0]
-        for error in unavailable:
-            print_message(f"warning: {error} The other servers run its models.")
-        return results
-
-    try:
-        return retry_while_unavailable(ask, "Ollama", config.server_wait_s, log_event)
-    except OllamaUnavailable:
-        results, unavailable = _query_each(config, servers, models, settings)
-        if not config.skip_refused or len(unavailable) == len(servers):
-            raise
-        return results
+    results, unavailable = _query_each(config, servers, models, settings)
+    found = {model for _task, facts, _refused in results for model in facts}
+    if unavailable and (len(unavailable) == len(servers) or (found != set(models) and not config.skip_refused)):
+        raise unavailable[0]
+    for error in unavailable:
+        print_message(f"warning: {error} The other servers run its models.")
+    return results
 
 
 def _query_each(
@@ -441,7 +432,9 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     """Collect missing cells of one model. Raises UsageError for permanent errors, TipbenchError for retryable ones."""
     settings = load_settings()
     config = read_conf(conf, settings)
-    changed = {"models": model, "skip_refused": False} | ({"ollama_url": ollama_url} if ollama_url else {})
+    changed = {"models": model, "skip_refused": False, "wait": False} | (
+        {"ollama_url": ollama_url} if ollama_url else {}
+    )
     order = collect_request(config.model_copy(update=changed))
     child = ChildProcess([*command_arguments(order), "--json"], order.private)
     code = child.run()

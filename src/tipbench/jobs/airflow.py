@@ -28,11 +28,11 @@ from tipbench.jobs.airflow_api import (
     DagRun,
     TaskInstance,
 )
-from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, read_progress, write_progress
+from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.event_file import RecordedEvent, read_events
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED as JOB_ENDED
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail
+from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, refused_reason
 from tipbench.text import plural
 
 POLL_S = 2.0
@@ -272,6 +272,10 @@ class AirflowRunner:
         if waiting is not None and waiting.state in PARKED:
             reason = self._await_judge(job, progress, waiting)
             return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
+        for task in seen.tasks:
+            totals = progress.kept.tallies.get(task.key)
+            if task.state == "up_for_retry" and totals is not None and totals.failure:
+                return JobStatus(JobState.RUNNING, reason=f"{totals.failure} Airflow tries again.", links=links)
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, seen), links=links)
 
     def _settled(self, kept: StoredProgress, seen: DagRun) -> bool:
@@ -356,7 +360,8 @@ def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, cancel
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in seen.tasks if task.state == "failed"]
     if seen.state == "success" and not any(task.collects for task in failed):
-        return JobStatus(JobState.SUCCEEDED, 0, links=links)
+        collected = merged_collected(list(kept.tallies.values()))
+        return JobStatus(JobState.SUCCEEDED, 0, refused_reason(collected.refused if collected else ()), links)
     codes = [tally.exit_code for tally in kept.tallies.values() if tally.exit_code]
     return JobStatus(JobState.FAILED, codes[0] if codes else 1, _why(failed, kept), links)
 

@@ -28,11 +28,12 @@ class RecordedEvent:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Exit code of a command, with its failure message and MLflow URL if any."""
+    """Exit code of a command, with its failure message, MLflow URL and refused models if any."""
 
     code: int
     failure: str = ""
     url: str | None = None
+    refused: tuple[str, ...] = ()
 
 
 class EventWriter:
@@ -86,20 +87,19 @@ def read_result(path: Path) -> CommandResult | None:
     except FileNotFoundError:
         return None
     code, failure, url = None, "", None
+    refused: tuple[str, ...] = ()
     for each in read_events(path, start, limit=10_000):
         if isinstance(each.event, Exit):
             code = each.event.code
         elif isinstance(each.event, Collected):
-            failure, url = _shortfall(each.event), each.event.url
+            event = each.event
+            failure = f"{event.failed} of {event.cells} cells failed; a retry tries them again." if event.failed else ""
+            url, refused = event.url, event.refused
         elif isinstance(each.event, Judged):
             failure = _held(each.event)
         elif isinstance(each.event, Failure):
             failure = each.event.text
-    return None if code is None else CommandResult(code, failure, url)
-
-
-def _shortfall(event: Collected) -> str:
-    return f"{event.failed} of {event.cells} cells failed; a retry tries them again." if event.failed else ""
+    return None if code is None else CommandResult(code, failure, url, refused)
 
 
 def _held(event: Judged) -> str:

@@ -128,6 +128,11 @@ class JobStatus:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
+def refused_reason(reasons: Sequence[str]) -> str:
+    """Return the reason of a job that succeeded without its refused models; empty if none was refused."""
+    return f"Refused models were left out: {' '.join(reasons)}" if reasons else ""
+
+
 @dataclass(frozen=True)
 class LogTail:
     """The end of a job's log; `cut` if earlier output is omitted. `size` is the size of the whole log in bytes."""

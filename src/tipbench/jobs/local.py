@@ -19,7 +19,7 @@ from pathlib import Path
 from tipbench.errors import JobStartError, TipbenchError
 from tipbench.jobs.event_file import CommandResult, RecordedEvent, read_events, read_result
 from tipbench.jobs.folder import JobFolder, Process
-from tipbench.jobs.job import Job, JobState, JobStatus, LogTail
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, refused_reason
 
 GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"
@@ -167,7 +167,7 @@ class LocalRunner:
 def _ended(job: Job, ending: CommandResult) -> JobStatus:
     links = {"mlflow": ending.url} if ending.url else {}
     if ending.code == 0:
-        return JobStatus(JobState.SUCCEEDED, 0, links=links)
+        return JobStatus(JobState.SUCCEEDED, 0, refused_reason(ending.refused), links)
     if job.cancel_requested is not None:
         return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; finished cells are kept.", links)
     default = "Interrupted; a retry continues." if ending.code == _INTERRUPTED else ""

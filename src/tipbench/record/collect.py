@@ -328,8 +328,10 @@ def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: 
 def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
+    """Return the accepted and the refused models; an unreachable server is an error at once, unless `wait` is set."""
+    wait_s = config.server_wait_s if config.wait else 0.0
     facts, refused = retry_while_unavailable(
-        lambda: model_facts(engines, config), "Ollama", config.server_wait_s, environment.observer
+        lambda: model_facts(engines, config), "Ollama", wait_s, environment.observer
     )
     if refused and not (config.skip_refused and facts):
         hint = " Pass --skip-refused to run the others." if facts else ""

@@ -233,7 +233,7 @@ class JobText:
             time = f" in {duration(done.seconds)}" if done.seconds is not None else ""
             return (
                 f"{plural(done.generated, 'cell')} generated{time}, {done.recorded_before:,} recorded before, "
-                f"{done.failed:,} failed."
+                f"{done.failed:,} failed.{f' {self.reason}' if self.reason else ''}"
             )
         if judged is not None:
             kind = " provisionally" if judged.provisional else ""

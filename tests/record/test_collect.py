@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,17 @@ from tipbench.errors import (
 )
 from tipbench.generate import ollama
 from tipbench.generate.engine import Memory
+from tipbench.judge.material import read_cells
 from tipbench.record import journal, writer
 from tipbench.record.cell_run import RunContext
 from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Resumed, Waiting
 from tipbench.record.journal import count_orphaned
 from tipbench.record.plan_check import plan_json, read_recorded
+from tipbench.record.reader import count_cells
 from tipbench.record.run import NewRun
 from tipbench.record.store import MemoryStore
+from tipbench.record.summary import Summary
 
 CELLS = 2 * 3 * 4
 
@@ -549,3 +553,34 @@ def test_what_cannot_be_planned_is_refused_before_any_server_is_asked(
 ) -> None:
     with pytest.raises(error):
         Collecting(home, "http://127.0.0.1:9").run(**changes)
+
+
+def test_two_homes_at_once_leave_one_counted_run_per_cell(
+    bench: Collecting, server: ScriptedOllama, tmp_path: Path
+) -> None:
+    both_have_planned = threading.Barrier(2, timeout=30)
+
+    def planned(_model: str) -> Memory:
+        both_have_planned.wait()
+        return Memory()
+
+    with ScriptedOllama(["alpha:135m"]) as second_server:
+        second = replace(bench, home=tmp_path / "second", ollama_url=second_server.url, events=[], free_memory=planned)
+        ended: list[Summary] = []
+        threads = [
+            threading.Thread(target=lambda each=each: ended.append(each.run(models="alpha:135m")))
+            for each in (replace(bench, free_memory=planned), second)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert [summary.generated for summary in ended] == [12, 12]
+    experiment = bench.store.experiment("tip-bench-auto")
+    assert experiment is not None
+    assert len(bench.finished()) == 24
+    assert count_cells(bench.store, experiment.experiment_id).cells == 12
+    assert len(read_cells(bench.store, experiment.experiment_id)) == 12
+    tagged = [run for run in bench.finished() if run.tags.get("superseded") == "true"]
+    assert len(tagged) == 12
+    assert {run.tags["cell_key"] for run in tagged} == {run.tags["cell_key"] for run in bench.finished()}

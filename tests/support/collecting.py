@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class Collecting:
     ollama_url: str
     store: MemoryStore = field(default_factory=MemoryStore)
     events: list[Event] = field(default_factory=list)
+    free_memory: Callable[[str], Memory] = lambda _model: Memory()
 
     def config(self, **changes: object) -> CollectConfig:
         return make_config({**SMALL, "ollama_url": self.ollama_url, "models": "alpha:135m,beta:135m", **changes})
@@ -33,7 +35,7 @@ class Collecting:
         environment = CollectEnvironment(
             home=self.home,
             open_store=lambda: TrackingStore(self.store, "memory", "memory"),
-            free_memory=lambda _model: Memory(),
+            free_memory=self.free_memory,
             observer=self.events.append,
         )
         return run_collect(self.config(**changes), environment)

@@ -55,7 +55,7 @@ def list_runs(
       tipbench runs list --experiment tip-bench-demo --format csv > runs.csv
     """
     from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.record.reader import FILTERS, cells, parse_filter, run_json
+    from tipbench.record.reader import FILTERS, parse_filter, run_json, search_cells
 
     named = {"model": model, "prompt": prompt, "scenario": scenario, "state": _checked_state(state)}
     filters = {FILTERS[key]: value for key, value in named.items() if value is not None}
@@ -67,7 +67,7 @@ def list_runs(
     with open_store(settings, mlflow_url) as store:
         found = existing_experiment(store, name)
         one_more = most and most + 1
-        runs = [run_json(run) for run in islice(cells(store, found.experiment_id, filters), one_more)]
+        runs = [run_json(run) for run in islice(search_cells(store, found.experiment_id, filters), one_more)]
     shown = runs[:most]
     if chosen is Format.JSON:
         print_json(shown)
@@ -146,12 +146,12 @@ def show_run(
 def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
     """Return the full id, expanding a prefix that is unique within the experiment."""
     from tipbench.cli.session import existing_experiment
-    from tipbench.record.reader import cells
+    from tipbench.record.reader import search_cells
 
     if len(run_id) >= _ID_CHARS:
         return run_id
     found = existing_experiment(store, experiment)
-    ids = [run.run_id for run in cells(store, found.experiment_id, {}) if run.run_id.startswith(run_id)]
+    ids = [run.run_id for run in search_cells(store, found.experiment_id, {}) if run.run_id.startswith(run_id)]
     if len(ids) != 1:
         count = f"{len(ids)} runs begin" if ids else "No run begins"
         raise UsageError(

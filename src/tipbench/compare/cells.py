@@ -13,7 +13,7 @@ from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
 from tipbench.judge.scores import RUBRIC, SCORES, CellScores, Judgement, read_scores
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
-from tipbench.record.reader import newest_run, stale_runs
+from tipbench.record.reader import newest_run, stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
@@ -121,11 +121,9 @@ def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> Boa
         raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
     where = {"kind": kind, **question.where}
     texts = (SCORES, RAW) if question.judge or question.provisional else (SCORES,)
-    found = [
-        (run, stored)
-        for run, stored in store.read(experiment_id, where=where, texts=texts)
-        if run.tags.get("superseded") != "true"
-    ]
+    read = list(store.read(experiment_id, where=where, texts=texts))
+    twins = twin_runs(run for run, _ in read)
+    found = [(run, stored) for run, stored in read if run.tags.get("superseded") != "true" and run.run_id not in twins]
     if not found:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
     board = select_cells([(run, read_scores(stored.get(SCORES))) for run, stored in found], question)

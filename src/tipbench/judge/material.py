@@ -14,7 +14,7 @@ from tipbench.generate.parsing import Tip, parse_answer
 from tipbench.judge.scores import SCORES, CellScores, read_scores
 from tipbench.plan.rubric import Control, Rubric
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.reader import stale_runs
+from tipbench.record.reader import stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
@@ -182,15 +182,16 @@ def load_suites(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
-    """Returns the answered cells of an experiment that are neither superseded nor stale, with tips and scores."""
+    """Returns the answered cells of an experiment with tips and scores, without superseded, twin and stale runs."""
     where = {"kind": str(RunKind.CELL)}
     found = [
         (run, texts)
         for run, texts in store.read(experiment_id, where=where, texts=(CANDIDATES, SCORES, RAW))
         if run.tags.get("superseded") != "true" and run.state != RunState.FAILED
     ]
-    stale = stale_runs([run for run, _ in found])
-    return [_cell(run, texts) for run, texts in found if run.run_id not in stale]
+    runs = [run for run, _ in found]
+    left_out = stale_runs(runs) | twin_runs(runs)
+    return [_cell(run, texts) for run, texts in found if run.run_id not in left_out]
 
 
 def _cell(run: StoredRun, texts: Mapping[str, str]) -> JudgedCell:

@@ -12,8 +12,8 @@ from tipbench.plan.config import CollectConfig
 from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, choose_prompts, choose_scenarios, plan_grid
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.cell_run import RunContext
-from tipbench.record.reader import CellCounts, cells, stale_runs
-from tipbench.record.run import RunKind, RunState, StoredRun
+from tipbench.record.reader import CellCounts, cells, search_cells, stale_runs, twin_runs
+from tipbench.record.run import RunState, StoredRun
 from tipbench.record.store import RunStore
 
 _ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest machine: each token reads all weights once
@@ -22,7 +22,7 @@ _ROUGH_TOKENS_PER_TIP = 70
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded runs of a grid: finished runs by key, and failed runs to be replaced.
+    """Recorded runs of a grid: finished runs by key, failed runs to be replaced, and twins to be superseded.
 
     `journalled` has the keys of finished cells in a journal: the next collect records them before it plans.
     """
@@ -30,6 +30,7 @@ class Recorded:
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
     journalled: frozenset[str] = frozenset()
+    twins: frozenset[str] = frozenset()  # ids of further finished runs of a key
 
 
 @dataclass(frozen=True)
@@ -91,19 +92,18 @@ class Plan:
 
 
 def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:
-    """Return the finished runs of these conditions, and the failed runs to be superseded."""
+    """Return the finished runs of these conditions, and the failed runs and twins to be superseded."""
     finished: dict[str, StoredRun] = {}
     failed: dict[str, list[str]] = {}
-    where = {"kind": str(RunKind.CELL), "conditions": conditions}
-    for run in store.search(experiment_id, where=where):
+    runs = list(search_cells(store, experiment_id, {"conditions": conditions}))
+    twins = frozenset(twin_runs(runs))
+    for run in runs:
         key = run.tags.get("cell_key", "")
-        if run.tags.get("superseded") == "true":
-            continue
-        if run.status == "FINISHED":
+        if run.status == "FINISHED" and run.run_id not in twins:
             finished.setdefault(key, run)
         elif run.status == "FAILED":
             failed.setdefault(key, []).append(run.run_id)
-    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()})
+    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()}, twins=twins)
 
 
 def make_plan(

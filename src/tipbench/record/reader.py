@@ -20,7 +20,7 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class CellCounts:
-    """Number of an experiment's cells by state; superseded runs are not counted."""
+    """Number of an experiment's cells by state; superseded runs and twins are not counted."""
 
     cells: int
     pending: int
@@ -34,11 +34,37 @@ def count_cells(store: RunStore, experiment_id: str) -> CellCounts:
     return CellCounts(len(states), *(states.count(str(state)) for state in RunState))
 
 
-def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
-    """Yield the cells of an experiment, newest first, without superseded ones."""
+def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
+    """Return the cells of an experiment, newest first, without superseded ones and twins."""
+    found = list(search_cells(store, experiment_id, {key: value for key, value in where.items() if key != "state"}))
+    twins = twin_runs(found)
+    return [run for run in found if run.run_id not in twins and where.get("state", run.state) == run.state]
+
+
+def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
+    """Yield the cells of an experiment page by page, newest first, without those tagged as superseded."""
     for run in store.search(experiment_id, where={"kind": str(RunKind.CELL), **where}):
         if run.tags.get("superseded") != "true":
             yield run
+
+
+def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
+    """Return ids of finished runs of a cell_key that another finished run represents.
+
+    Two homes may generate the same cell at the same time. The run that a judge has scored counts, else the oldest,
+    which is more likely to be on a sheet. Never the better answer: that would be a selection by outcome.
+    """
+
+    def order(run: StoredRun) -> tuple[bool, int, str]:
+        scored = run.state == RunState.JUDGED and run.tags.get("floored") != "true"
+        return not scored, run.start_ms, run.run_id
+
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        key = run.tags.get("cell_key")
+        if key and run.status == "FINISHED" and run.tags.get("superseded") != "true":
+            groups.setdefault(key, []).append(run)
+    return {run.run_id for group in groups.values() for run in sorted(group, key=order)[1:]}
 
 
 def run_json(run: StoredRun) -> dict[str, Any]:

@@ -143,9 +143,7 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
     """Return the recorded models, prompts, personas, suites and conditions."""
     view = queries.view(store, experiment)
     key = ("facets", experiment.experiment_id)
-    return queries.small.get(
-        key, revision(experiment), lambda: _facets(list(cells(view, experiment.experiment_id, {})))
-    )
+    return queries.small.get(key, revision(experiment), lambda: _facets(cells(view, experiment.experiment_id, {})))
 
 
 def _facets(runs: list[StoredRun]) -> Facets:

@@ -17,7 +17,7 @@ from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow import find_tracking
-from tipbench.record.reader import cells
+from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
 from tipbench.settings import Settings
@@ -361,7 +361,7 @@ class WebhookWatcher:
         if experiment.name not in self._ended and not self._at_rest(watched, now):
             return
         self._restless.pop(watched, None)
-        found = cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
+        found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in found}
         new = pending - self._store.told(watched)
         counts = {"pending": len(pending), "new": len(new)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import ScoreRequest, local_time
 from tipbench.serve.tallies import Tallies
 
+DECISION = Path(__file__).parents[2] / "docs" / "adr" / "0012-from-seven-to-twelve-dimensions.md"
 SEVEN = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm", "dow_sin", "dow_cos")
 
 
@@ -79,6 +82,22 @@ def test_r06_preferred_hour_alignment_is_one_cosine(preferred: float, value: flo
 def test_r07_tip_volume_is_logarithmic(volume: int, value: float) -> None:
     features = first("v2", profile_features={"tip_volume_30d": volume})
     assert features["tip_volume_norm"] == pytest.approx(value, abs=0.002)
+
+
+def test_r08_the_position_and_normalisation_of_every_feature_are_documented() -> None:
+    documented: dict[str, dict[int, str]] = {"v1": {}, "v2": {}, "v3": {}}
+    for line in DECISION.read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = re.findall("`([a-z_]+)`", cells[0])
+        if len(cells) == 5 and names:
+            assert cells[1]
+            for kept, places in zip(documented.values(), cells[2:], strict=True):
+                if places:
+                    kept.update(zip(map(int, places.split(",")), names, strict=True))
+    assert {name: tuple(kept[i] for i in sorted(kept)) for name, kept in documented.items()} == {
+        name: features.names for name, features in FEATURES.items()
+    }
+    assert all(sorted(kept) == list(range(FEATURES[name].dim)) for name, kept in documented.items())
 
 
 @pytest.mark.parametrize("profile", [None, {}, {"preferred_hour": None}, dict.fromkeys(PROFILE)])

@@ -230,6 +230,41 @@ def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) ->
         assert service.stats("egreedy/v1", "u1")["n"] == 2
 
 
+def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        score = service.score("egreedy/v1", score_request()).entry
+        assert score is not None
+        service.reset("u1", erase=True)
+        service.reset("u1")
+    signal = {"signal": "shadow:linucb-shadow", "agrees": True}
+    with serving(tmp_path) as service:
+        assert not service.publish(score, "linucb", signal)
+        later = service.score("egreedy/v1", score_request()).entry
+        assert later is not None
+        assert service.publish(later, "linucb", signal)
+
+
+def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tipbench.serve.service._MAX_USERS", 5)
+    monkeypatch.setattr("tipbench.serve.service._MAX_EVENTS", 5)
+    users = [f"u{number}" for number in range(80)]
+    with serving(tmp_path) as service:
+        for user in users:
+            service.score("egreedy/v1", score_request(user, event_id="e"))
+            service.log.wait()
+        service.flush()
+        assert len(service._users) == 5
+        for user in users:
+            assert service.reward(None, reward_request("e", user)).body["applied"]
+            service.log.wait()
+        service.flush()
+        assert len(service._users) == 5
+        assert len(service._events) == 5
+        for user in users:
+            assert service.stats("egreedy/v1", user)["n"] == 1
+            assert not service.reward(None, reward_request("e", user)).body["applied"]
+
+
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:
     user = "someone@example.org"
     with serving(tmp_path, state="files") as service:

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tipbench.serve.event_log import FOLDER, open_store, read_entries
 from tipbench.serve.maintenance import export_state, import_state, rebuild_state
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.state import NAMES, SCHEMA, TALLIES
-from tipbench.serve.state_store import STATE_FOLDER, STATES, StateStore, open_state
+from tipbench.serve.state_store import STATE_FOLDER, STATES, open_state
 
 A, B = "a" * 32, "b" * 32
 
@@ -29,39 +28,11 @@ def state(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def store(tmp_path: Path, state: str) -> Iterator[StateStore]:
-    with closing(open_store(tmp_path)) as database:
-        yield open_state(tmp_path, state, database, database)
-
-
 def documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
     """All that a store has, read anew."""
     with closing(open_store(home)) as database:
         store = open_state(home, state, database, database)
         return {(user, name): body for user in store.users() for name, body in store.load(user).items()}
-
-
-# The contract of a store
-
-
-def test_what_is_saved_is_loaded_and_none_deletes(store: StateStore) -> None:
-    store.save({(B, "egreedy/v1"): b"{}", (A, "linucb"): b"1", (A, TALLIES): b"\x00\xff"})
-    assert list(store.users()) == [A, B]
-    store.save({(A, "linucb"): b"2", (B, "egreedy/v1"): None, (B, "egreedy/v2"): None})
-    assert store.load(A) == {"linucb": b"2", TALLIES: b"\x00\xff"}
-    assert store.load(B) == {}
-    assert list(store.users()) == [A]
-
-
-def test_a_document_set_aside_is_gone_from_the_store_and_kept_until_an_erase(store: StateStore, tmp_path: Path) -> None:
-    store.save({(A, "egreedy/v1"): b"half a docum", (B, "egreedy/v1"): b"whole"})
-    place = store.set_aside(A, "egreedy/v1")
-    assert store.load(A) == {}
-    assert "corrupt" in place
-    store.erase(A)
-    assert store.load(B) == {"egreedy/v1": b"whole"}
-    assert not list((tmp_path / FOLDER / STATE_FOLDER).glob(f"{A}*"))
 
 
 def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:

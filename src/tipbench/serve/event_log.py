@@ -107,14 +107,14 @@ def read_users(database: Database) -> Iterator[str]:
             yield after
 
 
-def last_reset(database: Database, user: str) -> tuple[int, bool]:
-    """Return the number of the user's last reset and whether it erased; (0, False) if there is none."""
+def read_resets(database: Database, user: str) -> tuple[int, int]:
+    """Return the numbers of the user's last reset and of the last one that erased; 0 if there is none."""
+    reset = erased = 0
     for seq, body in database.rows(
-        "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq DESC LIMIT 1",
-        (user,),
+        "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
     ):
-        return seq, bool(from_json(body)["erase"])
-    return 0, False
+        reset, erased = seq, seq if from_json(body)["erase"] else erased
+    return reset, erased
 
 
 class EventLog:

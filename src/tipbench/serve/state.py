@@ -155,16 +155,16 @@ class UserState:
     def load(
         self,
         documents: Mapping[str, bytes],
-        reset: tuple[int, bool],
+        resets: tuple[int, int],
         newer: Callable[[int], Iterable[Entry]],
         set_aside: Callable[[str, str], str] | None,
     ) -> None:
         """Restore the documents and replay what is newer; a corrupt document is set aside and rebuilt.
 
-        `newer(seq)` yields the user's entries after an entry. Raises StateError for an unknown schema.
+        `resets` are the numbers of the last reset and the last erase; `newer(seq)` yields the user's entries after an
+        entry. Raises StateError for an unknown schema.
         """
-        self.reset, erased = reset
-        self.erased = self.reset if erased else 0
+        self.reset, self.erased = resets
         corrupt = False
         for name, document in documents.items():
             try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from tipbench.errors import UsageError
 from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
-from tipbench.serve.event_log import FOLDER, last_reset, read_entries
+from tipbench.serve.event_log import FOLDER, read_entries, read_resets
 from tipbench.serve.prior import Prior
 from tipbench.serve.state import LEARNED, NAMES, UserState
 from tipbench.sqlite import Database
@@ -99,9 +100,8 @@ class FileStore:
         documents = {}
         for name in NAMES:
             path = self._path(user, name)
-            with home_errors(path, "cannot be read"):
-                if path.exists():
-                    documents[name] = path.read_bytes()
+            with home_errors(path, "cannot be read"), suppress(FileNotFoundError):
+                documents[name] = path.read_bytes()
         return documents
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
@@ -161,7 +161,7 @@ def load_user(
     documents = store.load(key) if store else {}
     user.load(
         documents,
-        last_reset(database, key),
+        read_resets(database, key),
         lambda after: read_entries(database, after=after, user=key, kinds=LEARNED),
         store.set_aside if store and set_aside else None,
     )

@@ -1,0 +1,40 @@
+"""The contract of stores of policy state: documents by user and name, replaced atomically."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tipbench.serve.event_log import FOLDER, open_store
+from tipbench.serve.state import TALLIES
+from tipbench.serve.state_store import STATE_FOLDER, STATES, StateStore, open_state
+
+A, B = "a" * 32, "b" * 32
+
+
+@pytest.fixture(params=STATES)
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StateStore]:
+    with closing(open_store(tmp_path)) as database:
+        yield open_state(tmp_path, request.param, database, database)
+
+
+def test_what_is_saved_is_loaded_and_none_deletes(store: StateStore) -> None:
+    store.save({(B, "egreedy/v1"): b"{}", (A, "linucb"): b"1", (A, TALLIES): b"\x00\xff"})
+    assert list(store.users()) == [A, B]
+    store.save({(A, "linucb"): b"2", (B, "egreedy/v1"): None, (B, "egreedy/v2"): None})
+    assert store.load(A) == {"linucb": b"2", TALLIES: b"\x00\xff"}
+    assert store.load(B) == {}
+    assert list(store.users()) == [A]
+
+
+def test_a_document_set_aside_is_gone_from_the_store_and_kept_until_an_erase(store: StateStore, tmp_path: Path) -> None:
+    store.save({(A, "egreedy/v1"): b"half a docum", (B, "egreedy/v1"): b"whole"})
+    place = store.set_aside(A, "egreedy/v1")
+    assert store.load(A) == {}
+    assert "corrupt" in place
+    store.erase(A)
+    assert store.load(B) == {"egreedy/v1": b"whole"}
+    assert not list((tmp_path / FOLDER / STATE_FOLDER).glob(f"{A}*"))

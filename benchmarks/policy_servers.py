@@ -1,7 +1,8 @@
 """The servers of the serving benchmark, one per process: `python benchmarks/policy_servers.py NAME HOME`.
 
-`tipbench` is the policy server; `smallest` reads the body, appends the same entry to the same event log, waits for its
-commit and sends a fixed answer. Both print their port, then serve until they are stopped.
+`tipbench` is the policy server. `smallest` does the same log write and nothing else: it parses the body, replaces the
+user id by its keyed hash, appends the request with a prepared decision to the same event log, waits for the commit and
+sends a prepared answer. Both print their port, then serve until they are stopped.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from decisions import request_body
 from tipbench.serve.event_log import EventLog
+from tipbench.serve.keys import Keys, load_keys
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
 from tipbench.web.security import LoginLimiter
 from tipbench.web.server import listen, run_server
-from tipbench.web.serving import PolicyServer
+from tipbench.web.serving import PolicyServer, tune_garbage_collector
 
 CANDIDATES = 20
 
@@ -40,9 +43,10 @@ def main(name: str, home: Path) -> None:
         if name == "tipbench":
             service = stack.enter_context(contextlib.closing(PolicyService(home)))
             recommender = stack.enter_context(contextlib.closing(Recommender(service)))
+            tune_garbage_collector()
             app = PolicyServer(service, recommender, TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSES))
         else:
-            app = smallest(stack.enter_context(contextlib.closing(_log(home))), *sample(home / "sample"))
+            app = smallest(stack.enter_context(contextlib.closing(_log(home))), load_keys(home), *sample(home / "x"))
         run_server(app, sock, started=lambda: print(sock.getsockname()[1], token, flush=True))
 
 
@@ -50,13 +54,13 @@ def sample(home: Path) -> tuple[dict[str, Any], bytes]:
     """The log entry and the answer of one real decision, for the smallest application to repeat."""
     home.mkdir(parents=True)
     with contextlib.closing(PolicyService(home)) as service:
-        answer = service.score("egreedy/v3", request_body(CANDIDATES, 1))
+        answer = service.score("egreedy/v1", request_body(CANDIDATES, 1))
         service.log.wait()
         body = answer.entry.body if answer.entry else {}
         return body, to_json(answer.body)
 
 
-def smallest(log: EventLog, entry: dict[str, Any], answer: bytes) -> Callable[..., Awaitable[None]]:
+def smallest(log: EventLog, keys: Keys, decision: dict[str, Any], answer: bytes) -> Callable[..., Awaitable[None]]:
     """The smallest application with the same log write."""
     batch: list[tuple[Future[None], asyncio.Future[None]]] = []
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
@@ -67,8 +71,10 @@ def smallest(log: EventLog, entry: dict[str, Any], answer: bytes) -> Callable[..
                 await send({"type": "lifespan.startup.complete"})
             await send({"type": "lifespan.shutdown.complete"})
             return
-        await receive()
-        _, committed = log.append("score", "u" * 32, time.time(), entry, event="e" * 32, policy="egreedy/v3")
+        request = from_json((await receive())["body"])
+        user = keys.user(request.pop("user_id"))
+        entry = {**decision, "request": request}
+        _, committed = log.append("score", user, time.time(), entry, event=uuid4().hex, policy="egreedy/v1")
         if not batch or batch[0][0] is not committed:
             batch[:] = [(committed, asyncio.wrap_future(committed))]
         await batch[0][1]

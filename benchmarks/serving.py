@@ -235,7 +235,7 @@ def _http(name: str, requests: int) -> Load:
 
 
 def _message(body: bytes, token: str) -> bytes:
-    head = f"POST /score/egreedy/v3 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}"
+    head = f"POST /recommend HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(body)}"
     return head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + body
 
 

@@ -90,7 +90,7 @@ def serve(
     from tipbench.web.options import panel_options
     from tipbench.web.security import LoginLimiter
     from tipbench.web.server import listen, run_server, server_url
-    from tipbench.web.serving import PolicyServer
+    from tipbench.web.serving import PolicyServer, tune_garbage_collector
 
     settings = load_settings()
     home = writable_home(settings.home)
@@ -110,6 +110,7 @@ def serve(
             print_message(f"warning: {warning}")
         _advise(tokens, admin_token)
         guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSES)
+        tune_garbage_collector()
         address, policy = server_url(sock, host), recommender.switches.active()
         run_server(
             PolicyServer(service, recommender, guard, texts=tips.texts if tips else {}),

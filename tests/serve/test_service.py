@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from support.serving import PROFILE, Clock, learn, reward_request, score_request, serving
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
-from tipbench.serve.event_log import FILE, FOLDER, read_entries
+from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
 from tipbench.serve.features import FEATURES
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
@@ -143,6 +145,22 @@ def test_r14_a_reward_on_the_route_of_another_policy_conflicts_and_nothing_is_le
         service.reward("egreedy/v2", reward_request("e"))
     assert kinds(service) == ["score"]
     assert service.reward(None, reward_request("e")).body["n"] == 1
+
+
+def test_a_reward_for_features_of_another_version_conflicts_and_is_never_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path) as service:
+        learn(service, "egreedy/v1", 2)
+        service.score("egreedy/v1", score_request(event_id="open"))
+    newer = replace(POLICIES["egreedy/v1"], features=replace(FEATURES["v1"], version="features-v1/2"))
+    monkeypatch.setitem(POLICIES, "egreedy/v1", newer)
+    with closing(open_store(tmp_path)) as database, database.transaction() as db:
+        db.execute("DELETE FROM state")  # the document of the old version would be refused
+    with serving(tmp_path) as service:
+        with pytest.raises(EventConflict, match=r"scored with features-v1/1.*no longer uses"):
+            service.reward(None, reward_request("open"))
+        assert service.stats("egreedy/v1", "u1")["n"] == 0
 
 
 def test_a_reward_is_late_by_the_servers_clock_never_by_at(service: PolicyService, clock: Clock) -> None:

@@ -7,7 +7,7 @@ hash of the user id.
 | kind | policy | reward | body |
 |---|---|---|---|
 | score | that served | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | that served | the reward | action, dwell_ms, score (seq); a reward also x, category, hour |
+| reward, late, duplicate | that served | the reward | action, dwell_ms, score (seq); a reward also x, features, … |
 | reset | | | erase |
 | import | of the state | | name, document |
 | signal | of the shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |

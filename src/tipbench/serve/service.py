@@ -58,6 +58,7 @@ class _Event:
 
     seq: int
     policy: str
+    features: str  # version of the feature set
     received: float
     x: list[float]
     category: str | None
@@ -164,7 +165,7 @@ class PolicyService:
         x = policy.features.matrix(request, candidates, at, user.tallies)
         decision = policy.decide(x, ridge, self.keys.uniform(policy.name, user.key, event_id))
         chosen = candidates[decision.chosen]
-        features: list[float] = x[decision.chosen].tolist()
+        chosen_x: list[float] = x[decision.chosen].tolist()
         recorded: dict[str, Any] = {**request}
         from_catalogue = recorded.get("candidates") is None
         recorded["candidates"] = candidates
@@ -178,18 +179,17 @@ class PolicyService:
             "chosen": chosen["tip_id"],
             "scores": decision.scores,
             "probabilities": decision.probabilities,
-            "x": features,
+            "x": chosen_x,
             "n": ridge.n,
             "prior": prior.hash if prior else None,
             "version": policy.version,
+            "features": policy.features.version,
             "signal": signal,
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         seq, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
-        self._remember(
-            (user.key, event_id), _Event(seq, policy.name, received, features, chosen.get("category"), hour_of(at))
-        )
         entry = Entry(seq, "score", user.key, event_id, policy.name, received, None, body)
+        self._remember((user.key, event_id), _event_of(entry, chosen, at))
         return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
     def _repeat(self, policy: str, key: str, event_id: str, request: Occasion, signal: str | None) -> Answer:
@@ -231,6 +231,11 @@ class PolicyService:
                 raise EventConflict(
                     f"Event {event_id} was served by {event.policy}, not {policy}: nothing was learned."
                 )
+            if event.features != POLICIES[event.policy].features.version:
+                raise EventConflict(
+                    f"Event {event_id} was scored with {event.features}, which this version of tipbench no longer "
+                    "uses: nothing was learned."
+                )
             if event.seq < user.reset:
                 raise EventConflict(f"Event {event_id} is from before the user's reset: nothing was learned.")
             if event.reward not in (None, value):
@@ -248,7 +253,13 @@ class PolicyService:
             }
             if applied:
                 prior = self.priors.get(event.policy)
-                body |= {"x": event.x, "category": event.category, "hour": event.hour, "prior": prior and prior.hash}
+                body |= {
+                    "x": event.x,
+                    "features": event.features,
+                    "category": event.category,
+                    "hour": event.hour,
+                    "prior": prior.hash if prior else None,
+                }
             kind = "duplicate" if repeated else "late" if late else "reward"
             seq, committed = self.log.append(
                 kind, key, received, body, event=event_id, policy=event.policy, reward=value
@@ -377,7 +388,9 @@ class PolicyService:
                 if entry.seq < user.erased:
                     continue
                 if entry.kind == "score":
-                    event = _event_of(entry)
+                    candidates = entry.body["request"]["candidates"]
+                    chosen = next(each for each in candidates if each["tip_id"] == entry.body["chosen"])
+                    event = _event_of(entry, chosen, local_time(entry.body["at"]))
                 elif event is not None:
                     event.reward, event.late = entry.reward, entry.kind == "late"
             if event is not None:
@@ -397,11 +410,9 @@ def moment_of(request: Occasion, now: float) -> datetime:
     return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
 
 
-def _event_of(entry: Entry) -> _Event:
-    body = entry.body
-    chosen = next(each for each in body["request"]["candidates"] if each["tip_id"] == body["chosen"])
-    hour = hour_of(local_time(body["at"]))
-    return _Event(entry.seq, entry.policy or "", entry.received, body["x"], chosen.get("category"), hour)
+def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
+    body, category = entry.body, chosen.get("category")
+    return _Event(entry.seq, entry.policy or "", body["features"], entry.received, body["x"], category, hour_of(at))
 
 
 def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str, Any]:

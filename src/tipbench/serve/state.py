@@ -141,7 +141,7 @@ class UserState:
                 self._restore(body["name"], body["document"])
                 self._changed(body["name"], seq)
         elif entry.kind == "reward" and entry.policy is not None and entry.reward is not None:
-            if seq > self._seqs[entry.policy]:
+            if seq > self._seqs[entry.policy] and body["features"] == POLICIES[entry.policy].features.version:
                 ridge = self.ridges.get(entry.policy)
                 if ridge is None:
                     ridge = self.ridges[entry.policy] = POLICIES[entry.policy].ridge(self._priors.get(entry.policy))

@@ -15,7 +15,8 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
 from tipbench.generate import ollama
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, rejection_reason
-from tipbench.generate.ollama import MemoryPolicy, OllamaEngine, find_entry
+from tipbench.generate.ollama import MemoryPolicy, OllamaEngine, find_entry, read_completion
+from tipbench.generate.ollama_api import Chat, Ending
 
 
 @pytest.fixture
@@ -334,3 +335,17 @@ def test_a_tag_moved_before_its_block_is_not_asked_under_its_old_digest(
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
     with pytest.raises(OllamaError, match="its tag was moved"):
         engine.prepare(facts)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, -1, True, "12", None])
+def test_counters_that_are_no_sensible_numbers_are_unknown(odd: object) -> None:
+    counters = ("total_duration", "load_duration", "eval_duration", "eval_count", "prompt_eval_count")
+    chat = Chat(ending=Ending.DONE, text="[]", last=dict.fromkeys(counters, odd), wall_s=2.0)
+    done = read_completion(chat, ask())
+    assert (done.latency_s, done.load_s, done.prompt_tokens, done.output_tokens, done.tokens_per_s) == (
+        2.0,
+        None,
+        None,
+        None,
+        None,
+    )

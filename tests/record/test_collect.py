@@ -480,6 +480,23 @@ def test_a_result_that_mlflow_will_not_take_does_not_hold_up_the_others(
     assert len(list((bench.home / "journal").rglob("*.refused"))) == 1
 
 
+def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_never_set_aside(
+    bench: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse = _Refusing(bench.store, status=500, nth=2)
+    monkeypatch.setattr(bench.store, "record", refuse)
+    with pytest.raises(MlflowError, match="1 result is safe in the journal"):
+        bench.run(models="alpha:135m")
+    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated anew
+        bench.run(models="alpha:135m")
+        assert not list((bench.home / "journal").rglob("*.refused"))
+        assert len(list((bench.home / "journal").rglob("*.jsonl"))) == 1
+    refuse.status = 0
+    assert bench.run(models="alpha:135m").generated == 0
+    assert not list((bench.home / "journal").rglob("*.jsonl"))
+    assert len(bench.finished()) == 12
+
+
 def test_an_mlflow_that_refuses_everything_stops_the_run_and_says_what_is_safe(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,7 +519,7 @@ class _Refusing:
     def __call__(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         if run.record_id not in self._seen:
             self._seen.append(run.record_id)
-        if self._nth is None or self._seen.index(run.record_id) + 1 == self._nth:
+        if self.status and (self._nth is None or self._seen.index(run.record_id) + 1 == self._nth):
             raise MlflowError("no such experiment", status=self.status)
         return self._record(experiment_id, run, maybe_there=maybe_there)
 

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -396,12 +397,12 @@ def test_a_drainer_leaves_the_file_of_a_living_owner_where_it_is(tmp_path: Path)
     owner.close()
 
 
-def test_a_line_begins_with_its_kind_and_ends_with_its_version(tmp_path: Path) -> None:
+def test_a_line_begins_with_its_kind_and_ends_with_its_version_and_checksum(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run()])
     line = journal.path.read_bytes()
     assert line.startswith(b'{"put":{"kind":"cell"')
-    assert line.endswith(b',"v":1}\n')
+    assert re.search(rb',"v":1,"sum":"[0-9a-f]{8}"\}\n$', line)
     journal.close()
 
 
@@ -604,3 +605,36 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=15, stateful_step_count=30)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_changed_byte_is_never_read_as_another_result(data: st.DataObject) -> None:
+    line = journal_module.put_line(run(texts={"artifact:raw.txt": "An answer."}))
+    at = data.draw(st.integers(0, len(line) - 2))
+    changed = bytearray(line)
+    changed[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (line[at], ord("\n"))))
+    assert not isinstance(journal_module.parse_line(bytes(changed)), NewRun | str)
+
+
+def test_damaged_lines_are_counted_and_their_file_is_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a"), run("b")])
+    os.close(journal._fd)  # as after a crash: nothing is marked, and the lock is gone
+    journal.path.write_bytes(journal.path.read_bytes().replace(b'"name":"a"', b'"name":"x"'))
+    (found,) = orphaned_journals(tmp_path)
+    assert (found.damaged, [entry.name for entry in [found.read(taken(found))]]) == (1, ["b"])
+    for entry in list(found._open.values()):
+        found.mark_stored(entry)
+    found.close()
+    assert list(tmp_path.iterdir()) == [found.damaged_path]
+    assert b'"name":"x"' in found.damaged_path.read_bytes()
+    assert list(orphaned_journals(tmp_path)) == []
+
+
+def test_lines_without_a_checksum_are_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([run("a")])
+    os.close(journal._fd)
+    journal.path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{8}"', b"", journal.path.read_bytes()))
+    assert [each.name for each in taken_over(tmp_path)] == ["a"]

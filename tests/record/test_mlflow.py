@@ -529,3 +529,50 @@ def test_what_a_filter_cannot_say_is_left_to_us() -> None:
     assert (
         filter_of(where, half_written=True) == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"
     )
+
+
+def store_run() -> dict[str, object]:
+    info = {"run_id": "r", "status": "FINISHED", "start_time": 1, "end_time": 2}
+    return {"info": info, "data": {"tags": [{"key": "state", "value": "pending"}]}}
+
+
+def flaky(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.Client:
+    """A client whose first requests fail; then every run exists and every write succeeds."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path.rpartition("mlflow/")[2])
+        if failures:
+            failure = failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+        return httpx.Response(200, json={"run": store_run()})
+
+    return httpx.Client(transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize(
+    "failure", [httpx.ReadError("reset"), httpx.RemoteProtocolError("closed"), httpx.Response(500), httpx.Response(503)]
+)
+def test_reads_and_repeatable_writes_survive_a_reset_and_a_server_error(
+    monkeypatch: pytest.MonkeyPatch, failure: httpx.Response | Exception
+) -> None:
+    monkeypatch.setattr(mlflow_http, "_RETRY_WAITS_S", (0.0, 0.0))
+    for before in range(2):  # the read or the write fails
+        seen: list[str] = []
+        failures = [failure, failure]
+        if before:
+            failures.insert(0, httpx.Response(200, json={"run": store_run()}))
+        store = MlflowStore("http://mlflow.example", client=flaky(failures, seen))
+        store.update("r", RunChange(tags={"note": "x"}, at_ms=1))
+        assert sorted(set(seen)) == ["runs/get", "runs/log-batch"]
+        assert len(seen) == 4
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadError("reset"), httpx.Response(503)])
+def test_a_run_is_not_created_twice_after_a_reset(failure: httpx.Response | Exception) -> None:
+    seen: list[str] = []
+    store = MlflowStore("http://mlflow.example", client=flaky([failure], seen))
+    with pytest.raises(MlflowUnavailable):
+        store.record("1", NewRun(RunKind.CELL, "id", "name", 1, 2, cell_key="k"))
+    assert seen == ["runs/create"]

@@ -319,13 +319,20 @@ def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
 
 
 def _seconds(last: Mapping[str, Any], key: str) -> float | None:
-    value = last.get(key)
-    return value / 1e9 if isinstance(value, (int, float)) and value >= 0 else None
+    value = _number(last.get(key))
+    return value / 1e9 if value is not None else None
 
 
 def _count(last: Mapping[str, Any], key: str) -> int | None:
-    value = last.get(key)
-    return int(value) if isinstance(value, (int, float)) and value >= 0 else None
+    value = _number(last.get(key))
+    return int(value) if value is not None else None
+
+
+def _number(value: object) -> float | None:
+    """Return a number of a response; None if it is missing, negative or too large, such as 1e999 or 400 digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if 0 <= value < 2**63 else None
 
 
 def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
@@ -394,4 +401,4 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
 
 
 def _positive(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
+    return int(_number(value) or 0) or None

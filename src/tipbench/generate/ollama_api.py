@@ -103,7 +103,7 @@ class OllamaApi:
             if models is None:
                 return () if response.status_code == 200 else None
             return tuple(Resident(str(m.get("name") or m.get("model")), str(m.get("digest"))) for m in models)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        except (httpx.HTTPError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return None
 
     def unload(self, name: str) -> None:
@@ -271,7 +271,7 @@ class _Reader:
     def _take(self, line: bytes) -> None:
         try:
             part = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             part = None
         if not isinstance(part, dict):
             self._end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
@@ -303,7 +303,7 @@ class _Reader:
 def _object(response: httpx.Response) -> dict[str, Any]:
     try:
         value = response.json() if len(response.content) <= _MOST_BODY else None
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if response.status_code != 200 and (words := _words(response)):
         raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
@@ -319,7 +319,7 @@ def _words(response: httpx.Response) -> str:
     """Return Ollama's error message; empty if the response is not in Ollama's error format."""
     try:
         words = response.json()["error"] if len(response.content) <= _MOST_ERROR else ""
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return ""
     return words[:_MOST_WORDS].strip() if isinstance(words, str) else ""
 
@@ -332,5 +332,5 @@ def _error_text(response: httpx.Response) -> str:
             break
     try:
         return str(json.loads(body)["error"])[:_MOST_WORDS]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return body[:200].decode(errors="replace") or f"status {response.status_code}"

@@ -319,6 +319,10 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
     """Record results that dead processes left in their journals, before planning, so that they count as finished."""
     for journal in orphaned_journals(folder):
         try:
+            if journal.damaged:
+                lines = plural(journal.damaged, "line")
+                text = f"{lines} of the journal {journal.path} cannot be read and will not be recorded"
+                observer(Message(f"{text}; the file is kept as {journal.damaged_path.name}.", warning=True))
             if left := journal.outstanding():
                 observer(Message(f"{plural(left, 'finished result')} of an earlier run: recording"))
                 with Writers(store, experiment.experiment_id, journal, observer, draining=True) as writers:

@@ -6,8 +6,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import threading
 import uuid
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +25,7 @@ from tipbench.record.run import NewRun, RunKind
 FORMAT = 1  # the key "v" of a result; a line without it has version 1
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+_CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "kind": str, "record_id": str, "name": str, "start_ms": int, "end_ms": int, "ok": bool,
     "cell_key": (str, NoneType), "params": dict, "metrics": dict, "tags": dict, "texts": dict, "supersedes": list,
@@ -53,16 +56,22 @@ class Contents:
     open: dict[str, Entry] = field(default_factory=dict)
     size: int = 0
     foreign: str | None = None  # describes the first line of another version, if any
+    damaged: int = 0  # lines that are not valid, or do not match their checksum
 
 
 def put_line(run: NewRun) -> bytes:
     """Return the line of a result. It starts with the kind of run, by which benchmarks count."""
-    return _ENCODER.encode({"put": vars(run), "v": FORMAT}).encode() + b"\n"
+    return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
 def stored_line(record_id: str) -> bytes:
     """Return the line that marks a result as stored in MLflow."""
-    return _ENCODER.encode({"kept": record_id}).encode() + b"\n"
+    return _with_checksum({"kept": record_id})
+
+
+def _with_checksum(values: dict[str, Any]) -> bytes:
+    text = _ENCODER.encode(values).encode()
+    return b'%s,"sum":"%08x"}\n' % (text[:-1], zlib.crc32(text))
 
 
 def entry_of(run: NewRun, offset: int, length: int) -> Entry:
@@ -83,12 +92,16 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
             found.open.pop(parsed, None)
         elif isinstance(parsed, UnknownLine):
             found.foreign = found.foreign or parsed.how
+        else:
+            found.damaged += 1
         found.size += len(line)
     return found
 
 
 def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
-    """Parse a result or the record id of a stored one; None if the line is not valid in any version."""
+    """Parse a result or the record id of a stored one; None if the line is damaged. Earlier lines have no checksum."""
+    if (match := _CHECKSUM.search(line)) and zlib.crc32(line[: match.start()] + b"}") != int(match[1], 16):
+        return None
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -146,6 +159,7 @@ class Journal:
             else:
                 self.path, self._fd = path, _lock_file(path)
                 contents = _load(path, self._fd)
+        self.damaged = contents.damaged
         self._open = contents.open  # every entry that MLflow has not stored, waiting or taken
         self._waiting = deque(self._open.values())
 
@@ -226,6 +240,11 @@ class Journal:
             self.mark_stored(entry)
         return refused
 
+    @property
+    def damaged_path(self) -> Path:
+        """Where a file with damaged lines is kept once everything else in it is stored."""
+        return self.path.with_name(f"{self.path.name}.damaged")
+
     def outstanding(self) -> int:
         """Return the number of results that MLflow has not stored yet."""
         with self._lock:
@@ -242,14 +261,20 @@ class Journal:
             self._changed.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the journal; the file is kept only if it has entries that are not stored yet."""
+        """Close the journal; the file is kept if it has entries that are not stored yet, or damaged lines.
+
+        A file that has only damaged lines left is renamed, so that it is not read again.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if not self._open:
                 with suppress(OSError):  # the next drain removes an idle file
-                    self.path.unlink(missing_ok=True)
+                    if self.damaged:
+                        self.path.rename(self.damaged_path)
+                    else:
+                        self.path.unlink(missing_ok=True)
             fd, self._fd = self._fd, -1  # the number may be reused for another file
             os.close(fd)
             self._changed.notify_all()

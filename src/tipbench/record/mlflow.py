@@ -209,9 +209,15 @@ class MlflowStore:
         else:
             run_id = half
             more = [first, *more]
-        for batch in more:
-            if batch:
-                self._http.post("runs/log-batch", batch.body(run_id))
+        try:
+            for batch in more:
+                if batch:
+                    self._http.post("runs/log-batch", batch.body(run_id))
+        except MlflowError as exc:
+            if exc.status == 400:  # it never will be complete
+                with suppress(MlflowUnavailable, MlflowError):
+                    self._unless_gone("runs/delete", {"run_id": run_id})
+            raise
         status = "FINISHED" if run.ok else "FAILED"
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id

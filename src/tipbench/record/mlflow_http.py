@@ -16,6 +16,8 @@ MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
 DRIBBLE = 4  # a response may take this many timeouts in total, however slowly it arrives
 _AWAY_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
+_NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
+_RETRY_WAITS_S = (0.2, 1.0)
 _AWAY_STATUS = frozenset({408, 429, 502, 503, 504})
 _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
@@ -60,13 +62,30 @@ class MlflowHttp:
     def get(self, path: str, params: dict[str, str]) -> Json:
         """Send GET {base}/api/2.0/mlflow/{path} and return the response."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
-        return self._json(*self._send(request))
+        return self._call(request, repeat=True)
 
     def post(self, path: str, body: Json) -> Json:
         """Send POST {base}/api/2.0/mlflow/{path} and return the response."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
         request = self._client.build_request("POST", url, content=content)
+        return self._call(request, repeat=path not in _NOT_IDEMPOTENT)
+
+    def _call(self, request: httpx.Request, *, repeat: bool) -> Json:
+        """Send a request; with `repeat`, again after a lost connection or an error of the server.
+
+        A server that refuses connections or times out is not tried again here: callers decide how long to wait for it.
+        """
+        for wait_s in _RETRY_WAITS_S if repeat else ():
+            try:
+                status, body = self._send(request)
+            except MlflowUnavailable as exc:
+                if not isinstance(exc.__cause__, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
+                    raise
+            else:
+                if status < 500:
+                    return self._json(status, body)
+            time.sleep(wait_s)
         return self._json(*self._send(request))
 
     def is_mlflow(self) -> bool:

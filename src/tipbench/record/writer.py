@@ -18,6 +18,7 @@ _REVISION_EVERY_S = 5.0
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
 _REFUSALS_IN_A_ROW = 3
+_SERVER_ERRORS = 30  # after this many, a result that fails alone is left for the next collect
 _STORED_SINCE = 3  # a result that keeps failing while this many others succeed is itself the cause
 
 
@@ -33,6 +34,7 @@ class Writers:
         self._observer = observer
         self._draining = draining  # a dead process's journal: MLflow may have stored any of its results
         self._uncertain: dict[str, int] = {}  # record id of a result sent without a response → results stored by then
+        self._server_errors: dict[str, int] = {}  # record id → responses with a server error
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._unavailable_since: float | None = None
@@ -78,6 +80,7 @@ class Writers:
                 raise MlflowUnavailable(f"MLflow took longer than {at_most_s:g} s. {self._journal_note()}")
             self._journal.wait_for_change(0.2)
         self.check()
+        self._note_available()
         self._touch(force=True)
         if self._refused and not self._draining:
             raise MlflowError(
@@ -136,27 +139,31 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_refusal(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Handle a rejection: retries server errors, skips a single bad result, raises if MLflow rejects everything."""
-        if exc.status >= 500 and not self._fails_alone(entry):
-            self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
-            return
-        if exc.status != 400 and exc.status < 500:
+        """Handle a rejection: retries server errors, skips a single bad result, raises if MLflow rejects everything.
+
+        A result that MLflow answers with a server error stays in the journal, for the next collect; only an invalid
+        one is set aside.
+        """
+        if exc.status >= 500:
+            with self._lock:
+                tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
+                alone = self._stored - self._uncertain.get(entry.record_id, self._stored) >= _STORED_SINCE
+            if tries < _SERVER_ERRORS or not (alone or self._draining):
+                self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
+                return
+        elif exc.status != 400:
             raise exc
-        with self._lock:
-            self._refused_in_a_row += 1
-            if self._refused_in_a_row >= _REFUSALS_IN_A_ROW:
-                raise exc
-        if self._draining:
+        else:
+            with self._lock:
+                self._refused_in_a_row += 1
+                if self._refused_in_a_row >= _REFUSALS_IN_A_ROW:
+                    raise exc
+        if self._draining and exc.status == 400:
             where = f", now in {self._journal.set_aside(entry)}"
         else:
-            where = ""
+            where = ", which stays in the journal"
             self._refused.append(f"{run.name}: {exc}")
         self._observer(Message(f"MLflow refused {run.name}{where}: {exc}", warning=True))
-
-    def _fails_alone(self, entry: Entry) -> bool:
-        with self._lock:
-            since = self._uncertain.get(entry.record_id)
-            return since is not None and self._stored - since >= _STORED_SINCE
 
     def _note_available(self) -> None:
         with self._lock:

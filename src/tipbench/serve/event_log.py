@@ -18,9 +18,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -49,8 +48,7 @@ _MIGRATIONS = (
 _COLUMNS = "seq, kind, user, event, policy, received, reward, body"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of the log; `received` is the server's clock, a Unix timestamp."""
 
     seq: int

@@ -175,7 +175,7 @@ class PolicyService:
         body = {
             "request": recorded,
             "from_catalogue": from_catalogue,
-            "at": at.isoformat(),
+            "at": request.get("at") or at.isoformat(),
             "chosen": chosen["tip_id"],
             "scores": decision.scores,
             "probabilities": decision.probabilities,

@@ -28,8 +28,11 @@ from tipbench.cli import (
     models,
     panel,
     plan,
+    prior,
+    promote,
     runs,
     serve,
+    simulate,
     state,
     token,
 )
@@ -92,6 +95,9 @@ app.command("serve")(serve.serve)
 app.add_typer(catalogue.app, name="catalogue")
 app.add_typer(event_log.app, name="events")
 app.add_typer(state.app, name="state")
+app.command("simulate")(simulate.simulate)
+app.add_typer(prior.app, name="prior")
+app.add_typer(promote.app, name="promote")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
 

@@ -34,6 +34,7 @@ __all__ = [
     "Message",
     "Recording",
     "Resumed",
+    "Simulating",
     "Started",
     "Waiting",
     "event_json",
@@ -77,6 +78,21 @@ class Judging:
     scored: int
     unscored: int
     total: int
+
+
+@dataclass(frozen=True)
+class Simulating:
+    """Progress of a simulation: `done` of `total` seeds, with the mean reward so far of each policy by round."""
+
+    done: int
+    total: int
+    world: str
+    policies: tuple[str, ...]
+    rounds: tuple[int, ...]
+    rewards: tuple[tuple[float, ...], ...]
+    users: int
+    run_id: str | None = None  # in MLflow, once it is recorded
+    url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,7 @@ Event = (
     | Waiting
     | Resumed
     | Judging
+    | Simulating
     | Message
     | Failure
     | Memory
@@ -156,6 +173,7 @@ EVENT_TYPES: dict[str, type[Any]] = {
     "waiting": Waiting,
     "resumed": Resumed,
     "judging": Judging,
+    "simulating": Simulating,
     "message": Message,
     "failure": Failure,
     "memory": Memory,

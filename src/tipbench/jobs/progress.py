@@ -48,6 +48,7 @@ class Progress:
     waiting_for: tuple[str, ...] = ()
     recording_left: int | None = None
     judging: wire.Judging | None = None
+    simulating: wire.Simulating | None = None
     messages: tuple[wire.Message, ...] = ()  # the most recent ones
     failure: str | None = None
     memory: wire.Memory | None = None
@@ -72,6 +73,8 @@ class Progress:
             return replace(self, recording_left=event.left)
         if isinstance(event, wire.Judging):
             return replace(self, judging=event)
+        if isinstance(event, wire.Simulating):
+            return replace(self, simulating=event)
         if isinstance(event, wire.Memory):
             return replace(self, memory=event)
         if isinstance(event, wire.Collected):
@@ -100,6 +103,7 @@ class Progress:
             "waiting_for": list(self.waiting_for),
             "recording_left": self.recording_left,
             "judging": _plain(self.judging),
+            "simulating": _plain(self.simulating),
             "messages": [{"text": message.text, "warning": message.warning} for message in self.messages],
             "failure": self.failure,
             "memory": _plain(self.memory),

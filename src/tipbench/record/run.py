@@ -47,6 +47,7 @@ class RunKind(StrEnum):
     LEADERBOARD = "leaderboard"
     DECISION = "decision"
     REFUSED = "refused"
+    SIMULATION = "simulation"  # in the experiment tip-sim
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Decisions of one user are not independent, so intervals are clustered by user (l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -21,10 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.compare.statistics import t_quantile
-from tipbench.errors import NotEnoughData
+from tipbench.errors import NotEnoughData, UsageError
+from tipbench.serve.event_log import Entry
+from tipbench.serve.features import hour_of
+from tipbench.serve.policy import Policy
+from tipbench.serve.prior import Prior
+from tipbench.serve.request import local_time
+from tipbench.serve.ridge import Ridge
+from tipbench.serve.tallies import Tallies
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+FOLDS = 5
 MIN_TIPS = 30  # for a rank correlation
 
 
@@ -141,6 +149,106 @@ def weight_diagnostics(log: LoggedDecisions) -> WeightDiagnostics:
     return WeightDiagnostics(clustered_mean(weights, log.user), float(weights.max()), effective, len(weights))
 
 
+# From the event log
+
+
+@dataclass
+class ReplayedDecision:
+    """A logged decision with the features and probabilities that the target policy would have had."""
+
+    user: int
+    policy: str
+    chosen: int
+    logged: float
+    probabilities: list[float]
+    rows: Floats
+    hour: float
+    candidate: Mapping[str, Any]
+    reward: float | None = None
+    action: str | None = None
+
+
+def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
+    """Return the rewarded decisions of the log, in the order of their rewards, as the target would have seen them.
+
+    The target's probabilities come from the stored requests and from what it would have learned from the same user's
+    earlier rewards. Raises UsageError for decisions without probabilities.
+    """
+    users: dict[str, int] = {}
+    ridges: dict[str, Ridge] = {}
+    tallies: dict[str, Tallies] = {}
+    waiting: dict[tuple[str, str], ReplayedDecision] = {}
+    rewarded: list[ReplayedDecision] = []
+    for entry in entries:
+        key = entry.user
+        if entry.kind == "reset":
+            ridges.pop(key, None)
+            tallies.pop(key, None)
+            waiting = {at: decision for at, decision in waiting.items() if at[0] != key}
+        elif entry.kind == "score":
+            ridge = ridges.setdefault(key, target.ridge(prior))
+            user = users.setdefault(key, len(users))
+            decision = _decision(entry, target, user, tallies.setdefault(key, Tallies()))
+            decision.probabilities = target.probabilities(target.scores(decision.rows, ridge))
+            waiting[key, entry.event or ""] = decision
+        elif entry.kind == "reward" and (key, entry.event or "") in waiting:
+            decision = waiting.pop((key, entry.event or ""))
+            decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
+            ridges[key].update(decision.rows[decision.chosen], decision.reward)
+            category = decision.candidate.get("category")
+            tallies[key].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
+            rewarded.append(decision)
+    return rewarded
+
+
+def _decision(entry: Entry, target: Policy, user: int, tallies: Tallies) -> ReplayedDecision:
+    body = entry.body
+    request, probabilities = body["request"], body.get("probabilities")
+    candidates = request["candidates"]
+    if not probabilities or len(probabilities) != len(candidates) or not all(0 < p <= 1 for p in probabilities):
+        raise UsageError(
+            f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be valued from it. "
+            "Use decisions that `tipbench serve` logged."
+        )
+    chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
+    moment = local_time(body["at"])
+    rows = target.features.matrix(request, candidates, moment, tallies)
+    return ReplayedDecision(
+        user, entry.policy or "", chosen, probabilities[chosen], [], rows, hour_of(moment), candidates[chosen]
+    )
+
+
+def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> LoggedDecisions:
+    """Return the decisions that the policy `logging` served, with a reward model fitted on other users.
+
+    The model is a ridge regression on the target's features. Raises NotEnoughData if there is no such decision.
+    """
+    decisions = [one for one in replayed if one.policy == logging]
+    if not decisions:
+        raise NotEnoughData(f"The log has no decision of {logging} with a reward. Serve tips and send rewards first.")
+    user = np.array([one.user for one in decisions])
+    reward = np.array([one.reward for one in decisions], dtype=np.float64)
+    chosen = np.array([np.append(one.rows[one.chosen], 1.0) for one in decisions])
+    fold = user % FOLDS
+    model_chosen, model_target = np.zeros(len(decisions)), np.zeros(len(decisions))
+    for number in range(FOLDS):
+        other = chosen[fold != number]
+        gram = other.T @ other + np.eye(chosen.shape[1])
+        theta = np.linalg.solve(gram, other.T @ reward[fold != number])
+        for at in np.flatnonzero(fold == number):
+            estimates = decisions[at].rows @ theta[:-1] + theta[-1]
+            model_chosen[at] = estimates[decisions[at].chosen]
+            model_target[at] = np.dot(decisions[at].probabilities, estimates)
+    return LoggedDecisions(
+        user,
+        reward,
+        np.array([one.logged for one in decisions]),
+        np.array([one.probabilities[one.chosen] for one in decisions]),
+        model_chosen,
+        model_target,
+    )
+
+
 # Does judged quality predict completion?
 
 
@@ -172,3 +280,27 @@ def rank_correlation(scale: str, judged: Floats, completed: Floats, *, seed: int
     rng = np.random.default_rng(seed)
     low, high = np.nanquantile(correlation(rng.integers(0, tips, (draws, tips))), [0.025, 0.975])
     return Validity(scale, tips, float(correlation(np.arange(tips))), float(low), float(high))
+
+
+def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Mapping[str, float]]) -> list[Validity]:
+    """Return the rank correlation of each judged scale (by tip id) with the completion rate of its tips.
+
+    The composite also comes from the candidates themselves.
+    """
+    counts: dict[str, list[int]] = {}
+    judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(by_tip) for scale, by_tip in scales.items()}}
+    for one in replayed:
+        if one.action is None:
+            continue
+        tip = str(one.candidate["tip_id"])
+        count = counts.setdefault(tip, [0, 0])
+        count[0] += 1
+        count[1] += one.action == "completed"
+        if one.candidate.get("composite") is not None:
+            judged["composite"].setdefault(tip, float(one.candidate["composite"]))
+    found = []
+    for scale, by_tip in judged.items():
+        tips = sorted(set(by_tip) & set(counts))
+        rates = np.array([counts[tip][1] / counts[tip][0] for tip in tips])
+        found.append(rank_correlation(scale, np.array([by_tip[tip] for tip in tips]), rates))
+    return found

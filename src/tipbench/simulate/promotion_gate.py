@@ -198,7 +198,9 @@ def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
     worst = min(known, default=None)
     passed = len(known) == len(lows) and worst is not None and worst > TOLERATED_LOSS
     why = "; ".join(f"{key} {_span(found)}" for key, found in gains.items())
-    return Clause(name, passed, worst, TOLERATED_LOSS, f"{why}; every lower bound must be above {TOLERATED_LOSS:g}")
+    return Clause(
+        name, passed, worst, TOLERATED_LOSS, f"{why}; every lower bound must be above {number(TOLERATED_LOSS)}"
+    )
 
 
 def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
@@ -221,7 +223,7 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     if found.ci_low > bound:
         return Clause(name, True, found.ci_low, bound, why)
     passed = False if found.ci_high < bound else None
-    return Clause(name, passed, found.ci_low, bound, f"{why}; the lower bound must be above {bound:g}")
+    return Clause(name, passed, found.ci_low, bound, f"{why}; the lower bound must be above {number(bound)}")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Arm:
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    `prior` is used if it was fitted for this policy. Raises UsageError if there is no such arm.
+    FEATURE may be a pattern. `prior` is used if it was fitted for this policy. Raises UsageError for unknown names.
     """
     base, _, left_out = name.partition(" without ")
     if base == CONTROL:
@@ -56,7 +57,9 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
     else:
         raise UsageError(f"There is no policy {base[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
     if left_out:
-        return Arm(_with_features(policy, name, tuple(one for one in policy.features.names if one != left_out)))
+        return Arm(
+            _with_features(policy, name, tuple(one for one in policy.features.names if not fnmatch(one, left_out)))
+        )
     return Arm(policy, prior if prior and prior.policy == name else None)
 
 

@@ -68,17 +68,19 @@ class SimulationConfig(BaseModel):
         """Names of all arms, with those of the ablation."""
         if not self.ablation:
             return self.policy_names
-        features = find_arm(self.ablation).policy.features.names
-        return tuple(dict.fromkeys((*self.policy_names, self.ablation, *_ablation_arms(self.ablation, features))))
+        left_out = [f"{self.ablation} without {feature}" for feature in self.ablated]
+        return tuple(dict.fromkeys((*self.policy_names, self.ablation, *left_out)))
+
+    @property
+    def ablated(self) -> tuple[str, ...]:
+        """Features that the ablation leaves out one at a time; those from the tallies also all together."""
+        names = find_arm(self.ablation).policy.features.names if self.ablation else ()
+        return (*names, "category_*") if "category_completion" in names else names
 
     @property
     def decisions(self) -> int:
         """Number of decisions of all arms."""
         return self.users * self.rounds * self.seeds * len(self.arm_names)
-
-
-def _ablation_arms(policy: str, features: Iterable[str]) -> list[str]:
-    return [f"{policy} without {feature}" for feature in features]
 
 
 def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
@@ -124,7 +126,6 @@ class Simulation:
         """Return plain values for `--json`, MLflow, the API and the charts."""
         config, personas = self.config, load_personas()
         ablated = config.ablation
-        features = find_arm(ablated).policy.features.names if ablated else ()
         return {
             "format": "tipbench-simulation/1",
             "config": config.model_dump(mode="json"),
@@ -135,7 +136,7 @@ class Simulation:
             "policies": [self._arm_json(self.arms[name]) for name in config.policy_names],
             "ablation": [
                 {"feature": feature, "loss": estimate_json(self.gain(ablated, f"{ablated} without {feature}"))}
-                for feature in features
+                for feature in config.ablated
             ],
         }
 

@@ -1,0 +1,89 @@
+"""`tipbench prior fit`: the estimate that new users of a policy start from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tipbench.cli.console import print_json, print_message, print_table
+from tipbench.cli.options import JsonOption
+from tipbench.cli.simulate import read_world
+from tipbench.files import check_output
+from tipbench.settings import load_settings
+from tipbench.text import interval, number, plural
+
+app = typer.Typer(help="Priors for new users.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Source(StrEnum):
+    """What a prior is fitted on."""
+
+    SIMULATION = "simulation"
+    LOG = "log"
+
+
+@app.callback()
+def _group() -> None:
+    """Priors for new users."""
+
+
+@app.command("fit")
+def fit(
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="The policy that will use the prior.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
+    from_: Annotated[
+        Source, typer.Option("--from", metavar="simulation|log", help="Simulated users, or the server's event log.")
+    ] = Source.SIMULATION,
+    world: Annotated[str, typer.Option("--world", metavar="NAME", help="The simulated world.")] = "standard",
+    users: Annotated[int, typer.Option("--users", min=10, max=20_000, help="Simulated users.")] = 1000,
+    rounds: Annotated[int, typer.Option("--rounds", min=4, max=5000, help="Decisions per user.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed.")] = 0,
+    json_: JsonOption = False,
+) -> None:
+    """Fit a prior from a simulation or from the event log.
+
+    The fit is cross-fitted over users: what it explains is measured on users that it was not fitted on. A simulated
+    prior is also tried in every world: `gain` is its worth to new users there, `price` what it loses to a prior fitted
+    in that world. Use the file with `tipbench serve --prior FILE`.
+
+    Examples:
+
+      tipbench prior fit --policy egreedy/v3 --from simulation --out prior.json
+
+      tipbench prior fit --policy egreedy/v3 --from log --out prior.json
+    """
+    from tipbench.serve.policy import known_policy
+    from tipbench.simulate.prior_fit import fit_from_simulation
+    from tipbench.workflows.promotion import fit_prior_from_log
+
+    known_policy(policy)
+    check_output(out, "--out")
+    if from_ is Source.LOG:
+        fitted = fit_prior_from_log(load_settings().home, policy)
+    else:
+        fitted = fit_from_simulation(policy, read_world(world), users=users, rounds=rounds, seed=seed)
+    fitted.prior.save(out)
+    result = fitted.to_json()
+    if json_:
+        print_json(result)
+        return
+    print_table(
+        ("feature", "weight"),
+        [(key, number(value, "+.3f")) for key, value in result["theta"].items()],
+        text=("feature",),
+    )
+    print(f"\nexplains {_span(result['explained'])} of the squared reward per decision of users it was not fitted on")
+    if result["worlds"]:
+        print()
+        rows = [(row["world"], _span(row["gain"]), _span(row["price"])) for row in result["worlds"]]
+        print_table(("world", "gain over no prior", "price: against that world's own prior"), rows, text=("world",))
+    print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.users, 'user')} written to {out}")
+
+
+def _span(found: dict[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    return f"{number(found['mean'], '+.4f')} ({interval(found['ci_low'], found['ci_high'], '+.4f') or 'no interval'})"

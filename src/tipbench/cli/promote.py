@@ -1,0 +1,139 @@
+"""`tipbench promote`: check a policy, make it the active one, and go back."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tipbench.cli.console import print_json, print_message, progress_counter
+from tipbench.cli.options import JsonOption
+from tipbench.cli.simulate import PriorOption
+from tipbench.errors import UsageError
+from tipbench.settings import load_settings
+from tipbench.text import number
+
+if TYPE_CHECKING:
+    from tipbench.serve.prior import Prior
+    from tipbench.simulate.promotion_gate import Verdict
+    from tipbench.simulate.simulation import Simulation
+
+app = typer.Typer(help="Which policy serves.", no_args_is_help=True, rich_markup_mode=None)
+
+CandidateOption = Annotated[str, typer.Option("--candidate", metavar="POLICY", help="The policy to promote.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Which policy serves."""
+
+
+@app.command("check")
+def check(
+    candidate: CandidateOption,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="POLICY", help="Compared with. [default: the active policy]")
+    ] = None,
+    simulation_only: Annotated[
+        bool, typer.Option("--simulation-only", help="Check clauses a to c, which need no event log.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds: never a verdict.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="Seeds. [default: 20]")] = None,
+    users: Annotated[int | None, typer.Option("--users", min=10, max=20_000, help="Users. [default: 1000]")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=4, max=5000, help="Rounds. [default: 200]")] = None,
+    prior: PriorOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check whether a policy may replace the active one.
+
+    Clauses: a wins in simulation; b no persona loses; c holds in the drift, lossy and no-taste worlds; d the event log
+    agrees; e the shadow ran without drops and errors. Exit 0 passed, 1 failed, 3 not enough data. The check is
+    recorded for `promote apply`, except with --quick.
+
+    Examples:
+
+      tipbench promote check --candidate egreedy/v3 --simulation-only
+
+      tipbench promote check --candidate egreedy/v3 --baseline egreedy/v1 --json
+    """
+    from tipbench.simulate.promotion_gate import FULL, QUICK, Size
+    from tipbench.workflows.promotion import check_promotion
+
+    usual = QUICK if quick else FULL
+    size = Size(seeds or usual.seeds, users or usual.users, rounds or usual.rounds)
+    with progress_counter("simulating") as count:
+
+        def report(_so_far: Simulation, share: float) -> None:
+            count(round(share * 4 * size.seeds), 4 * size.seeds)
+
+        verdict = check_promotion(
+            load_settings().home,
+            candidate,
+            baseline,
+            size=size,
+            simulation_only=simulation_only,
+            quick=quick,
+            priors=_priors(prior),
+            user=getpass.getuser(),
+            on_progress=report,
+        )
+    print_json(verdict.to_json()) if json_ else _print_verdict(verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command("apply")
+def apply(candidate: CandidateOption, prior: PriorOption = None, json_: JsonOption = False) -> None:
+    """Make a policy the active one.
+
+    Needs a passed check against the active policy, of the same versions and not older than 7 days. A running server
+    follows within 5 seconds.
+
+    Examples:
+
+      tipbench promote apply --candidate egreedy/v3
+    """
+    from tipbench.workflows.promotion import apply_promotion, promotion_json
+
+    done = apply_promotion(load_settings().home, candidate, priors=_priors(prior), user=getpass.getuser())
+    if json_:
+        print_json(promotion_json(done))
+    else:
+        print(f"{done.candidate} is active now; it replaces {done.baseline}. `tipbench promote undo` goes back.")
+
+
+@app.command("undo")
+def undo(json_: JsonOption = False) -> None:
+    """Go back to the policy that was active before.
+
+    Examples:
+
+      tipbench promote undo
+    """
+    from tipbench.workflows.promotion import promotion_json, undo_promotion
+
+    done = undo_promotion(load_settings().home, user=getpass.getuser())
+    print_json(promotion_json(done)) if json_ else print(f"{done.candidate} is active again; it was {done.baseline}.")
+
+
+def _priors(paths: list[Path] | None) -> list[Prior]:
+    from tipbench.serve.prior import load_prior
+
+    priors = [load_prior(path) for path in paths or ()]
+    if len({prior.policy for prior in priors}) < len(priors):
+        raise UsageError("--prior takes one file per policy; two of these are for the same one. Leave one out.")
+    return priors
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    words = {True: "passed", False: "FAILED", None: "no data"}
+    for clause in verdict.clauses:
+        print(f"{words[clause.passed]:8} {clause.name}: {clause.why}")
+    for one in verdict.validity:
+        if one["correlation"] is None:
+            print_message(f"judged {one['scale']} and completion: not enough data ({one['tips']} tips with outcomes)")
+        else:
+            low, high = number(one["ci_low"], "+.2f"), number(one["ci_high"], "+.2f")
+            print(f"judged {one['scale']} and completion: rank correlation {one['correlation']:+.2f} ({low} to {high})")
+    print(verdict.text)

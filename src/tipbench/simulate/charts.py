@@ -1,0 +1,38 @@
+"""Charts of a simulation, from its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tipbench.charts import LIGHT, Theme, import_altair
+
+_WIDTH, _HEIGHT = 640, 260
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3])
+
+
+def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int = _WIDTH) -> Any:
+    """Return the mean reward so far of every policy by round; lines differ in colour and dash."""
+    alt = import_altair()
+    names = [policy["name"] for policy in result["policies"]]
+    rows = [
+        {"policy": policy["name"], "round": at, "reward": reward}
+        for policy in result["policies"]
+        for at, reward in zip(policy["curve"]["round"], policy["curve"]["reward"], strict=True)
+    ]
+    colours = [theme.palette[at % len(theme.palette)] for at in range(len(names))]
+    dashes = [_DASHES[at % len(_DASHES)] for at in range(len(names))]
+    legend = alt.Legend(orient="bottom", columns=3, title=None, symbolStrokeWidth=2)
+    config = result["config"]
+    seeds = f"{result['seeds_done']} of {config['seeds']} seeds"
+    title = f"World {config['world']}: {config['users']} users × {config['rounds']} rounds, {seeds}"
+    return (
+        alt.Chart(alt.Data(values=rows), title=title, width=width, height=_HEIGHT)
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=alt.X("round:Q", title="round"),
+            y=alt.Y("reward:Q", title="mean reward so far", scale=alt.Scale(zero=False)),
+            color=alt.Color("policy:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
+            strokeDash=alt.StrokeDash("policy:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        )
+    )

@@ -1,0 +1,176 @@
+"""Promotions: check a candidate, make it the active policy, and go back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tipbench.errors import NotEnoughData, UsageError
+from tipbench.serve.event_log import FILE, FOLDER, open_store, read_entries
+from tipbench.serve.policy import known_policy
+from tipbench.serve.prior import Prior
+from tipbench.serve.switches import SHADOWS, Promotion, Switches
+from tipbench.simulate.off_policy import (
+    ESTIMATORS,
+    ReplayedDecision,
+    judge_validity,
+    logged_decisions,
+    replay,
+    weight_diagnostics,
+)
+from tipbench.simulate.prior_fit import FittedPrior, fit_from_log
+from tipbench.simulate.promotion_gate import (
+    FULL,
+    Clause,
+    ShadowRecord,
+    Size,
+    Verdict,
+    log_clause,
+    operations_clause,
+    simulation_clauses,
+    versions,
+)
+from tipbench.simulate.simulation import Simulation
+from tipbench.sqlite import Database
+from tipbench.text import iso
+
+FRESH_S = 7 * 86_400.0
+
+
+@contextmanager
+def switches_of(home: Path) -> Iterator[Switches]:
+    """Open the switches of the serve store; the server may run."""
+    with closing(open_store(home)) as database:
+        yield Switches(database)
+
+
+def check_promotion(
+    home: Path,
+    candidate: str,
+    baseline: str | None = None,
+    *,
+    size: Size = FULL,
+    simulation_only: bool = False,
+    quick: bool = False,
+    priors: Sequence[Prior] = (),
+    user: str = "",
+    on_progress: Callable[[Simulation, float], None] | None = None,
+) -> Verdict:
+    """Check all clauses and record the verdict, unless it is `quick`. The baseline is the active policy by default."""
+    known_policy(candidate)
+    with switches_of(home) as switches:
+        against = known_policy(baseline or switches.active()).name
+        if against == candidate:
+            raise UsageError(
+                f"{candidate} is the baseline too: there is nothing to compare. Choose another --baseline."
+            )
+        clauses = simulation_clauses(candidate, against, size, priors=priors, on_progress=on_progress)
+        at = iso(time.time())
+        valid_for = versions(candidate, against, priors)
+        verdict = Verdict(candidate, against, clauses, simulation_only, size, at, valid_for, quick)
+        if not simulation_only and not quick:
+            logged, validity = _log_clauses(home, switches, candidate, against, priors)
+            verdict = replace(verdict, clauses=(*clauses, *logged), validity=validity)
+        if not quick:
+            switches.add_check(verdict.to_json(), user=user)
+    return verdict
+
+
+def _log_clauses(
+    home: Path, switches: Switches, candidate: str, baseline: str, priors: Sequence[Prior]
+) -> tuple[tuple[Clause, Clause], tuple[dict[str, Any], ...]]:
+    prior = next((one for one in priors if one.policy == candidate), None)
+    try:
+        replayed = replay_log(home, candidate, prior)
+        logs = log_clause(logged_decisions(replayed, baseline))
+    except NotEnoughData as exc:
+        replayed, logs = [], log_clause(None, str(exc))
+    shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), "")
+    counts = switches.shadow_counts(shadow)
+    record = ShadowRecord(counts.calls, counts.calls - counts.dropped, counts.errors, _same_schema(home, baseline))
+    validity = tuple(asdict(one) for one in judge_validity(replayed, {}))
+    return (logs, operations_clause(record if counts.calls else None, shadow or candidate)), validity
+
+
+def _same_schema(home: Path, policy: str) -> bool:
+    """Return whether the newest logged decision of the policy was made by its present version."""
+    with closing(open_store(home)) as database:
+        query = "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' ORDER BY seq DESC"
+        for (version,) in database.rows(f"{query} LIMIT 1", (policy,)):
+            return bool(version == known_policy(policy).version)
+    return True
+
+
+def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:
+    """Return the rewarded decisions of the event log as `target` would have seen them; raises NotEnoughData."""
+    with _existing_log(home) as database:
+        return replay(read_entries(database, kinds=("score", "reward", "reset")), known_policy(target), prior)
+
+
+@contextmanager
+def _existing_log(home: Path) -> Iterator[Database]:
+    if not (home / FOLDER / FILE).exists():
+        raise NotEnoughData(f"There is no event log in {home}. `tipbench serve` creates it.")
+    with closing(open_store(home)) as database:
+        yield database
+
+
+def off_policy_report(home: Path, candidate: str, baseline: str, prior: Prior | None = None) -> dict[str, Any]:
+    """Return all estimates of the candidate's value from the decisions of the baseline, with weight diagnostics."""
+    log = logged_decisions(replay_log(home, candidate, prior), baseline)
+    weights = weight_diagnostics(log)
+    return {
+        "estimates": {name: estimator(log).to_json() for name, estimator in ESTIMATORS.items()},
+        "baseline": float(log.reward.mean()),
+        "decisions": weights.decisions,
+        "users": weights.mean.users,
+        "effective_sample": weights.effective,
+        "mean_weight": weights.mean.to_json(),
+        "largest_weight": weights.largest,
+    }
+
+
+def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
+    """Fit a prior on the event log; raises NotEnoughData."""
+    return fit_from_log(policy, replay_log(home, policy))
+
+
+def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
+    """Make the candidate active; raises UsageError without a passed, fresh check of the same versions."""
+    known_policy(candidate)
+    with switches_of(home) as switches:
+        active = switches.active()
+        if active == candidate:
+            raise UsageError(f"{candidate} is active already; there is nothing to apply.")
+        wanted = versions(candidate, active, priors)
+        check = switches.passed_check(candidate, active, wanted, max_age_s=FRESH_S)
+        if check is None:
+            raise UsageError(
+                f"{candidate} has no passed check against {active}, the active policy, of the present versions and the "
+                f"last 7 days. Run `tipbench promote check --candidate {candidate}` first."
+            )
+        return switches.apply(candidate, user=user, check=check)
+
+
+def undo_promotion(home: Path, *, user: str) -> Promotion:
+    """Go back to the policy that was active before; raises UsageError if there is none."""
+    with switches_of(home) as switches:
+        return switches.undo(user=user)
+
+
+def promotion_json(row: Promotion) -> dict[str, Any]:
+    """Return a row of the record for the API and `--json`."""
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "at": iso(row.at),
+        "user": row.user or None,
+        "candidate": row.candidate,
+        "baseline": row.baseline,
+        "passed": row.passed,
+        "body": dict(row.body),
+    }

@@ -1,0 +1,63 @@
+"""Simulations in MLflow: recorded in the experiment `tip-sim` and read back, without any other data of the bench."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tipbench.record.run import NewRun, RunKind, StoredRun
+from tipbench.record.store import RunStore
+from tipbench.simulate.simulation import EXPERIMENT
+
+TEXT = "artifact:simulation.json"
+
+
+def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
+    """Record the JSON of a simulation and return the id of its run."""
+    config, end = result["config"], int(time.time() * 1000)
+    metrics = {
+        f"{kind}/{policy['name'].replace('+', '-')}/{part}": policy[kind][part]
+        for policy in result["policies"]
+        for kind in ("reward", "regret", "gain")
+        for part in ("mean", "ci_low", "ci_high")
+        if policy[kind] is not None and policy[kind][part] is not None
+    }
+    run = NewRun(
+        RunKind.SIMULATION,
+        uuid.uuid4().hex,
+        f"{config['world']}: {config['policies']}"[:200],
+        end - int(result["seconds"] * 1000),
+        end,
+        params={
+            **{key: str(value) for key, value in config.items()},
+            "personas": result["personas"],
+            **{f"version/{p['name'].replace('+', '-')}": p["version"] for p in result["policies"]},
+            **{f"prior/{p['name'].replace('+', '-')}": p["prior"] for p in result["policies"] if p["prior"]},
+        },
+        metrics={**metrics, "decisions": float(result["decisions"])},
+        texts={TEXT: json.dumps(result)},
+    )
+    experiment = store.ensure_experiment(EXPERIMENT)
+    run_id = store.record(experiment.experiment_id, run)
+    store.touch(experiment.experiment_id)
+    return run_id
+
+
+def read_simulations(store: RunStore, limit: int = 50) -> Iterator[tuple[StoredRun, dict[str, Any]]]:
+    """Yield recorded simulations with their JSON, newest first."""
+    experiment = store.experiment(EXPERIMENT)
+    if experiment is None:
+        return
+    where = {"kind": str(RunKind.SIMULATION)}
+    for run, texts in store.read(experiment.experiment_id, where=where, texts=[TEXT], limit=limit):
+        if TEXT in texts:
+            yield run, json.loads(texts[TEXT])
+
+
+def read_simulation(store: RunStore, run_id: str) -> dict[str, Any] | None:
+    """Return the JSON of one simulation; None if the run is not a simulation."""
+    _, texts = store.get(run_id)
+    return json.loads(texts[TEXT]) if TEXT in texts else None

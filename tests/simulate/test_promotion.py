@@ -1,0 +1,155 @@
+"""Promotions on a real policy service: its event log is replayed, and the store keeps checks and switches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tipbench.errors import NotEnoughData, UsageError
+from tipbench.serve.event_log import Entry
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.service import PolicyService
+from tipbench.serve.switches import Switches
+from tipbench.simulate.off_policy import judge_validity, logged_decisions, replay
+from tipbench.simulate.promotion_gate import Size
+from tipbench.simulate.rollout import find_arm, reward_request, rollout, score_request
+from tipbench.simulate.world import World
+from tipbench.workflows.promotion import (
+    apply_promotion,
+    check_promotion,
+    fit_prior_from_log,
+    off_policy_report,
+    replay_log,
+    switches_of,
+    undo_promotion,
+)
+
+SMALL, ENOUGH = Size(1, 200, 60), Size(1, 800, 100)
+WORLD = World("standard", 5, 30, 12)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose event log has `egreedy/v1` serving all users of WORLD, as an application would drive it."""
+    home = tmp_path_factory.mktemp("served")
+    service = PolicyService(home)
+    try:
+        for number in range(WORLD.rounds):
+            offered = WORLD.round(number)
+            answers = [service.score("egreedy/v1", score_request(WORLD, offered, user)) for user in range(len(WORLD))]
+            chosen = np.array([int(answer.body["chosen"][1:]) for answer in answers])
+            outcome = WORLD.outcome(offered, chosen)
+            for user in range(len(WORLD)):
+                service.reward("egreedy/v1", reward_request(WORLD, offered, user, outcome))
+    finally:
+        service.close()
+    return home
+
+
+def test_the_server_decides_as_the_vectorised_rollout_does(served: Path) -> None:
+    from tipbench.serve.keys import load_keys
+
+    keys = load_keys(served)
+
+    def draws(policy: object, number: int) -> np.ndarray:
+        users = [keys.user(f"user-{user}") for user in range(len(WORLD))]
+        return np.array([keys.uniform("egreedy/v1", user, f"round-{number}") for user in users])
+
+    fast = rollout(WORLD, [find_arm("egreedy/v1")], draws=draws, record=True)[0].chosen
+    replayed = replay_log(served, "egreedy/v1")
+    assert fast is not None
+    assert [one.chosen for one in replayed] == fast.ravel().tolist()
+
+
+def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
+    log = logged_decisions(replay_log(served, "egreedy/v1"), "egreedy/v1")
+    assert np.allclose(log.weights, 1.0)
+    report = off_policy_report(served, "egreedy/v1", "egreedy/v1")
+    for name in ("IPS", "SNIPS", "DR"):
+        assert report["estimates"][name]["mean"] == pytest.approx(report["baseline"], abs=0.02)
+    assert report["effective_sample"] == pytest.approx(len(WORLD) * WORLD.rounds)
+
+
+def test_the_target_learns_from_earlier_rewards_only(served: Path) -> None:
+    replayed = replay_log(served, "egreedy/v3")
+    first = replayed[: len(WORLD)]
+    assert all(np.ptp(one.probabilities) == 0 for one in first), "without rewards all candidates tie"
+    assert any(np.ptp(one.probabilities) > 0 for one in replayed[len(WORLD) :])
+
+
+def test_a_log_without_probabilities_is_rejected() -> None:
+    body = {"request": {"candidates": [{"tip_id": "t"}]}, "at": "2026-01-05T09:00:00+00:00", "chosen": "t"}
+    with pytest.raises(UsageError, match="no probabilities"):
+        replay([Entry(1, "score", "u", "e", "egreedy/v1", 0.0, None, body)], POLICIES["egreedy/v1"])
+
+
+def test_missing_decisions_are_not_enough_data(tmp_path: Path, served: Path) -> None:
+    with pytest.raises(NotEnoughData, match="no event log"):
+        replay_log(tmp_path, "egreedy/v3")
+    with pytest.raises(NotEnoughData, match="no decision of linucb"):
+        off_policy_report(served, "egreedy/v3", "linucb")
+
+
+def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
+    fitted = fit_prior_from_log(served, "egreedy/v3")
+    assert fitted.users == len(WORLD)
+    POLICIES["egreedy/v3"].check_prior(fitted.prior)
+    assert fitted.explained is not None
+
+
+def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
+    verdict = check_promotion(served, "egreedy/v3", size=SMALL, user="ada")
+    assert [clause.passed for clause in verdict.clauses[3:]] == [None, None]
+    assert "effective sample" in verdict.clauses[3].why
+    assert verdict.validity[0]["correlation"] is None, "8 tips are fewer than 30"
+
+
+def test_judged_quality_that_predicts_completion_is_found(served: Path) -> None:
+    replayed = replay_log(served, "egreedy/v3")
+    for at, one in enumerate(replayed):
+        one.candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
+        one.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
+    found = judge_validity(replayed, {"tone": {f"tip-{at}": float(-at) for at in range(40)}})
+    assert {one.scale: np.sign(one.correlation or 0) for one in found} == {"composite": 1, "tone": -1}
+
+
+def test_r17_a_promotion_needs_a_passed_fresh_check_of_the_same_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="no passed check"):
+        apply_promotion(tmp_path, "egreedy/v3", user="ada")
+    check_promotion(tmp_path, "egreedy/v3", size=SMALL, quick=True, user="ada")
+    with pytest.raises(UsageError, match="no passed check"):
+        apply_promotion(tmp_path, "egreedy/v3", user="ada")
+    verdict = check_promotion(tmp_path, "egreedy/v3", size=ENOUGH, simulation_only=True, user="ada")
+    assert verdict.passed
+    with monkeypatch.context() as patch:
+        now = time.time()
+        patch.setattr(Switches.__init__, "__kwdefaults__", {"clock": lambda: now + 8 * 86_400})
+        with pytest.raises(UsageError, match="last 7 days"):
+            apply_promotion(tmp_path, "egreedy/v3", user="ada")
+    with monkeypatch.context() as patch:
+        patch.setattr("tipbench.workflows.promotion.versions", lambda *_: {"candidate": "another"})
+        with pytest.raises(UsageError, match="present versions"):
+            apply_promotion(tmp_path, "egreedy/v3", user="ada")
+    assert apply_promotion(tmp_path, "egreedy/v3", user="ada").baseline == "egreedy/v1"
+    assert undo_promotion(tmp_path, user="grace").candidate == "egreedy/v1"
+    with switches_of(tmp_path) as switches:
+        assert [(row.kind, row.user) for row in switches.promotions()] == [
+            ("undo", "grace"),
+            ("apply", "ada"),
+            ("check", "ada"),
+        ]
+        assert switches.active() == "egreedy/v1"
+
+
+def test_a_worse_policy_fails_and_cannot_be_applied(tmp_path: Path) -> None:
+    with switches_of(tmp_path) as switches:
+        switches.switch_unchecked("egreedy/v3", user="ada", reason="test")
+    verdict = check_promotion(tmp_path, "egreedy/v1", size=SMALL, simulation_only=True, user="ada")
+    assert verdict.exit_code == 1
+    with pytest.raises(UsageError, match="no passed check"):
+        apply_promotion(tmp_path, "egreedy/v1", user="ada")

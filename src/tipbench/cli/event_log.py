@@ -53,8 +53,8 @@ def export(
 
       tipbench events export --format dsjson --policy egreedy/v1 --out decisions.dsjson
     """
+    from tipbench.serve.event_export import export_events
     from tipbench.serve.event_log import FILE, FOLDER, open_store
-    from tipbench.serve.export import export_events
 
     home = load_settings().home
     if not (home / FOLDER / FILE).exists():

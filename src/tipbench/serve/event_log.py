@@ -155,7 +155,7 @@ class EventLog:
 
     def truncate_wal(self) -> None:
         """Write the write-ahead log back into the file and empty it; other readers may delay that."""
-        self.database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.writing.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
         """Wait until all entries appended so far are committed; raises if they cannot be. Not with the lock held."""

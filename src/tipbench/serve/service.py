@@ -26,13 +26,13 @@ from tipbench.serve.event_log import FOLDER, Entry, EventLog
 from tipbench.serve.features import hour_of
 from tipbench.serve.keys import load_keys
 from tipbench.serve.policy import POLICIES, Policy, known_policy
+from tipbench.serve.policy_stats import policy_totals, user_stats
 from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
 from tipbench.serve.reward import reward_of
 from tipbench.serve.ridge import Ridge
 from tipbench.serve.state import UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
-from tipbench.serve.statistics import policy_totals, user_stats
 from tipbench.serve.tallies import Tallies
 
 LATE_AFTER_S = 24 * 3600.0

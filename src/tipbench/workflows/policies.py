@@ -16,9 +16,9 @@ from typing_extensions import TypedDict
 from tipbench.serve.event_log import FILE, FOLDER, open_store
 from tipbench.serve.keys import load_keys
 from tipbench.serve.policy import POLICIES
+from tipbench.serve.policy_stats import over_time, policy_totals, user_stats
 from tipbench.serve.request import check_user_id
 from tipbench.serve.state_store import load_user
-from tipbench.serve.statistics import over_time, policy_totals, user_stats
 from tipbench.serve.switches import SHADOWS, Switches
 from tipbench.sqlite import Database
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.serving import learn, score_request, serving
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.serve.export import export_events
+from tipbench.serve.event_export import export_events
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 

@@ -206,7 +206,7 @@ class PolicyServer:
         """Wait for the commit of an entry. The entries of a commit share one future, so the loop is woken up once."""
         if self._batch is None or self._batch[0] is not committed:
             self._batch = committed, asyncio.wrap_future(committed)
-        await self._batch[1]
+        await asyncio.shield(self._batch[1])  # a request that is cancelled must not cancel the others
 
     async def _score(self, policy: str, request: Any) -> Answer:
         return self._service.score(policy, request)

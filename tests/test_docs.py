@@ -106,7 +106,7 @@ def test_examples_of_answers_are_what_the_document_promises(document: dict[str, 
 
 
 def test_the_pages_that_the_panels_guide_names_exist(served_app: FastAPI) -> None:
-    guide = (ROOT / "docs" / "panel.md").read_text("utf-8").partition("## The pages")[2].partition("\n## ")[0]
+    guide = (ROOT / "docs" / "panel.md").read_text("utf-8").partition("## Pages")[2].partition("\n## ")[0]
     named = re.findall(r"\*\* `(/[^`]*)`", guide)
     there = {re.sub(r"\{[^}]*\}", "NAME", path) for method, path in route_list(served_app) if method == "GET"}
     assert len(named) >= 9
@@ -156,3 +156,11 @@ def test_a_call_that_does_not_exist_would_be_seen() -> None:
     blocks = "    tipbench bogus --x  # why\n```\n$ tipbench plan > file\n```\n"
     text = f"tipbench prose\n`tipbench runs show X --json`\n\n{blocks}"
     assert list(calls(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
+
+
+def test_every_test_named_in_the_threat_model_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "security.md").read_text("utf-8"))
+    assert len(named) > 40
+    for file, name in named:
+        text = (ROOT / "tests" / file).read_text("utf-8")
+        assert f"def {name}(" in text if name else text, f"{file}::{name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tipbench.errors import LockHeld, TipbenchError, UsageError
-from tipbench.files import ResourceLock, try_lock, write_atomic
+from tipbench.files import ResourceLock, try_lock, writable_home, write_atomic
 
 HOLD = """
 import sys, time
@@ -145,3 +146,14 @@ def test_an_atomic_write_that_fails_leaves_no_other_file(tmp_path: Path) -> None
     with pytest.raises(IsADirectoryError):
         write_atomic(tmp_path / "folder", b"new")
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_home_is_for_its_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.mkdir(mode=0o755)
+    former = os.umask(0)
+    try:
+        for home in (new, old):
+            assert stat.S_IMODE(writable_home(home).stat().st_mode) == 0o700
+    finally:
+        os.umask(former)

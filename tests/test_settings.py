@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import SETTINGS, find_home, load_settings, mlflow_pages, ollama_url
+from tipbench.settings import HOME_ONLY, SETTINGS, find_home, load_settings, mlflow_pages, ollama_url
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -150,3 +151,46 @@ def test_an_address_for_browsers_that_is_none_is_refused_without_its_login(tmp_p
     with pytest.raises(UsageError, match="mlflow_public_url takes a web address without a login") as caught:
         pages_of(tmp_path, INSIDE, public)
     assert "secret" not in str(caught.value)
+
+
+# Files of other users
+
+
+@pytest.mark.parametrize("key", sorted(HOME_ONLY))
+def test_a_program_or_address_to_call_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    (here / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/planted"\nn_tips = 4\n')
+    found = load_settings({"TIPBENCH_HOME": str(home)}, here)
+    assert (found.get(key), found.get("n_tips")) == (None, "4")
+    assert found.sources[key].startswith("ignored in ")
+    (home / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/own"\n')
+    assert load_settings({"TIPBENCH_HOME": str(home)}, here).get(key) == "http://127.0.0.1/own"
+
+
+@pytest.mark.parametrize("place", ["home", "home/tipbench.toml", "tipbench.toml"])
+def test_a_home_or_file_of_another_user_is_refused(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / place).is_dir() or (tmp_path / place).write_text("n_tips = 4")
+    stat, owner = Path.stat, os.geteuid()
+
+    def foreign(path: Path) -> os.stat_result:
+        found = stat(path)
+        fields = list(found)
+        fields[4] = owner + 1 if path == tmp_path / place else found.st_uid
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", lambda path, **_: foreign(path))
+    with pytest.raises(UsageError, match=f"{place} belongs to another user"):
+        load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["home", "home/tipbench.toml", "tipbench.toml"])
+def test_a_home_or_file_that_others_may_change_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "home").mkdir()
+    path = tmp_path / place
+    path.is_dir() or path.write_text("n_tips = 4")
+    path.chmod(0o777 if path.is_dir() else 0o666)
+    with pytest.raises(UsageError, match=f"{place} may be changed by other users .* chmod go-w"):
+        load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)

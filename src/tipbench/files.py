@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import hashlib
 import json
 import os
 import platform
+import pwd
+import shlex
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -56,12 +60,43 @@ def make_folder(path: Path, *, private: bool = False) -> Path:
 
 
 def writable_home(home: Path) -> Path:
-    """Return the home folder, created if it is missing; raises UsageError if it is not writable."""
-    make_folder(home)
+    """Return the home folder, for its owner only and created if missing; raises UsageError if it is not writable."""
+    make_folder(home, private=True)
+    check_own(home, _OTHER_FOLDER)
     with home_errors(home, "is not writable"):
         if not os.access(home, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        mode = stat.S_IMODE(home.stat().st_mode)
+        if mode & 0o077:  # created by an earlier version, or by hand
+            home.chmod(mode & ~0o077)
     return home
+
+
+def check_own(path: Path, next_step: str) -> None:
+    """Raise UsageError if another user owns a file or folder, or may write to it. A missing one is accepted."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}. {next_step}") from exc
+    if found.st_uid != os.geteuid():
+        raise UsageError(
+            f"{path} belongs to another user (id {found.st_uid}), who could change settings and tokens. {next_step}"
+        )
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)):
+        raise UsageError(
+            f"{path} may be changed by other users (mode {stat.S_IMODE(found.st_mode):o}). "
+            f"Check its content, then run: chmod go-w {shlex.quote(str(path))}"
+        )
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether a group is the user's own, which many systems create with the user and name like the user."""
+    try:
+        return grp.getgrgid(gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
 
 
 # Writing

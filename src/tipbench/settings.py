@@ -13,11 +13,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tipbench.errors import UsageError
+from tipbench.files import check_own
 from tipbench.http import canonical_url, is_http_url
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, make_config
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
+HOME_ONLY = frozenset({"judge_command", "hook_url"})  # never read from the working folder's file
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ SETTINGS: tuple[Setting, ...] = (
         "admin_token",
         ("TIPBENCH_ADMIN_TOKEN",),
         "created by the first `tipbench panel`, and printed once",
-        "The panel's admin token, of 20 characters or more.",
+        "The panel's admin token, of 32 characters or more.",
         in_file=False,
     ),
     Setting("panel_host", ("TIPBENCH_PANEL_HOST",), "127.0.0.1", "The address the panel listens on."),
@@ -205,14 +207,23 @@ class Settings:
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder."""
+    """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder.
+
+    Raises UsageError if another user owns the home folder or a file, or may write to it. The keys of `HOME_ONLY` in the
+    working folder's file are ignored: a program must not run because somebody put a file into a shared folder.
+    """
     env = os.environ if environment is None else environment
     here = folder or Path.cwd()
     home = find_home(env, here)
+    check_own(home, "Set TIPBENCH_HOME to a folder of your own.")
     values: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for path in (home / CONFIG_FILE, here / CONFIG_FILE):
+    for path in dict.fromkeys((home / CONFIG_FILE, here.resolve() / CONFIG_FILE)):
+        check_own(path, "Work in a folder of your own, or replace the file.")
         for key, value in _read_file(path).items():
+            if key in HOME_ONLY and path.parent != home:
+                sources.setdefault(key, f"ignored in {path}; use TIPBENCH_{key.upper()} or {home / CONFIG_FILE}")
+                continue
             values[key] = value
             sources[key] = f"{path}: {key}"
     for setting in SETTINGS:

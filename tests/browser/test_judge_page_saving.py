@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
 
 START_S = 60.0
-TOKEN = "an-operators-own-long-token"
+TOKEN = "an-operators-own-token-of-32-or-more"
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_ur
     assert judge.applied == []
 
 
-def test_a_host_that_is_not_allowed_is_never_called(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_host_that_is_not_allowed_is_never_called(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver:
         monkeypatch.setenv("TIPBENCH_HOOK_URL", f"http://receiver.example.org:{receiver.port}/hook")
         monkeypatch.setenv("TIPBENCH_HOOK_SECRET", SECRET)

@@ -276,6 +276,24 @@ def test_what_ended_long_ago_is_forgotten_by_runner_and_list(keeping: tuple[Desk
     assert desk.store.page().items == ()
 
 
+def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
+    keeping: tuple[Desk, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, now = keeping
+    monotonic = [1e6]
+    monkeypatch.setattr("tipbench.jobs.supervisor.time.monotonic", lambda: monotonic[0])
+    ended_long_ago(keeping)
+    now[0] += 100 * 86_400
+    for _ in range(23):
+        desk.supervisor.tick()
+        desk.order(TWO)  # activity at the wrong time is no evidence for it
+        monotonic[0] += 3601
+    assert desk.runner.forgotten == []
+    monotonic[0] += 2 * 3600
+    desk.supervisor.tick()
+    assert len(desk.runner.forgotten) == 1
+
+
 def test_what_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
     desk, now = keeping
     ended_long_ago(keeping)

@@ -85,6 +85,7 @@ def test_the_real_server_starts_keeps_its_data_and_its_address_and_ends(home: Pa
         url = local.up(report=lines.append)
         assert lines[0].startswith("Starting the local MLflow")
         assert local.has_data()
+        assert (local.folder / "mlflow.db").stat().st_mode & 0o077 == 0  # it has the keys of blind sheets
         with MlflowStore(url) as store:
             experiment = store.ensure_experiment("tip-bench-auto")
             run = NewRun(RunKind.CELL, "r", "a run", 1, 2)

@@ -36,7 +36,7 @@ with warnings.catch_warnings():  # Starlette would rather have a client of its o
 JUDGE = "reviewer-1"
 BASE = "http://localhost"
 API = "/api/bench"
-OPERATOR = "an-operators-own-long-token"
+OPERATOR = "an-operators-own-token-of-32-or-more"
 S = TypeVar("S", bound=MemoryStore)
 
 

@@ -214,7 +214,7 @@ def test_the_first_start_prints_an_admin_token_and_the_second_does_not(
         assert running.stdout == ""
         assert "tipbench token create --role admin" in running.stderr
         assert "without TLS" in running.stderr
-        assert "TIPBENCH_PANEL_HOSTS adds the names" in running.stderr
+        assert "others use to TIPBENCH_PANEL_HOSTS" in running.stderr
         assert running.get("/api/bench/experiments", secret).status_code == 200
         assert running.stop(signal.SIGTERM) == 0
 
@@ -230,7 +230,7 @@ def proxied_cookie(running: Running, secret: str) -> str:
 def test_the_operators_token_and_proxy_are_used_and_no_token_is_made(
     home: Path, tmp_path: Path, mlflow_url: str
 ) -> None:
-    own = "an-operators-own-long-token"
+    own = "an-operators-own-token-of-32-or-more"
     environment = {
         "TIPBENCH_ADMIN_TOKEN": own,
         "MLFLOW_TRACKING_URI": mlflow_url,

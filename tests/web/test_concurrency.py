@@ -47,12 +47,29 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
         yield
 
 
+def test_a_judges_parallel_reads_wait_without_slowing_others_down(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "REQUEST_WAIT_S", 0.1)
+    judge, admin = (served.panel.guard.by_token(token, "test") for token in (served.judge, served.admin))
+    portal = served.client.portal
+    assert portal is not None
+    batches = f"{API}/judge/{EXPERIMENT}/batches"
+    with ExitStack() as stack:
+        for identity in (judge, admin):
+            for _ in range(security.JUDGES_REQUESTS):
+                stack.enter_context(portal.wrap_async_context_manager(served.panel.turns.request(identity)))
+        assert busy(served, served.get(batches, token=served.judge))
+        assert served.get(batches).status_code == 200
+    assert served.get(batches, token=served.judge).status_code == 200
+
+
 def busy(served: Served, response: Any) -> bool:
     assert served.error(response) == (429, "busy"), response.text
     return int(response.headers["retry-after"]) > 0
 
 
-def test_a_judges_second_slow_request_is_refused_and_the_next_one_is_not(served: Served) -> None:
+def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: Served) -> None:
     sheets = f"{API}/judge/{EXPERIMENT}/sheets"
     with under_way(served, served.judge):
         assert busy(served, served.post(sheets, token=served.judge))
@@ -60,19 +77,19 @@ def test_a_judges_second_slow_request_is_refused_and_the_next_one_is_not(served:
     assert served.post(sheets, token=served.judge).status_code == 201
 
 
-def test_an_admin_has_more_turns_than_a_judge(served: Served) -> None:
+def test_an_admin_has_more_slots_than_a_judge(served: Served) -> None:
     with under_way(served, served.admin, ADMINS_AT_ONCE - 1):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
     with under_way(served, served.admin, ADMINS_AT_ONCE):
         assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
 
 
-def test_one_judges_turn_is_not_anothers(served: Served) -> None:
+def test_each_judge_has_its_own_slots(served: Served) -> None:
     with under_way(served, served.judge):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
 
 
-def test_the_panel_answers_while_one_token_asks_for_much(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
@@ -89,7 +106,7 @@ def test_the_panel_answers_while_one_token_asks_for_much(served: Served, monkeyp
 
 
 @pytest.mark.parametrize("path", [APPLY, "/judge/preview"])
-def test_without_a_turn_the_body_is_not_read(served: Served, path: str) -> None:
+def test_the_body_is_not_read_without_a_slot(served: Served, path: str) -> None:
     served.log_in(served.judge)
     read: list[str] = []
 
@@ -111,20 +128,20 @@ def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers
     assert served.post(APPLY, content=content, headers=headers).status_code == 422
 
 
-def test_a_judges_sheet_that_does_not_say_its_size_is_cut_off(served: Served) -> None:
+def test_a_judges_sheet_without_content_length_is_limited(served: Served) -> None:
     pieces = (b" " * 1_000_000 for _ in range(9))
     refused = served.post(APPLY, token=served.judge, content=pieces, headers=JSON)
     assert served.error(refused) == (413, "too_large")
 
 
-def test_the_judges_limit_raises_no_other(served: Served) -> None:
+def test_the_judges_body_limit_raises_no_other_limit(served: Served) -> None:
     path = f"{API}/judge/{EXPERIMENT}/batches"
     refused = served.post(path, token=served.judge, content=(b" " * 600_000 for _ in range(2)), headers=JSON)
     assert served.error(refused) == (413, "too_large")
 
 
 @pytest.mark.parametrize(("most", "statuses"), [(0, [429, 429]), (1, [422, 422])])
-def test_only_so_many_sheets_are_read_at_a_time(
+def test_filled_sheets_in_memory_are_limited(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
     monkeypatch.setattr(security, "SHEETS_AT_ONCE", most)

@@ -12,7 +12,7 @@ from tipbench.web.security import Hosts, host_name, is_loopback_name
 HOSTS = Hosts.of(["tips.example.org", "10.0.0.7", "2001:db8::7"])
 
 
-def test_our_names_are_allowed_in_any_spelling() -> None:
+def test_allowed_hosts_are_accepted_in_any_spelling() -> None:
     for header in [
         "localhost",
         "LOCALHOST:5180",
@@ -33,7 +33,7 @@ def test_our_names_are_allowed_in_any_spelling() -> None:
         assert HOSTS.allow(header)
 
 
-def test_everything_else_is_refused() -> None:
+def test_other_hosts_are_rejected() -> None:
     for header in [
         "",
         "evil.example",
@@ -68,7 +68,7 @@ def test_everything_else_is_refused() -> None:
 
 
 @given(st.text(max_size=80))
-def test_whatever_is_allowed_is_a_name_of_ours(header: str) -> None:
+def test_every_allowed_host_is_configured_or_loopback(header: str) -> None:
     if HOSTS.allow(header):
         name = host_name(header)
         assert name is not None
@@ -76,13 +76,13 @@ def test_whatever_is_allowed_is_a_name_of_ours(header: str) -> None:
 
 
 @given(st.from_regex(r"[a-z0-9.\-:\[\]]{1,30}", fullmatch=True))
-def test_a_name_that_was_read_reads_the_same_again(header: str) -> None:
+def test_a_parsed_host_parses_to_itself(header: str) -> None:
     name = host_name(header)
     if name is not None:
         assert host_name(f"[{name}]" if ":" in name else name) == name
 
 
-def test_our_own_pages_are_of_the_same_origin() -> None:
+def test_the_panels_pages_have_the_same_origin() -> None:
     for origin, host in [
         ("http://localhost:5180", "localhost:5180"),
         ("https://tips.example.org", "tips.example.org"),
@@ -92,7 +92,7 @@ def test_our_own_pages_are_of_the_same_origin() -> None:
         assert HOSTS.same_origin(origin, host)
 
 
-def test_other_pages_are_not() -> None:
+def test_other_sites_have_another_origin() -> None:
     for origin, host in [
         ("null", "localhost:5180"),
         ("", "localhost:5180"),
@@ -106,7 +106,7 @@ def test_other_pages_are_not() -> None:
         assert not HOSTS.same_origin(origin, host)
 
 
-def test_a_configured_name_that_is_none_is_refused() -> None:
+def test_an_invalid_configured_host_is_rejected() -> None:
     for name in ["https://tips.example.org", "tips.example.org:443", "a b", "", "*", "ä.example"]:
         with pytest.raises(UsageError, match="panel_hosts must be names"):
             Hosts.of([name])

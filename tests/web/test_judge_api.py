@@ -160,7 +160,7 @@ def test_a_wrong_wish_is_named(served: Served) -> None:
         assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
-def test_a_suite_from_anywhere_on_the_disk_is_not_taken(served: Served) -> None:
+def test_a_suite_outside_the_allowed_folders_is_rejected(served: Served) -> None:
     response = served.post(SHEETS, json={"suite": "/etc"})
     assert served.error(response) == (403, "not_allowed")
 

@@ -64,7 +64,7 @@ def refusals(served: Served, token: str | None, **options: Any) -> dict[Route, t
     }
 
 
-def test_the_walk_sees_every_route(served: Served) -> None:
+def test_the_route_tests_cover_every_route(served: Served) -> None:
     found = set(route_list(served.app))
     pages = {("GET", "/"), ("GET", "/settings"), ("GET", "/jobs"), ("GET", "/experiments/{experiment:path}")}
     assert found >= OPEN | JUDGES | {("GET", f"{API}/experiments"), ("POST", f"{API}/plan"), ("GET", "/metrics")}
@@ -84,13 +84,13 @@ def test_no_page_is_in_the_document_of_the_api(served: Served) -> None:
     assert [path for path in served.app.openapi()["paths"] if not path.startswith(known)] == []
 
 
-def test_without_a_token_every_route_refuses(served: Served) -> None:
+def test_every_route_rejects_a_missing_token(served: Served) -> None:
     answers = refusals(served, None)
     assert len(answers) > 30
     assert {route for route, given in answers.items() if given != (401, "unauthorised")} == set()
 
 
-def test_without_a_token_a_browser_is_sent_to_the_login_page(served: Served) -> None:
+def test_a_browser_without_a_session_is_redirected_to_the_login_page(served: Served) -> None:
     for method, path in closed(served):
         if method == "GET" and not path.startswith("/api/"):
             response = served.get(filled(path), token=None, headers=PAGE)
@@ -98,12 +98,12 @@ def test_without_a_token_a_browser_is_sent_to_the_login_page(served: Served) -> 
             assert response.headers["location"].startswith("/login?next=%2F"), path
 
 
-def test_with_a_wrong_token_every_route_refuses(served: Served) -> None:
+def test_every_route_rejects_an_invalid_token(served: Served) -> None:
     expected = {(401, "unauthorised"), (429, "too_many_attempts")}
     assert set(refusals(served, WRONG).values()) == expected
 
 
-def test_with_an_expired_token_every_route_refuses(served: Served) -> None:
+def test_every_route_rejects_an_expired_token(served: Served) -> None:
     tokens = served.panel.guard.tokens
     _, secret = tokens.create(Role.ADMIN, "yesterday's", life_s=60)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
@@ -111,7 +111,7 @@ def test_with_an_expired_token_every_route_refuses(served: Served) -> None:
     assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
 
 
-def test_with_a_revoked_token_every_route_refuses(served: Served) -> None:
+def test_every_route_rejects_a_revoked_token(served: Served) -> None:
     tokens = served.panel.guard.tokens
     token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
     assert served.get(f"{API}/experiments", token=secret).status_code == 200
@@ -119,7 +119,7 @@ def test_with_a_revoked_token_every_route_refuses(served: Served) -> None:
     assert set(refusals(served, secret).values()) == {(401, "unauthorised"), (429, "too_many_attempts")}
 
 
-def test_with_the_cookie_of_a_revoked_token_every_route_refuses(served: Served) -> None:
+def test_every_route_rejects_the_cookie_of_a_revoked_token(served: Served) -> None:
     tokens = served.panel.guard.tokens
     token, secret = tokens.create(Role.ADMIN, "dismissed", life_s=None)
     csrf = served.log_in(secret)
@@ -128,14 +128,14 @@ def test_with_the_cookie_of_a_revoked_token_every_route_refuses(served: Served) 
     assert set(refusals(served, None, headers={CSRF_HEADER: csrf}).values()) == {(401, "unauthorised")}
 
 
-def test_a_judge_is_refused_everywhere_but_where_judges_work(served: Served) -> None:
+def test_a_judge_token_is_rejected_outside_judging(served: Served) -> None:
     answers = refusals(served, served.judge)
     let_in = {route for route, given in answers.items() if given != (403, "forbidden")}
     assert let_in == {route for route in answers if for_judges(route)}
     assert let_in >= JUDGES | {("GET", JUDGES_PAGES)}
 
 
-def test_a_judges_browser_is_refused_with_a_page(served: Served) -> None:
+def test_a_judge_in_a_browser_gets_an_error_page(served: Served) -> None:
     served.log_in(served.judge)
     for method, path in closed(served):
         if method == "GET" and not path.startswith("/api/") and not for_judges((method, path)):
@@ -143,7 +143,7 @@ def test_a_judges_browser_is_refused_with_a_page(served: Served) -> None:
             assert (response.status_code, response.headers["content-type"][:9]) == (403, "text/html"), path
 
 
-def test_an_apps_token_is_refused_by_every_route_and_the_login(served: Served) -> None:
+def test_an_app_token_is_rejected_by_every_route_and_the_login(served: Served) -> None:
     _, secret = served.panel.guard.tokens.create(Role.APP, "ios-app", life_s=None)
     assert set(refusals(served, secret).values()) == {(403, "forbidden")}
     assert served.error(served.post("/login", token=None, json={"token": secret})) == (403, "forbidden")
@@ -151,7 +151,7 @@ def test_an_apps_token_is_refused_by_every_route_and_the_login(served: Served) -
     assert (page.status_code, "policy server" in page.text, "set-cookie" in page.headers) == (403, True, False)
 
 
-def test_an_admin_is_refused_nowhere(served: Served) -> None:
+def test_an_admin_token_is_accepted_by_every_route(served: Served) -> None:
     # Without a body and on names that are not there, hardly anything is done; the token itself is not revoked.
     assert {route: given for route, given in refusals(served, served.admin).items() if given[1]} == {}
 
@@ -161,7 +161,7 @@ def test_no_route_breaks_on_an_empty_request(served: Served) -> None:
     assert {route: status for route, (status, _) in answers.items() if status == 500} == {}
 
 
-def test_no_method_opens_what_another_keeps_closed(served: Served) -> None:
+def test_no_other_method_bypasses_authorisation(served: Served) -> None:
     for method in METHODS:
         for _, path in closed(served):
             response = served.ask(method, filled(path), token=None)
@@ -170,7 +170,7 @@ def test_no_method_opens_what_another_keeps_closed(served: Served) -> None:
                 assert method not in response.headers["allow"], path
 
 
-def test_asking_for_the_head_alone_tells_a_judge_nothing_more(served: Served) -> None:
+def test_head_requests_of_a_judge_are_rejected_like_get(served: Served) -> None:
     for method in ["HEAD", "OPTIONS"]:
         for _, path in closed(served):
             response = served.ask(method, filled(path), token=served.judge)
@@ -187,7 +187,7 @@ def test_every_change_with_a_cookie_needs_the_csrf_token(served: Served) -> None
             assert answer(served, response) == (403, "csrf"), path
 
 
-def test_the_csrf_token_of_another_session_is_none(served: Served) -> None:
+def test_the_csrf_token_of_another_session_is_rejected(served: Served) -> None:
     other = served.log_in(served.admin)
     served.client.cookies.clear()
     served.log_in(served.admin)
@@ -197,7 +197,7 @@ def test_the_csrf_token_of_another_session_is_none(served: Served) -> None:
             assert answer(served, response) == (403, "csrf"), path
 
 
-def test_a_change_from_another_site_is_refused_whatever_it_knows(served: Served) -> None:
+def test_a_cross_site_change_is_rejected_even_with_a_csrf_token(served: Served) -> None:
     cases: list[dict[str, str]] = [
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
@@ -211,41 +211,41 @@ def test_a_change_from_another_site_is_refused_whatever_it_knows(served: Served)
                 assert answer(served, response) == (403, "foreign_origin"), path
 
 
-def test_the_open_routes_answer_to_everybody(served: Served) -> None:
+def test_public_routes_need_no_token(served: Served) -> None:
     assert [served.get(path, token=None).status_code for path in ("/healthz", "/readyz", "/login")] == [200] * 3
     styles = re.findall(r'href="(/static/[^"]+)"', served.get("/login", token=None).text)
     assert styles
     assert [served.get(path, token=None).status_code for path in styles] == [200] * len(styles)
 
 
-def test_a_header_that_is_no_bearer_token_is_refused(served: Served) -> None:
+def test_an_authorization_header_without_bearer_is_rejected(served: Served) -> None:
     for header in ["Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "bearer\t", "Token x", "x" * 5000]:
         response = served.get(f"{API}/experiments", token=None, headers={"Authorization": header})
         assert served.error(response) == (401, "unauthorised")
         assert response.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_wrong_bearer_token_is_not_saved_by_a_good_cookie(served: Served) -> None:
+def test_an_invalid_bearer_token_is_rejected_despite_a_valid_cookie(served: Served) -> None:
     served.log_in(served.admin)
     assert served.get(f"{API}/experiments", token=None).status_code == 200
     assert served.error(served.get(f"{API}/experiments", token=WRONG)) == (401, "unauthorised")
 
 
-def test_a_token_in_the_url_is_no_token(served: Served) -> None:
+def test_a_token_in_the_url_is_ignored(served: Served) -> None:
     response = served.get(f"{API}/experiments?token={served.admin}&access_token={served.admin}", token=None)
     assert served.error(response) == (401, "unauthorised")
 
 
-def test_a_strangers_body_is_not_even_read(served: Served) -> None:
+def test_the_body_is_not_parsed_before_authentication(served: Served) -> None:
     """Refused as unknown, not for what it sent: nothing of a stranger's is parsed."""
     for path in (f"{API}/plan", f"{API}/judge/{EXPERIMENT}/apply", f"{API}/judge/{EXPERIMENT}/sheets"):
         response = served.post(path, token=None, content=b"{no json", headers={"Content-Type": "application/json"})
         assert served.error(response) == (401, "unauthorised")
 
 
-def test_the_operators_own_token_is_an_admins(home: Path) -> None:
+def test_the_operators_token_has_the_role_admin(home: Path) -> None:
     store, _ = answered()
-    own = "an-operators-own-long-token"
+    own = "an-operators-own-token-of-32-or-more"
     with serving(home, store, {"TIPBENCH_ADMIN_TOKEN": own}) as served:
         assert served.get(f"{API}/experiments", token=own).status_code == 200
         assert served.error(served.get(f"{API}/experiments", token=own + "x")) == (401, "unauthorised")

@@ -70,7 +70,7 @@ def every_kind_of_answer(panel: Served) -> dict[int, Any]:
     }
 
 
-def test_every_answer_has_the_security_headers(panel: Served) -> None:
+def test_every_response_has_the_security_headers(panel: Served) -> None:
     answers = every_kind_of_answer(panel)
     assert set(answers) == {200, 201, 303, 400, 401, 403, 404, 405, 409, 413, 422, 500, 502}
     for status, response in answers.items():
@@ -93,7 +93,7 @@ def test_the_referrer_policy_leaves_our_own_forms_their_origin() -> None:
     assert HEADERS["Referrer-Policy"] == "same-origin"
 
 
-def test_another_host_is_refused_before_anything_else(panel: Served) -> None:
+def test_an_unknown_host_is_rejected_first(panel: Served) -> None:
     for host in ["evil.example", "localhost.evil.example", "10.1.2.3", "evil.example:5180"]:
         for path in ["/healthz", "/login", f"{API}/experiments", "/nothing"]:
             response = panel.get(path, headers={"Host": host})
@@ -101,19 +101,19 @@ def test_another_host_is_refused_before_anything_else(panel: Served) -> None:
             assert response.json()["error"]["path"] == "header.host"
 
 
-def test_a_name_the_operator_added_is_answered(home: Path) -> None:
+def test_a_configured_host_is_accepted(home: Path) -> None:
     with serving(home, environment={"TIPBENCH_PANEL_HOSTS": "tips.example.org, 10.0.0.7"}) as served:
         assert served.get("/healthz", token=None, headers={"Host": "tips.example.org:443"}).status_code == 200
         assert served.get("/healthz", token=None, headers={"Host": "10.0.0.8"}).status_code == 400
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read(panel: Served) -> None:
+def test_a_body_with_a_too_large_content_length_is_not_read(panel: Served) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(10**12)}
     response = panel.post(f"{API}/plan", content=b"{}", headers=headers)
     assert panel.error(response) == (413, "too_large")
 
 
-def test_a_body_that_does_not_say_its_size_is_cut_off(panel: Served) -> None:
+def test_a_body_without_content_length_is_limited_while_read(panel: Served) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 100_000
@@ -129,13 +129,13 @@ def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: Served) -> None:
     assert panel.error(response) == (422, "sheet_refused")
 
 
-def test_a_length_that_is_no_number_is_refused(panel: Served) -> None:
+def test_an_invalid_content_length_is_rejected(panel: Served) -> None:
     for length in ["-1", "x", "1e3", ""]:
         response = panel.post(f"{API}/plan", content=b"{}", headers={"Content-Length": length})
         assert response.status_code == 413
 
 
-def test_a_bug_tells_nothing_but_where_to_look(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_contains_only_the_request_id(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "tipbench.web"):
         response = panel.get("/broken")
     assert panel.error(response) == (500, "internal")
@@ -146,16 +146,16 @@ def test_a_bug_tells_nothing_but_where_to_look(panel: Served, caplog: pytest.Log
     assert SECRET in caplog.text
 
 
-def test_an_answer_that_breaks_off_is_not_passed_off_as_whole(panel: Served) -> None:
+def test_a_response_that_fails_midway_closes_the_connection(panel: Served) -> None:
     with TestClient(panel.app, base_url="http://localhost") as strict, pytest.raises(RuntimeError):
         strict.get("/half", headers={"Authorization": f"Bearer {panel.admin}"})
 
 
-def test_a_failure_tells_an_admin_the_reason(panel: Served) -> None:
+def test_an_error_shows_an_admin_the_reason(panel: Served) -> None:
     assert "qwen2.5" in panel.get("/corrupt").json()["error"]["message"]
 
 
-def test_a_failure_tells_a_judge_nothing_that_unblinds(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_shows_a_judge_nothing_that_unblinds(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tipbench.web"):
         response = panel.get("/corrupt", token=panel.judge)
     assert panel.error(response) == (502, "corrupt_text")
@@ -165,7 +165,7 @@ def test_a_failure_tells_a_judge_nothing_that_unblinds(panel: Served, caplog: py
     assert "qwen2.5" in caplog.text
 
 
-def test_a_callers_request_id_is_kept_when_it_is_fit_for_a_log(panel: Served) -> None:
+def test_a_safe_request_id_of_the_client_is_used(panel: Served) -> None:
     kept = panel.get("/healthz", headers={"X-Request-ID": "abc-123_XYZ"}).headers["x-request-id"]
     other = panel.get("/healthz", headers={"X-Request-ID": "a b\tc" + "d" * 80}).headers["x-request-id"]
     assert kept == "abc-123_XYZ"
@@ -173,14 +173,14 @@ def test_a_callers_request_id_is_kept_when_it_is_fit_for_a_log(panel: Served) ->
     assert len(other) == 16
 
 
-def test_there_are_no_web_sockets(panel: Served) -> None:
+def test_websockets_are_rejected(panel: Served) -> None:
     from starlette.websockets import WebSocketDisconnect
 
     with pytest.raises(WebSocketDisconnect), panel.client.websocket_connect("/anything"):
         pass
 
 
-def test_no_answer_says_which_software_made_it(panel: Served) -> None:
+def test_responses_have_no_server_header(panel: Served) -> None:
     headers = " ".join(f"{name}: {value}" for name, value in panel.get("/healthz").headers.items()).lower()
     assert "uvicorn" not in headers
     assert "starlette" not in headers

@@ -36,18 +36,18 @@ def sessions(database: Database, clock: Clock) -> Sessions:
     return Sessions(KEY, database, life_s=100, clock=clock)
 
 
-def test_a_sealed_session_is_recognised_with_all_it_says(sessions: Sessions) -> None:
+def test_a_sealed_session_authenticates_with_all_fields(sessions: Sessions) -> None:
     session = sessions.begin("token-1")
     assert sessions.authenticate(sessions.seal(session)) == session
 
 
-def test_every_login_begins_a_session_of_its_own(sessions: Sessions) -> None:
+def test_every_login_creates_a_new_session(sessions: Sessions) -> None:
     assert len({sessions.begin("token-1").id for _ in range(50)}) == 50
 
 
 @anything
 @given(text=st.text(max_size=700))
-def test_no_text_that_we_did_not_seal_is_a_session(sessions: Sessions, text: str) -> None:
+def test_text_without_our_signature_is_not_a_session(sessions: Sessions, text: str) -> None:
     assert sessions.authenticate(text) is None
 
 
@@ -76,7 +76,7 @@ def test_an_ended_session_stays_ended_after_a_restart(sessions: Sessions, databa
     assert again.authenticate(sessions.seal(session)) is None
 
 
-def test_what_has_expired_anyway_is_no_longer_remembered(sessions: Sessions, database: Database, clock: Clock) -> None:
+def test_expired_entries_of_ended_sessions_are_removed(sessions: Sessions, database: Database, clock: Clock) -> None:
     for _ in range(20):
         sessions.end(sessions.begin("token-1"))
     clock.now += 200
@@ -89,7 +89,7 @@ def test_a_session_of_another_key_is_refused(sessions: Sessions, database: Datab
     assert sessions.authenticate(other.seal(other.begin("token-1"))) is None
 
 
-def test_a_csrf_token_fits_its_own_session_alone(sessions: Sessions) -> None:
+def test_a_csrf_token_is_valid_for_its_session_only(sessions: Sessions) -> None:
     mine, yours = sessions.begin("token-1"), sessions.begin("token-1")
     assert sessions.csrf_fits(mine, sessions.csrf(mine))
     assert not sessions.csrf_fits(mine, sessions.csrf(yours))
@@ -101,7 +101,7 @@ def test_the_csrf_token_is_not_in_the_cookie(sessions: Sessions) -> None:
     assert sessions.csrf(session) not in sessions.seal(session)
 
 
-def test_the_key_is_made_once_and_for_its_owner_only(home: Path) -> None:
+def test_the_session_key_is_created_once_and_private(home: Path) -> None:
     key = load_key(home)
     assert key == load_key(home)
     assert len(key) == 32
@@ -109,19 +109,19 @@ def test_the_key_is_made_once_and_for_its_owner_only(home: Path) -> None:
     assert [path.name for path in (home / FOLDER).iterdir()] == [KEY_FILE]
 
 
-def test_panels_that_start_at_once_sign_with_one_key(home: Path) -> None:
+def test_panels_that_start_together_share_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(load_key, [home] * 40))) == 1
 
 
-def test_a_key_that_others_may_read_is_refused(home: Path) -> None:
+def test_a_session_key_readable_by_others_is_rejected(home: Path) -> None:
     load_key(home)
     (home / FOLDER / KEY_FILE).chmod(0o644)
     with pytest.raises(UsageError, match=r"must not be readable by others \(mode 644\). Delete it"):
         load_key(home)
 
 
-def test_a_key_that_was_cut_short_is_refused(home: Path) -> None:
+def test_a_truncated_session_key_is_rejected(home: Path) -> None:
     load_key(home)
     (home / FOLDER / KEY_FILE).write_bytes(b"short")
     with pytest.raises(UsageError, match="has 5 bytes instead of 32"):

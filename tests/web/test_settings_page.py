@@ -77,7 +77,7 @@ def test_revoking_asks_first_and_warns_of_ones_own(served: Served) -> None:
     assert page.count("<summary") >= 2
 
 
-def test_a_name_is_shown_as_text(home: Path) -> None:
+def test_a_token_name_is_shown_as_text(home: Path) -> None:
     with serving(home) as served:
         sent(served, name="<script>alert(1)</script>")
         sent(served, name='"><img src=x onerror=alert(1)>')
@@ -112,24 +112,26 @@ def test_a_form_with_the_word_of_its_page_works(served: Served) -> None:
     assert served.post("/settings/tokens", token=None, data=data).status_code == 201
 
 
-def test_what_is_configured_shows_without_secrets(home: Path) -> None:
+def test_the_configuration_is_shown_without_secrets(home: Path) -> None:
     secrets = {
         "TIPBENCH_ADMIN_TOKEN": OPERATOR,
         "MLFLOW_TRACKING_PASSWORD": "hunter2-hunter2",
         "MLFLOW_TRACKING_TOKEN": "a-bearer-of-mlflow",
         "MLFLOW_TRACKING_URI": "http://me:s3cret@mlflow.example:5000",
         "TIPBENCH_PANEL_URLS": "http://you:s3cret@gpu-box:11434",
+        "TIPBENCH_JUDGE_COMMAND": "/opt/judges/agent --key an-agents-key",
     }
     with serving(home, environment=secrets) as served:
         page = settings_page(served)
-    for word in (OPERATOR, "hunter2", "a-bearer-of-mlflow", "s3cret"):
+    for word in (OPERATOR, "hunter2", "a-bearer-of-mlflow", "s3cret", "an-agents-key"):
         assert word not in page
+    assert "agent …" in page
     assert "http://mlflow.example:5000" in page
     assert "http://gpu-box:11434" in page
     assert "TIPBENCH_ADMIN_TOKEN" in page
 
 
-def test_a_judge_cannot_see_it(served: Served) -> None:
+def test_a_judge_cannot_open_the_settings_page(served: Served) -> None:
     page = served.get("/settings", token=served.judge, headers=PAGE)
     assert page.status_code == 403
     assert "boss" not in page.text

@@ -26,7 +26,7 @@ def test_a_new_token_works(served: Served) -> None:
     assert served.error(served.get(TOKENS, token=judge["token"])) == (403, "forbidden")
 
 
-def test_its_secret_is_in_one_answer_only(served: Served) -> None:
+def test_a_secret_is_in_one_response_only(served: Served) -> None:
     token = made(served)
     assert token["token"].startswith(f"tipbench_{token['id']}_")
     listed = served.get(TOKENS)
@@ -34,36 +34,36 @@ def test_its_secret_is_in_one_answer_only(served: Served) -> None:
     assert token["id"] in {each["id"] for each in listed.json()["items"]}
 
 
-def test_a_token_expires_as_asked(served: Served) -> None:
+def test_a_token_expires_after_its_lifetime(served: Served) -> None:
     assert made(served, expires="never")["expires"] is None
     assert made(served)["expires"] > made(served)["created"]
     assert made(served, expires="8w")["expires"] > made(served)["expires"]
 
 
-def test_without_a_life_it_lives_ninety_days(served: Served) -> None:
+def test_the_default_lifetime_is_ninety_days(served: Served) -> None:
     response = served.post(TOKENS, json={"role": "judge", "name": "anna"})
     assert response.json()["expires"][:10] > response.json()["created"][:10]
 
 
-def test_a_revoked_token_works_no_more(served: Served) -> None:
+def test_a_revoked_token_is_rejected(served: Served) -> None:
     token = made(served, role="admin")
     response = served.ask("DELETE", f"{TOKENS}/{token['id']}")
     assert (response.status_code, response.json()["state"]) == (200, "revoked")
     assert served.error(served.get(TOKENS, token=token["token"])) == (401, "unauthorised")
 
 
-def test_revoking_twice_changes_nothing(served: Served) -> None:
+def test_revoking_twice_has_no_effect(served: Served) -> None:
     token = made(served)
     first = served.ask("DELETE", f"{TOKENS}/{token['id']}").json()
     assert served.ask("DELETE", f"{TOKENS}/{token['id']}").json() == first
 
 
-def test_a_token_that_is_not_there_cannot_be_revoked(served: Served) -> None:
+def test_revoking_an_unknown_token_is_not_found(served: Served) -> None:
     for token_id, expected in [("0" * 12, 404), ("nonsense", 422), ("0" * 13, 422)]:
         assert served.ask("DELETE", f"{TOKENS}/{token_id}").status_code == expected
 
 
-def test_a_wrong_wish_names_its_field_and_makes_nothing(served: Served) -> None:
+def test_an_invalid_request_names_its_field_and_creates_nothing(served: Served) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"role": "king"}, "body.role"),
         ({"name": ""}, "body.name"),
@@ -84,13 +84,13 @@ def test_a_wrong_wish_names_its_field_and_makes_nothing(served: Served) -> None:
         assert served.get(TOKENS).json() == before
 
 
-def test_with_a_cookie_it_needs_the_sessions_word(served: Served) -> None:
+def test_creating_a_token_with_a_cookie_needs_the_csrf_token(served: Served) -> None:
     csrf = served.log_in(served.admin)
     assert served.error(served.post(TOKENS, token=None, json=WISH)) == (403, "csrf")
     assert served.post(TOKENS, token=None, json=WISH, headers={"X-CSRF-Token": csrf}).status_code == 201
 
 
-def test_the_answers_are_as_documented(served: Served) -> None:
+def test_responses_match_the_openapi_document(served: Served) -> None:
     document = served.app.openapi()
 
     def schema(path: str, method: str, status: str) -> dict[str, Any]:

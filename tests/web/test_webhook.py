@@ -137,7 +137,7 @@ def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
     assert {name.lower(): value for name, value in got.headers.items()}[DELIVERY.lower()] == got.payload["id"]
 
 
-def test_a_delivery_is_blind(bench: Bench) -> None:
+def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
     bench.collect(models=("okapi-unmistakable:1b",))
     bench.pass_time()
     (got,) = bench.receiver.got
@@ -414,7 +414,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
     assert (delivery.state, delivery.attempts) == (DeliveryState.QUEUED, ())
 
 
-def test_a_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
+def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
     options = WebhookOptions(receiver.url.replace("127.0.0.1", "judge.example.org"), SECRET)
     attempt = Poster(options).post(Message("0f", "test", None, "{}"), 1, threading.Event())
     assert attempt.status is None

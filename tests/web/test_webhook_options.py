@@ -31,7 +31,7 @@ def options_of(tmp_path: Path, **variables: str) -> WebhookOptions | None:
         ("https://[fd00::7]/hook", "fd00::7"),
     ],
 )
-def test_this_machine_and_listed_hosts_may_be_called(tmp_path: Path, url: str, hosts: str) -> None:
+def test_loopback_and_listed_hosts_are_allowed(tmp_path: Path, url: str, hosts: str) -> None:
     options = options_of(tmp_path, url=url, hosts=hosts)
     assert options is not None
     assert (options.url, options.watch_s) == (url, 30.0)
@@ -54,7 +54,7 @@ def test_this_machine_and_listed_hosts_may_be_called(tmp_path: Path, url: str, h
         ("https://judge.example.org/", "https://judge.example.org/x", "without ports"),
     ],
 )
-def test_an_address_that_may_not_be_called_is_refused_at_the_start(
+def test_a_webhook_url_that_is_not_allowed_is_rejected_at_startup(
     tmp_path: Path, url: str, hosts: str, word: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -68,14 +68,14 @@ def test_without_an_address_there_is_no_webhook(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "short", "é" * 30, "a" * 201])
-def test_a_secret_that_is_missing_or_too_short_is_refused_and_not_repeated(tmp_path: Path, secret: str) -> None:
+def test_a_missing_or_short_webhook_secret_is_rejected_and_not_shown(tmp_path: Path, secret: str) -> None:
     with pytest.raises(UsageError) as caught:
         options_of(tmp_path, url="http://localhost/", secret=secret)
     assert "TIPBENCH_HOOK_SECRET" in str(caught.value)
     assert not secret or secret not in str(caught.value)
 
 
-def test_the_secret_cannot_stand_in_the_file(tmp_path: Path) -> None:
+def test_the_webhook_secret_is_not_read_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "tipbench.toml").write_text(f'hook_secret = "{SECRET}"\n')
     with pytest.raises(UsageError, match="unknown key 'hook_secret'"):
         options_of(tmp_path, url="http://localhost/")

@@ -170,6 +170,15 @@ class JobStore:
         query = f"SELECT * FROM jobs WHERE {_REMOVABLE} AND coalesce(ended, started, created) < ? ORDER BY seq LIMIT ?"  # noqa: S608
         return [_job(row) for row in self._db.rows(query, [self._clock() - keep_s, limit])]
 
+    def now(self) -> float:
+        """Return the time in Unix seconds."""
+        return self._clock()
+
+    def last_activity(self) -> float | None:
+        """Return when a job was last queued, started or ended; None without jobs."""
+        rows = self._db.rows("SELECT max(max(created, coalesce(started, 0), coalesce(ended, 0))) FROM jobs")
+        return None if rows[0][0] is None else float(rows[0][0])
+
     def counts(self) -> dict[JobState, int]:
         """Return the number of jobs in each state."""
         rows = self._db.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state", [])

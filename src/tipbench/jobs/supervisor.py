@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
-from tipbench.files import home_errors, open_private, try_lock
+from tipbench.files import home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatus, Runner, transitions_between
 from tipbench.jobs.store import JobStore, check_key
 
@@ -21,6 +21,8 @@ MOST_RUNNING = 4
 _MOST_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0
 _MOST_SWEPT = 50  # per tick, to keep ticks short
+_MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; a larger step of the clock may be a mistake
+_CONFIRM_JUMP_S = 86_400.0  # of running, until such a step is believed
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +112,7 @@ class Supervisor:
         self._most_running = most_running
         self._keep_s = keep_s
         self._next_sweep = 0.0
+        self._jumped_at: float | None = None  # monotonic
         self._lock_fd: int | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -185,8 +188,31 @@ class Supervisor:
     def _sweep(self) -> None:
         """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
         found = [] if self._keep_s is None else self._store.expired(self._keep_s, limit=_MOST_SWEPT)
+        if self._keep_s is not None and not self._clock_is_plausible():
+            found = []
         gone = [job for job in found if self._forgotten(job)]
         self._next_sweep = time.monotonic() + (0 if len(gone) == _MOST_SWEPT else _SWEEP_S)
+
+    def _clock_is_plausible(self) -> bool:
+        """Whether the clock has not jumped ahead since the last sweep, which would make all jobs look expired.
+
+        After a longer pause of the panel, or a correction of the clock, sweeping continues after a day.
+        """
+        path, now = self._lock_path.with_name("last_sweep"), self._store.now()
+        try:
+            last = float(path.read_text())
+        except (OSError, ValueError):
+            last = self._store.last_activity() or now
+        if now - last <= _MAX_JUMP_S:
+            self._jumped_at = None
+        elif self._jumped_at is None:
+            self._jumped_at = time.monotonic()
+            days = (now - last) / 86_400
+            _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
+        believed = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_JUMP_S
+        with home_errors(path, "cannot be written"):
+            write_atomic(path, str(now if believed else last).encode())
+        return believed
 
     def _forgotten(self, job: Job) -> bool:
         runner = self._runners.get(job.runner)

@@ -81,7 +81,10 @@ class LocalMlflow:
     def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
         """Return the URL of the server, started if necessary and ready for requests."""
         version = self._installed_version()
-        make_folder(self.folder)
+        make_folder(self.folder, private=True)
+        with home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
+            for path in self.folder.glob("mlflow.db*"):
+                path.chmod(0o600)
         deadline = time.monotonic() + wait_s
         with self._alone(deadline, report):
             if self._running():
@@ -189,6 +192,7 @@ class LocalMlflow:
                 stdout=log,
                 stderr=log,
                 check=False,
+                umask=0o077,
             ).returncode
         except OSError as exc:
             raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc

@@ -7,10 +7,11 @@ import binascii
 import hashlib
 import hmac
 import json
+import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,8 +21,8 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from tipbench.errors import UsageError
-from tipbench.files import create_private, home_errors, make_folder
+from tipbench.errors import TipbenchError, UsageError
+from tipbench.files import check_own, create_private, home_errors, make_folder
 from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database
 from tipbench.text import iso
@@ -86,14 +87,17 @@ VERSION = len(_MIGRATIONS)
 
 def panel_folder(home: Path) -> Path:
     """Return the folder of the panel's secrets, accessible to its owner only; created if missing."""
-    return make_folder(home / FOLDER, private=True)
+    folder = make_folder(home / FOLDER, private=True)
+    check_own(folder, "Set TIPBENCH_HOME to a folder of your own.")
+    return folder
 
 
 def panel_database(home: Path) -> Database:
     """Open the panel's database, created and migrated as needed."""
-    return Database(home / FOLDER / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
+    return Database(panel_folder(home) / FILE, _MIGRATIONS, "The panel's database of tokens and drafts")
 
 
+log = logging.getLogger("tipbench.web")
 EVERYBODY = "*"  # wildcard for a judge's name
 LONGEST_TOKEN = 256
 LONGEST_LIFE_S = 10 * 366 * 86400
@@ -173,7 +177,12 @@ class TokenStore:
         token = _token(rows[0][1:]) if rows else None
         if not same or token is None or token.state(self.clock()) != "active":
             return None
-        self._note_use(token)
+        now = int(self.clock())
+        if token.last_used is None or now - token.last_used >= _NOTE_USE_S:
+            try:
+                self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
+            except TipbenchError as exc:  # such as a full disk: the token is valid anyway
+                log.warning("the use of token %s could not be stored: %s", token.id, exc)
         return token
 
     def get(self, token_id: str) -> Token | None:
@@ -195,11 +204,6 @@ class TokenStore:
         """Whether the store has an active admin token."""
         now = self.clock()
         return any(token.role is Role.ADMIN and token.state(now) == "active" for token in self.all())
-
-    def _note_use(self, token: Token) -> None:
-        now = int(self.clock())
-        if token.last_used is None or now - token.last_used >= _NOTE_USE_S:
-            self._database.rows("UPDATE tokens SET last_used = ? WHERE id = ?", (now, token.id))
 
 
 def digest(secret: str) -> str:
@@ -386,8 +390,8 @@ class TokenGuard:
     def by_token(self, secret: str, client: str) -> Identity:
         """Authenticate a token. Raises Unauthorised, Forbidden for a refused role, or TooManyAttempts.
 
-        Generated tokens cannot be guessed, so valid ones are never rate limited. The operator's token may be weak, so
-        it is compared only if the rate limit allows another attempt.
+        A valid token is accepted before the rate limit, so that others' failed attempts cannot lock its holder out.
+        Tokens are long enough that guessing is hopeless; the limit keeps the log and the load small.
         """
         if len(secret) > LONGEST_TOKEN:
             secret = ""
@@ -396,13 +400,12 @@ class TokenGuard:
             if token.role in self._refused:
                 raise Forbidden(self._refused[token.role])
             return Identity(token.name, token.role, token.id)
+        if self._admin is not None and hmac.compare_digest(digest(secret), self._admin):
+            return self._operator()
         wait_s = self._attempts.admit(client)
         if wait_s > 0:
             raise TooManyAttempts(wait_s)
-        if self._admin is None or not hmac.compare_digest(digest(secret), self._admin):
-            raise Unauthorised(_WRONG, path="header.authorization")
-        self._attempts.forgive(client)
-        return self._operator()
+        raise Unauthorised(_WRONG, path="header.authorization")
 
     def _operator(self) -> Identity:
         """Return the operator's identity. Its id depends on the token, so a new token ends the old one's sessions."""
@@ -450,12 +453,17 @@ async def authenticate(
     return found
 
 
-async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> Identity:
-    """Authenticate and check CSRF. Raises Unauthorised, or Forbidden for a cookie change without CSRF token."""
-    if identity.session is not None and request.method not in SAFE:
-        await _check_csrf(request, request.app.state.panel, identity)
-    request.state.identity = identity
-    return identity
+async def identify(request: Request, identity: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[Identity]:
+    """Authenticate and check CSRF; a judge's requests wait for a slot.
+
+    Raises Unauthorised, Busy, or Forbidden for a cookie change without CSRF token.
+    """
+    panel: Panel = request.app.state.panel
+    async with panel.turns.request(identity):
+        if identity.session is not None and request.method not in SAFE:
+            await _check_csrf(request, panel, identity)
+        request.state.identity = identity
+        yield identity
 
 
 def require_admin(identity: Annotated[Identity, Depends(identify)]) -> Identity:

@@ -19,7 +19,7 @@ from tipbench.web.security import Hosts, host_name, is_loopback_name
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5180
 DEFAULT_SESSION_HOURS = 12.0
-SHORTEST_ADMIN_TOKEN = 20
+SHORTEST_ADMIN_TOKEN = 32  # long enough that it cannot be guessed, like generated tokens
 _LONGEST_ADMIN_TOKEN = 200
 _LONGEST_SESSION_HOURS = 24.0 * 31
 
@@ -121,7 +121,7 @@ def _session_s(settings: Settings) -> int:
 
 
 def _admin_token(text: str | None) -> str | None:
-    """Validate the operator's token, which may be weak, so a minimum length is required; errors omit its value."""
+    """Validate the operator's token, chosen by the operator; errors omit its value."""
     if text is None:
         return None
     if not SHORTEST_ADMIN_TOKEN <= len(text) <= _LONGEST_ADMIN_TOKEN or not text.isascii() or not text.isprintable():

@@ -130,7 +130,7 @@ class _Record:
 
 
 class LoginLimiter:
-    """Back-off per client plus a global limit. Attempts count as failed until forgiven, so concurrent ones do too."""
+    """Back-off per client plus a global limit, for failed attempts only. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -140,7 +140,7 @@ class LoginLimiter:
         self._filled_at = clock()
 
     def admit(self, client: str) -> float:
-        """Count an attempt and return 0, or return the seconds to wait if it is not allowed yet."""
+        """Count a failed attempt and return 0, or return the seconds to wait if it is not allowed yet."""
         with self._lock:
             now = self._clock()
             self._refill(now)
@@ -152,12 +152,6 @@ class LoginLimiter:
             self._room -= 1
             self._remember(client, _failed_again(record, now))
             return 0.0
-
-    def forgive(self, client: str) -> None:
-        """Reset the client's failures after a successful attempt."""
-        with self._lock:
-            self._clients.pop(client, None)
-            self._room = min(float(BURST), self._room + 1)
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -342,10 +336,12 @@ def _log_failure(scope: Scope, request_id: str) -> None:
 
 JUDGES_AT_ONCE = 1
 ADMINS_AT_ONCE = 4
+JUDGES_REQUESTS = 6  # of any kind, as many as a browser sends at once; more wait without using a thread
 SHEETS_AT_ONCE = 2  # filled sheets in memory, over all tokens
 JUDGES_BYTES = 8_000_000  # maximum size of a judge's filled sheet; admins have the general limit
 WAIT_S = 2.0  # for the token's previous request: a second tab, or a client faster than our cleanup
 SHEET_WAIT_S = 20.0
+REQUEST_WAIT_S = 20.0
 
 
 class ConcurrencyLimits:
@@ -353,6 +349,7 @@ class ConcurrencyLimits:
 
     def __init__(self) -> None:
         self._sheets = Semaphore(SHEETS_AT_ONCE)
+        self._requests: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_REQUESTS))
         self._judges: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(JUDGES_AT_ONCE))
         self._admins: defaultdict[str, Semaphore] = defaultdict(lambda: Semaphore(ADMINS_AT_ONCE))
 
@@ -365,6 +362,16 @@ class ConcurrencyLimits:
             "Nothing was changed; try again when the running request has finished."
         )
         async with _held(places[who.token_id], WAIT_S, refusal):
+            yield
+
+    @asynccontextmanager
+    async def request(self, who: Identity) -> AsyncIterator[None]:
+        """Hold one of a judge's slots for any request. Raises Busy after REQUEST_WAIT_S. Admins are not limited."""
+        if not who.is_judge:
+            yield
+            return
+        refusal = f"A judge's token may send {JUDGES_REQUESTS} requests at a time. Try again shortly."
+        async with _held(self._requests[who.token_id], REQUEST_WAIT_S, refusal):
             yield
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -73,6 +74,9 @@ def _value(settings: Settings, setting: Setting) -> str:
         return "set" if settings.get(setting.key) else "not set"
     if setting.key not in settings.values:
         return setting.default or "–"
+    if setting.key == "judge_command":  # its arguments may contain secrets
+        program, *arguments = (settings.get(setting.key) or "").split() or [""]
+        return f"{PurePath(program).name}{' …' if arguments else ''}"
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
     if setting.key in _ADDRESSES:

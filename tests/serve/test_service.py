@@ -364,6 +364,7 @@ def test_32_threads_with_1000_rewards_each_for_one_user_equal_the_serial_result(
         np.testing.assert_allclose(list(stats["theta"].values()), serial.theta, atol=1e-9)
 
 
+@pytest.mark.process
 def test_a_second_process_on_the_same_store_is_refused(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tipbench.serve.service import PolicyService\n"

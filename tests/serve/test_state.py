@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from support.serving import learn, reward_request, score_request, serving
-from tipbench.errors import LockHeld, StateError, TipbenchError, UsageError
+from tipbench.errors import EventConflict, EventNotFound, LockHeld, StateError, TipbenchError, UsageError
 from tipbench.serve.event_log import FOLDER, open_store, read_entries
 from tipbench.serve.maintenance import export_state, import_state, rebuild_state
 from tipbench.serve.policy import POLICIES
@@ -79,6 +81,32 @@ def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: s
     before = documents(tmp_path, state)
     assert len(before) == 4  # v2, linucb and the tallies of two users
     assert rebuild_state(tmp_path, state=state) == 2
+    assert documents(tmp_path, state) == before
+
+
+def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_same_bytes(
+    tmp_path: Path, state: str
+) -> None:
+    with serving(tmp_path, state=state) as service:
+
+        def work(thread: int) -> None:
+            rng = random.Random(thread)
+            for number in range(25):
+                user, event = f"u{rng.randrange(3)}", f"{thread}-{number}"
+                policy = rng.choice(list(POLICIES))
+                service.score(policy, score_request(user, event_id=event))
+                with suppress(EventConflict, EventNotFound):  # another thread may have reset the user since
+                    service.reward(policy, reward_request(event, user, reward=rng.uniform(-1, 1)))
+                if rng.random() < 0.1:
+                    service.reset(user, erase=rng.random() < 0.5)
+                elif rng.random() < 0.2:
+                    service.flush()
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
+    before = documents(tmp_path, state)
+    assert before
+    rebuild_state(tmp_path, state=state)
     assert documents(tmp_path, state) == before
 
 

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from tipbench.errors import UsageError
@@ -91,7 +92,13 @@ SETTINGS: tuple[Setting, ...] = (
         "panel_urls",
         ("TIPBENCH_PANEL_URLS",),
         "",
-        "Comma-separated Ollama and MLflow servers that a run started over HTTP may use, besides the configured ones.",
+        "Comma-separated Ollama servers that a run started over HTTP or Airflow may use, besides the configured one.",
+    ),
+    Setting(
+        "panel_mlflow_urls",
+        ("TIPBENCH_PANEL_MLFLOW_URLS",),
+        "",
+        "Comma-separated MLflow servers that such a run may use, besides the configured one; they get no login.",
     ),
     Setting(
         "panel_suites",
@@ -234,6 +241,26 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     if sources.get("ollama_url") == "OLLAMA_HOST":
         values["ollama_url"] = ollama_url(values["ollama_url"])
     return Settings(home, values, sources)
+
+
+class MlflowLogin(TypedDict, total=False):
+    """Credentials of an MLflow server, as arguments of `tipbench.record.mlflow.MlflowStore`."""
+
+    username: str | None
+    password: str | None
+    token: str | None
+
+
+def mlflow_login(settings: Settings, url: str) -> MlflowLogin:
+    """Return the configured credentials for the MLflow at `url`: empty unless it is the configured server.
+
+    A run may name another server, as over HTTP or in Airflow, which must not receive them. A login in `url` is its own.
+    """
+    configured = settings.get("mlflow_url") or ""
+    if not is_http_url(configured) or not is_http_url(url) or canonical_url(configured) != canonical_url(url):
+        return {}
+    get = settings.get
+    return {"username": get("mlflow_username"), "password": get("mlflow_password"), "token": get("mlflow_token")}
 
 
 def mlflow_pages(settings: Settings, url: str) -> str | None:

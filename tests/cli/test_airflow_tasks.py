@@ -50,7 +50,11 @@ def ollama_two() -> Iterator[ScriptedOllama]:
 
 
 @pytest.fixture
-def conf(mlflow_url: str, ollama_two: ScriptedOllama) -> dict[str, Any]:
+def conf(mlflow_url: str, ollama_two: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A conf whose servers the worker's settings have."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
+    monkeypatch.setenv("OLLAMA_HOST", ollama_two.url)
+    monkeypatch.setenv("TIPBENCH_PANEL_URLS", DEAD)
     return {
         "models": [ALPHA, BETA],
         "prompts": "v1",
@@ -174,11 +178,28 @@ def test_without_skip_refused_one_refused_model_stops_the_run(conf: dict[str, An
         plan_models({**conf, "models": f"gone:1b,{ALPHA}", "skip_refused": False}, ONE_HOST)
 
 
-def test_two_names_of_one_model_are_collected_once(conf: dict[str, Any]) -> None:
+def test_two_names_of_one_model_are_collected_once(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     alpha = ModelSpec(ALPHA)
     with ScriptedOllama(models=[alpha, ModelSpec("alias:135m", digest=alpha.manifest, blob=alpha.full)]) as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.url)
         planned = plan_models({**conf, "models": f"{ALPHA},alias:135m", "ollama_url": server.url}, ONE_HOST)
     assert planned["collect"] == [ALPHA]
+
+
+def test_a_server_that_the_worker_neither_configures_nor_lists_is_refused(
+    conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, other in (("mlflow_url", "http://evil.example:5000"), ("ollama_url", "http://evil.example:11434")):
+        with pytest.raises(UsageError, match=rf"conf {key} takes a server that the worker allows: .*evil\.example"):
+            plan_models({**conf, key: other}, ONE_HOST)
+        with pytest.raises(UsageError, match="evil"):
+            collect_model({**conf, key: other}, ALPHA, None)
+    with pytest.raises(UsageError, match="evil"):
+        compare({**conf, "mlflow_url": "http://evil.example:5000"})
+    monkeypatch.setenv("TIPBENCH_PANEL_URLS", "http://second.example:11434")
+    monkeypatch.setenv("TIPBENCH_PANEL_MLFLOW_URLS", "http://second.example:5000")
+    listed = {**conf, "ollama_url": "http://second.example:11434", "mlflow_url": "http://second.example:5000"}
+    assert read_conf(listed, load_settings(), uses_ollama=True).mlflow_url == "http://second.example:5000"
 
 
 def test_a_server_that_is_away_is_worth_another_try(conf: dict[str, Any]) -> None:

@@ -21,12 +21,13 @@ def test_the_defaults_of_the_table_are_the_ones_that_apply(tmp_path: Path) -> No
     assert options.host == table["panel_host"].default
     assert str(options.port) == table["panel_port"].default
     assert options.session_s == int(table["panel_session_hours"].default) * 3600
-    assert (options.proxies, options.urls, options.suites, options.admin_token) == ((), (), (), None)
+    assert (options.proxies, options.ollama_urls, options.mlflow_urls, options.suites) == ((), (), (), ())
+    assert options.admin_token is None
 
 
 def test_every_option_of_the_panel_has_a_variable_of_its_name() -> None:
     ours = [setting for setting in SETTINGS if setting.key.startswith("panel_")]
-    assert len(ours) == 7
+    assert len(ours) == 8
     assert all(setting.variables == (f"TIPBENCH_{setting.key.upper()}",) for setting in ours)
 
 
@@ -34,7 +35,7 @@ def test_lists_are_read_from_the_file_and_from_variables(tmp_path: Path) -> None
     text = 'panel_hosts = ["a.example", "b.example"]\npanel_urls = "http://x:1, http://y:2"\npanel_port = 8080\n'
     options = options_of(tmp_path, text, TIPBENCH_PANEL_PROXIES="127.0.0.1, 10.0.0.0/8,")
     assert {"a.example", "b.example"} <= options.hosts.names
-    assert options.urls == ("http://x:1", "http://y:2")
+    assert options.ollama_urls == ("http://x:1", "http://y:2")
     assert options.proxies == ("127.0.0.1", "10.0.0.0/8")
     assert options.port == 8080
 

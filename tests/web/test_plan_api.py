@@ -112,6 +112,7 @@ URLS = {
     "OLLAMA_HOST": "gpu-box:11434",
     "MLFLOW_TRACKING_URI": "http://me:hidden@mlflow:5000/base",
     "TIPBENCH_PANEL_URLS": "https://other.example/ollama, http://10.0.0.7:11434",
+    "TIPBENCH_PANEL_MLFLOW_URLS": "https://other.example/mlflow",
 }
 
 
@@ -127,11 +128,17 @@ def test_an_allowed_server_is_used_as_configured(strict: Served) -> None:
         ("ollama_url", "HTTP://GPU-BOX:11434/", "http://gpu-box:11434"),
         ("ollama_url", "https://other.example:443/ollama", "https://other.example/ollama"),
         ("mlflow_url", "http://mlflow:5000/base", "http://me:hidden@mlflow:5000/base"),
+        ("mlflow_url", "https://other.example/mlflow/", "https://other.example/mlflow"),
         ("mlflow_url", "http://you:guess@mlflow:5000/base/", "http://me:hidden@mlflow:5000/base"),
         ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
     ]
     for key, url, used in cases:
         assert getattr(strict.panel.allowed.config({key: url}), key) == used
+
+
+def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(strict: Served) -> None:
+    for key, url in (("mlflow_url", "http://10.0.0.7:11434"), ("ollama_url", "https://other.example/mlflow")):
+        assert strict.error(strict.post(f"{API}/plan", json={**SMALL, key: url}))[0] == 403
 
 
 def test_a_server_that_is_not_allowed_is_never_called(strict: Served) -> None:

@@ -26,10 +26,10 @@ from tipbench.cli.console import print_message
 from tipbench.cli.events import VARIABLE
 from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
 from tipbench.files import ResourceLock, writable_home
-from tipbench.http import canonical_url, is_loopback
+from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.events import Collected, Failure, parse_line
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -49,8 +49,11 @@ _LOCK_WAIT_S = 120.0  # a terminated collect needs time to unload its model
 _POLL_S = 1.0
 
 
-def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
-    """Validate a conf; raises UsageError naming every unknown key."""
+def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> CollectConfig:
+    """Validate a conf; raises UsageError naming every unknown key, or a server that the worker does not allow.
+
+    With `uses_ollama` the conf's Ollama is checked too; otherwise it is not used, or the DAG lists its hosts.
+    """
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
             f"conf has {'keys' if len(unknown) > 1 else 'a key'} that are unknown: {', '.join(unknown)[:200]}. "
@@ -67,7 +70,39 @@ def read_conf(conf: Conf, settings: Settings) -> CollectConfig:
     configured = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
     empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
     given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
-    return make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
+    config = make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
+    if "mlflow_url" in given:
+        _check_server(config.mlflow_url or "", "mlflow_url", _mlflow_servers(settings))
+    if "ollama_url" in given and uses_ollama:
+        hosts = (entry.partition("=")[2] for entry in settings.listed("ollama_hosts"))
+        own = settings.get("ollama_url") or DEFAULT_OLLAMA_URL
+        _check_server(config.ollama_url, "ollama_url", (own, *hosts, *settings.listed("panel_urls")))
+    return config
+
+
+def _mlflow_servers(settings: Settings) -> Iterator[str]:
+    """Yield the configured MLflow, or without one those that are found by default; and the listed ones."""
+    from tipbench.record.local_mlflow import LocalMlflow
+    from tipbench.record.mlflow import USUAL_URLS
+
+    if configured := settings.get("mlflow_url"):
+        yield configured
+    else:
+        yield from USUAL_URLS
+        if url := LocalMlflow(settings.home).status().url:
+            yield url
+    yield from settings.listed("panel_mlflow_urls")
+
+
+def _check_server(url: str, key: str, allowed: Iterable[str]) -> None:
+    """Raise UsageError unless a server of the conf is configured or listed on this worker."""
+    servers = [each for each in allowed if is_http_url(each)]
+    if canonical_url(url) not in map(canonical_url, servers):
+        names = ", ".join(dict.fromkeys(map(strip_login, servers)))
+        raise UsageError(
+            f"conf {key} takes a server that the worker allows: {names} (got {url[:120]}). "
+            f"Leave it out, or add it to {'panel_mlflow_urls' if key == 'mlflow_url' else 'panel_urls'} on the worker."
+        )
 
 
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
@@ -75,7 +110,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     from tipbench.cli.console import print_message
 
     settings = load_settings()
-    url = ollama_url or read_conf(conf, settings).ollama_url
+    url = ollama_url or read_conf(conf, settings, uses_ollama=True).ollama_url
     lock = ResourceLock(writable_home(settings.home), f"Ollama at {canonical_url(url)}", "an unload after a collect")
     if not _acquire(lock):
         print_message("another collect uses the server; it unloads the model itself")
@@ -257,7 +292,7 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     from tipbench.plan.grid import suite_for
 
     settings = load_settings()
-    config = read_conf(conf, settings)
+    config = read_conf(conf, settings, uses_ollama=None in hosts.values())
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     found = _survey(config, servers, settings)
@@ -431,7 +466,7 @@ _SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed"
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
     """Collect missing cells of one model. Raises UsageError for permanent errors, TipbenchError for retryable ones."""
     settings = load_settings()
-    config = read_conf(conf, settings)
+    config = read_conf(conf, settings, uses_ollama=ollama_url is None)
     changed = {"models": model, "skip_refused": False, "wait": False} | (
         {"ollama_url": ollama_url} if ollama_url else {}
     )

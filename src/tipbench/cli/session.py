@@ -11,7 +11,7 @@ from tipbench.cli.console import print_message
 from tipbench.errors import LocalServerError, NotEnoughData, TipbenchError
 from tipbench.files import writable_home
 from tipbench.http import is_loopback
-from tipbench.settings import Settings, mlflow_pages
+from tipbench.settings import Settings, mlflow_login, mlflow_pages
 
 if TYPE_CHECKING:
     from tipbench.generate.engine import Memory
@@ -119,10 +119,4 @@ def free_memory_for(model: str, config: CollectConfig) -> Memory:
 def _store(settings: Settings, url: str) -> MlflowStore:
     from tipbench.record.mlflow import MlflowStore
 
-    return MlflowStore(
-        url,
-        username=settings.get("mlflow_username"),
-        password=settings.get("mlflow_password"),
-        token=settings.get("mlflow_token"),
-        pages_url=mlflow_pages(settings, url),
-    )
+    return MlflowStore(url, pages_url=mlflow_pages(settings, url), **mlflow_login(settings, url))

@@ -144,7 +144,8 @@ class MlflowHttp:
         if status == 401:
             return (
                 f"MLflow at {self.url} requires a login (HTTP 401, {message}). Give a user name and password "
-                "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) or a token (MLFLOW_TRACKING_TOKEN)."
+                "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) or a token (MLFLOW_TRACKING_TOKEN); they are "
+                "sent only to the server of MLFLOW_TRACKING_URI."
             )
         if status == 403 and not code:
             return (

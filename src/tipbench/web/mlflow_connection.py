@@ -14,7 +14,7 @@ from tipbench.record.journal import journal_folder
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
 from tipbench.record.store import RunStore
-from tipbench.settings import Settings, mlflow_pages
+from tipbench.settings import Settings, mlflow_login, mlflow_pages
 
 log = logging.getLogger("tipbench.web")
 
@@ -101,12 +101,6 @@ class MlflowConnection:
             ) from exc
 
     def _connected(self, tracking: Tracking) -> tuple[OpenStore, MlflowStore]:
-        get = self._settings.get
-        store = MlflowStore(
-            tracking.url,
-            username=get("mlflow_username"),
-            password=get("mlflow_password"),
-            token=get("mlflow_token"),
-            pages_url=mlflow_pages(self._settings, tracking.url),
-        )
+        pages, login = mlflow_pages(self._settings, tracking.url), mlflow_login(self._settings, tracking.url)
+        store = MlflowStore(tracking.url, pages_url=pages, **login)
         return OpenStore(store, tracking.identity, store.url), store

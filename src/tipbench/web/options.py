@@ -32,7 +32,8 @@ class PanelOptions:
     port: int = DEFAULT_PORT
     hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))
     proxies: tuple[str, ...] = ()
-    urls: tuple[str, ...] = ()
+    ollama_urls: tuple[str, ...] = ()
+    mlflow_urls: tuple[str, ...] = ()
     suites: tuple[Path, ...] = ()
     session_s: int = int(DEFAULT_SESSION_HOURS * 3600)
     admin_token: str | None = None
@@ -52,7 +53,8 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
         port=_port(settings, port),
         hosts=Hosts.of(names),
         proxies=tuple(_proxy(each) for each in settings.listed("panel_proxies")),
-        urls=tuple(_url(each) for each in settings.listed("panel_urls")),
+        ollama_urls=tuple(_url("panel_urls", each) for each in settings.listed("panel_urls")),
+        mlflow_urls=tuple(_url("panel_mlflow_urls", each) for each in settings.listed("panel_mlflow_urls")),
         suites=tuple(Path(each).expanduser() for each in settings.listed("panel_suites")),
         session_s=_session_s(settings),
         admin_token=_admin_token(settings.get("admin_token")),
@@ -98,10 +100,10 @@ def _proxy(text: str) -> str:
         ) from None
 
 
-def _url(text: str) -> str:
+def _url(key: str, text: str) -> str:
     if not is_http_url(text):
         raise UsageError(
-            f"panel_urls must be HTTP URLs, separated by commas (got {text[:80]!r}), for example http://gpu-box:11434"
+            f"{key} must be HTTP URLs, separated by commas (got {text[:80]!r}), for example http://gpu-box:11434"
         )
     return text.rstrip("/")
 
@@ -135,6 +137,7 @@ def _admin_token(text: str | None) -> str | None:
 
 
 _URLS = ("ollama_url", "mlflow_url")
+_LISTS = {"ollama_url": "TIPBENCH_PANEL_URLS", "mlflow_url": "TIPBENCH_PANEL_MLFLOW_URLS"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ class RunPolicy:
     def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
         """Allow the configured servers and those listed in the options."""
         own = {"ollama_url": settings.get("ollama_url") or DEFAULT_OLLAMA_URL, "mlflow_url": settings.get("mlflow_url")}
-        urls = {key: tuple(dict.fromkeys(url for url in (own[key], *options.urls) if url)) for key in _URLS}
+        listed = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
+        urls = {key: tuple(dict.fromkeys(url for url in (own[key], *listed[key]) if url)) for key in _URLS}
         return cls(settings, urls, options.suites)
 
     def config(self, given: Mapping[str, Any]) -> CollectConfig:
@@ -197,7 +201,7 @@ class RunPolicy:
             there = ", ".join(strip_login(each) for each in self.urls[key]) or "none"
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {there} (got {strip_login(url)[:120]}). "
-                "TIPBENCH_PANEL_URLS adds others.",
+                f"{_LISTS[key]} adds others.",
                 code="not_allowed",
                 path=f"body.{key}",
             )

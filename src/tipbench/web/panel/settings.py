@@ -26,7 +26,15 @@ from tipbench.web.webhook import shown_address
 
 _SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
 _ADDRESSES = frozenset(
-    {"ollama_url", "mlflow_url", "mlflow_public_url", "panel_urls", "airflow_url", "airflow_public_url"}
+    {
+        "ollama_url",
+        "mlflow_url",
+        "mlflow_public_url",
+        "panel_urls",
+        "panel_mlflow_urls",
+        "airflow_url",
+        "airflow_public_url",
+    }
 )
 _MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
 

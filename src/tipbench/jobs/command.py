@@ -11,6 +11,8 @@ from tipbench.generate.engine import engine_of
 from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.plan.config import CollectConfig, check_experiment_name
+from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
+from tipbench.simulate.simulation import SimulationConfig
 
 WORDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 _ANY_JUDGE = ("rules", "command", "ollama")
@@ -79,6 +81,13 @@ def judge_request(
     if program and with_ == "command":
         private[PROGRAM_VARIABLE] = program
     return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
+
+
+def simulate_request(config: SimulationConfig, *, mlflow_url: str | None = None, started_by: str = "") -> JobRequest:
+    """Return the request for `tipbench simulate`: always a local subprocess, one at a time, beside other jobs."""
+    options = {**config.model_dump(mode="json", exclude_defaults=True), "world": config.world.value}
+    arguments, private = _apart({**options, "mlflow_url": mlflow_url})
+    return JobRequest(JobKind.SIMULATE, SIMULATIONS, arguments, private, ("simulations on this machine",), started_by)
 
 
 def command_arguments(job: JobRequest) -> tuple[str, ...]:

@@ -15,7 +15,20 @@ from tipbench.settings import Settings
 from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
-from tipbench.web.api import batches, experiments, health, hook, jobs, judge, leaderboard, plan, policies, runs, tokens
+from tipbench.web.api import (
+    batches,
+    experiments,
+    health,
+    hook,
+    jobs,
+    judge,
+    leaderboard,
+    plan,
+    policies,
+    runs,
+    simulations,
+    tokens,
+)
 from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
@@ -48,6 +61,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     hook.router,
     tokens.router,
     policies.router,
+    simulations.router,
 )
 _ABOUT = """Start runs, follow jobs, judge and compare.
 

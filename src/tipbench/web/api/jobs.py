@@ -40,7 +40,7 @@ router = APIRouter(
 _logger = logging.getLogger("tipbench.web")
 LOG_BYTES = 65_536
 MEDIA_TYPE = "text/event-stream"
-_STARTED: dict[int | str, dict[str, Any]] = {
+STARTED: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "The job: a new one, or that of an earlier request with the same key.",
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
@@ -88,7 +88,7 @@ async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
     status_code=202,
     response_model=JobStarted,
     openapi_extra=CONFIG_BODY,
-    responses={**_STARTED, **refusals(409)},
+    responses={**STARTED, **refusals(409)},
 )
 def run(
     config: RunConfig,
@@ -104,7 +104,7 @@ def run(
     Returns 409 if the Idempotency-Key was already used with other options.
     """
     where = RunTarget(runner, wait_for_judge or asked.wait_for_judge, frozenset(asked.given))
-    return _started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
+    return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
 
 
 @judging.post(
@@ -113,7 +113,7 @@ def run(
     status_code=202,
     response_model=JobStarted,
     openapi_extra=_WISH,
-    responses=_STARTED,
+    responses=STARTED,
 )
 def judge(
     experiment: ExperimentPath,
@@ -123,7 +123,7 @@ def judge(
     key: Key = None,
 ) -> Response:
     """Queues `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
-    return _started(panel, start_judge(panel, experiment, wish, started_by=who.name, key=key))
+    return started(panel, start_judge(panel, experiment, wish, started_by=who.name, key=key))
 
 
 @router.get("", summary="List the jobs", response_model=JobList)
@@ -160,14 +160,14 @@ def cancel(job_id: JobPath, panel: PanelState) -> Response:
     summary="Retry a job",
     status_code=202,
     response_model=JobStarted,
-    responses={**_STARTED, **refusals(409)},
+    responses={**STARTED, **refusals(409)},
 )
 def retry(job_id: JobPath, who: Admin, panel: PanelState, key: Key = None) -> Response:
     """Starts a new job with the same options and a reference to the old one; recorded results are not generated again.
 
     Returns 409 unless the job has failed, was cancelled or is lost. If a retry has not ended yet, returns that one.
     """
-    return _started(panel, retry_job(panel, job_id, started_by=who.name, key=key))
+    return started(panel, retry_job(panel, job_id, started_by=who.name, key=key))
 
 
 @router.get(
@@ -219,7 +219,8 @@ def events(
     return EventStream(panel.streams, stream, request, lambda: may_watch(guard, who, cookie))
 
 
-def _started(panel: Panel, submitted: Submitted) -> Response:
+def started(panel: Panel, submitted: Submitted) -> Response:
+    """Returns 202 with the job and its location."""
     job_id = submitted.job.id
     body = {**_shown(panel, job_id), "new": submitted.new}
     return Json(body, 202, headers={"Location": f"/api/bench/jobs/{job_id}"})

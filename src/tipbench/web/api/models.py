@@ -362,6 +362,36 @@ COMMON = refusals(400, 401, 403, 413, 422, 429, 500)  # every route that require
 DATA = refusals(404, 409, 502, 503)  # every route that reads an experiment
 
 
+class SimulationShape(_Shape):
+    run_id: str = Field(description="Its run in MLflow, experiment `tip-sim`.")
+    config: dict[str, Any] = Field(description="World, users, rounds, seeds, policies, baseline and ablation.")
+    policies: list[dict[str, Any]] = Field(
+        description="Reward, regret and gain over the baseline, in all and by persona, with intervals and a curve."
+    )
+
+
+class SimulationList(_Shape):
+    items: list[SimulationShape]
+    next: str | None = Field(description="Always null: `limit` selects how many.")
+
+
+class PromotionShape(_Shape):
+    id: int
+    kind: str = Field(description="check, apply, unchecked or undo.", examples=["apply"])
+    at: str
+    user: str | None = Field(description="The person who did it.")
+    candidate: str = Field(examples=["egreedy/v3"])
+    baseline: str = Field(description="The policy that was active, or that a check compared with.")
+    passed: bool | None = Field(description="Result of a check; null for switches.")
+    body: dict[str, Any] = Field(description="A check's verdict with its clauses; the check or reason of a switch.")
+
+
+class PromotionList(_Shape):
+    active: str = Field(description="The policy that answers `POST /recommend`.", examples=["egreedy/v1"])
+    items: list[PromotionShape]
+    next: str | None = Field(description="Always null: `limit` selects how many.")
+
+
 class TipShape(_Shape):
     tip: str = Field(examples=["Open the handover note and write its first line; stop after five minutes."])
     rationale: str

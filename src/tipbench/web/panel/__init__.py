@@ -14,10 +14,12 @@ from tipbench.web.panel import (
     pages,
     pair,
     policies,
+    promotions,
     run,
     runs,
     settings,
     sheet_import,
+    simulations,
     start,
 )
 
@@ -29,6 +31,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     start.router,
     jobs.router,
     policies.router,
+    simulations.router,
+    promotions.router,
     settings.router,
     judge.router,
     judge.working,

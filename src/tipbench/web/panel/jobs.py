@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import time
 from dataclasses import dataclass
@@ -143,9 +144,11 @@ class JobText:
     @property
     def share(self) -> float | None:
         """Progress from 0 to 1, or None while unknown."""
-        judging = self.progress.judging
+        judging, simulating = self.progress.judging, self.progress.simulating
         if self.job.state is JobState.SUCCEEDED:
             return 1.0
+        if simulating is not None:
+            return simulating.done / simulating.total
         if judging is not None:
             return (judging.scored + judging.unscored) / judging.total if judging.total else None
         return _share(self.models)
@@ -218,6 +221,9 @@ class JobText:
         if progress.judging is not None:
             seen = progress.judging
             return f"{seen.judge} has processed {seen.scored + seen.unscored:,} of {plural(seen.total, 'item')}."
+        if progress.simulating is not None:
+            seeds = progress.simulating
+            return f"World {seeds.world}: {seeds.done:,} of {plural(seeds.total, 'seed')} simulated."
         if progress.recording_left:
             return f"Generation finished; {plural(progress.recording_left, 'result')} being sent to MLflow."
         if self.reason:
@@ -238,6 +244,8 @@ class JobText:
         if judged is not None:
             kind = " provisionally" if judged.provisional else ""
             return f"{judged.judge} has{kind} scored {plural(judged.scored, 'item')}."
+        if (seeds := self.progress.simulating) is not None:
+            return f"World {seeds.world}: {plural(seeds.total, 'seed')} simulated."
         return "Finished."
 
 
@@ -291,7 +299,7 @@ def jobs_page(
         rows=[_row(panel, job, listed.queue_positions.get(job.id)) for job in listed.jobs],
         which=which,
         states=list(JobState),
-        kinds=[each for each in JobKind if each is not JobKind.SIMULATE],
+        kinds=list(JobKind),
         following=listed.next,
         first=next is None,
         json_url=f"/api/bench/jobs?{urlencode(asked)}" if asked else "/api/bench/jobs",
@@ -370,6 +378,7 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
         "links": job_links(view.job),
         "retry_key": new_idempotency_key(),
         "running_s": _running_s(view.job),
+        "charts": all(importlib.util.find_spec(name) for name in ("altair", "vl_convert")),
     }
 
 

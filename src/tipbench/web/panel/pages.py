@@ -188,7 +188,7 @@ def _walk(folder: Traversable, prefix: str) -> dict[str, bytes]:
     return found
 
 
-_SECTIONS = ("run", "jobs", "policies", "settings", "judge", "experiments")
+_SECTIONS = ("run", "jobs", "policies", "simulations", "promotions", "settings", "judge", "experiments")
 _MACROS = {
     "ui": "macros/ui.html",
     "form": "macros/form.html",

@@ -1,0 +1,136 @@
+"""Simulations pages: start one, the recorded ones, and one with its curves; a running one shows on its job's page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from tipbench.charts import THEMES, to_svg
+from tipbench.errors import MlflowError, TipbenchError, UsageError
+from tipbench.jobs.job import ACTIVE, JobKind, JobState
+from tipbench.jobs.store import JobFilter
+from tipbench.simulate.charts import curves_chart
+from tipbench.simulate.simulation import ALL_POLICIES, SimulationConfig, make_simulation_config
+from tipbench.simulate.world import WorldName
+from tipbench.web.api.jobs import JobPath
+from tipbench.web.api.simulations import start_simulation
+from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.board_query import ThemeName
+from tipbench.web.deps import Admin, Panel, PanelState, Store
+from tipbench.web.errors import KINDS, NotFound
+from tipbench.web.forms import read_form
+from tipbench.web.panel.charts import charts_there
+from tipbench.web.panel.jobs import new_idempotency_key
+from tipbench.web.panel.pages import page
+from tipbench.workflows.simulation import read_simulation, read_simulations
+
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+_SHOWN = 30
+_NARROW = 260
+RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
+Theme = Annotated[ThemeName, Query()]
+
+
+@router.get("/simulations")
+def simulations_page(request: Request, panel: PanelState) -> HTMLResponse:
+    """Lists running and recorded simulations, with a form to start one."""
+    return _page(request, panel, SimulationConfig().model_dump(mode="json"))
+
+
+@router.post("/simulations")
+async def start(request: Request, panel: PanelState, who: Admin) -> Response:
+    """Starts a simulation and redirects to its job, which shows the curves live."""
+    form = await read_form(request)
+    wanted = {name: form[name].strip() for name in SimulationConfig.model_fields if form.get(name, "").strip()}
+    try:
+        config = make_simulation_config(wanted)
+    except UsageError as exc:
+        return await run_in_threadpool(_page, request, panel, wanted, wrong=str(exc).removeprefix("--"))
+    submitted = await run_in_threadpool(
+        start_simulation, panel, config, started_by=who.name, key=form.get("key") or None
+    )
+    return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
+
+
+def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str | None = None) -> HTMLResponse:
+    away, recorded = None, []
+    try:
+        recorded = list(read_simulations(panel.tracker.open().store, _SHOWN))
+    except TipbenchError as exc:
+        panel.tracker.doubt()
+        status = next(status for kind, status, _ in KINDS if isinstance(exc, kind))
+        if status not in (404, 502, 503):
+            raise
+        away = str(exc) if status != 404 else None
+    active = [job for job in panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).jobs
+              if job.state in ACTIVE | {JobState.QUEUED}]  # fmt: skip
+    return page(
+        request,
+        "simulations.html",
+        status=422 if wrong else 200,
+        rows=[{"run_id": run.run_id, "at": run.start_ms / 1000, "result": result} for run, result in recorded],
+        active=active,
+        away=away,
+        values=values,
+        wrong=wrong,
+        worlds=[(name.value, name.value) for name in WorldName],
+        policies=[(name, name) for name in ALL_POLICIES],
+        key=new_idempotency_key(),
+        json_url="/api/bench/simulations",
+    )
+
+
+@router.get("/simulations/{run_id}")
+def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLResponse:
+    """Shows one recorded simulation."""
+    return page(
+        request,
+        "simulation.html",
+        run_id=run_id,
+        result=_recorded(store, run_id),
+        charts=charts_there(),
+        json_url="/api/bench/simulations",
+    )
+
+
+@router.get("/simulations/{run_id}/curves.svg")
+def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow: bool = False) -> Response:
+    """Returns the curves of a recorded simulation."""
+    return _svg(_recorded(store, run_id), theme, narrow=narrow)
+
+
+@router.get("/jobs/{job_id}/curves.svg")
+def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
+    """Returns the curves of a running simulation, from the seeds that are done."""
+    view = panel.jobs.view(job_id)
+    seen = view.told.progress.simulating
+    if seen is None:
+        raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
+    curves = zip(seen.policies, seen.rewards, strict=False)
+    result = {
+        "config": {"world": seen.world, "users": seen.users, "rounds": max(seen.rounds), "seeds": seen.total},
+        "seeds_done": seen.done,
+        "policies": [{"name": name, "curve": {"round": seen.rounds, "reward": each}} for name, each in curves],
+    }
+    return _svg(result, theme, narrow=narrow)
+
+
+def _recorded(store: Any, run_id: str) -> dict[str, Any]:
+    try:
+        found = read_simulation(store, run_id)
+    except MlflowError as exc:
+        if exc.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        found = None
+    if found is None:
+        raise NotFound(f"There is no simulation {run_id}. Choose one from the list.", path="path.run_id")
+    return found
+
+
+def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
+    chosen = THEMES[theme]
+    chart = curves_chart(result, chosen, width=_NARROW) if narrow else curves_chart(result, chosen)
+    return Response(to_svg(chart, chosen), media_type="image/svg+xml")

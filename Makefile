@@ -66,7 +66,7 @@ clean:
 
 $(VENV)/bin/python:
 	$(PYTHON_CHECK)
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
 
 # A stamp per set of extras, made anew when the requirements change.
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
@@ -84,6 +84,6 @@ $(VENV)/.bench: $(VENV)/.dev
 # The stamp comes last: an environment whose making was broken off is made on.
 $(AIRFLOW_VENV)/.ready: pyproject.toml airflow/constraints.txt
 	$(PYTHON_CHECK)
-	$(PYTHON) -m venv $(AIRFLOW_VENV)
+	$(PYTHON) -m venv --upgrade-deps $(AIRFLOW_VENV)
 	$(AIRFLOW_VENV)/bin/python -m pip install --quiet -c airflow/constraints.txt apache-airflow==$(AIRFLOW_VERSION) -e '.[embedded]'
 	touch $@

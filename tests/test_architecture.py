@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -136,6 +138,25 @@ def _at_module_level(node: ast.AST) -> Iterator[ast.AST]:
 
 def test_every_module_keeps_to_the_layout() -> None:
     assert [problem for path, source in sorted(sources().items()) for problem in violations(path, source)] == []
+
+
+def test_every_imported_package_is_declared() -> None:
+    """A package that is installed only because another one needs it may be gone after its next release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    listed = [
+        *project["dependencies"],
+        *(each for name in ("local", "embedded", "charts", "panel", "serve") for each in extras[name]),
+    ]
+    declared = {re.split(r"[\[<>=]", each)[0].replace("-", "_") for each in listed}
+    declared = {{"vl_convert_python": "vl_convert"}.get(name, name) for name in declared}
+    imported = {
+        name.partition(".")[0]
+        for path, source in sources().items()
+        for node in ast.walk(ast.parse(source))
+        for name in _imported(node, path)
+    }
+    assert imported - declared - sys.stdlib_module_names - {"tipbench"} == set()
 
 
 def test_the_steps_that_exist_are_all_in_the_order() -> None:

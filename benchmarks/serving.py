@@ -30,6 +30,7 @@ from tipbench.serve.tallies import Tallies
 SIZES = (5, 10, 50)
 HTTP_FLOOR = 0.7  # of the smallest application's requests per CPU-second
 CONNECTIONS = 32
+BATCHES = 20
 AHEAD = 1.0
 REWARDS_PER_S = 10_000
 P99_S = 0.010
@@ -45,7 +46,7 @@ def measure(rounds: int, requests: int, users: int, note: str) -> Result:
         for size in SIZES:
             for name, program in PROGRAMS.items():
                 values[f"{name} K={size}"] = program(size, 400 if name == "mabwiser" else 2000)
-        values |= {f"http {name}": _http(name, requests) for name in ("smallest", "tipbench")}
+        values |= {f"http {name}": load for name, load in _http(requests).items()}
         values["service"] = _service(requests)
         kept.append(values)
         progress.step(f"serving, round {number + 1}", 40.0, time.perf_counter() - began)
@@ -211,7 +212,9 @@ class Load:
     p99_s: float  # at a quarter of the full rate
 
 
-def _http(name: str, requests: int) -> Load:
+@contextlib.contextmanager
+def _server(name: str) -> Iterator[tuple[int, int, list[bytes]]]:
+    """A server as a process: its pid, its port and requests for it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).with_name("policy_servers.py")), name, folder]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -221,17 +224,33 @@ def _http(name: str, requests: int) -> Load:
                 raise NotMeasured(f"the server {name} did not start: {process.communicate()[1][-2000:]}")
             port, token = line.split()
             bodies = [_message(json.dumps(request_body(CANDIDATES, seed)).encode(), token) for seed in range(256)]
-            asyncio.run(_load(int(port), bodies, 500))
-            cpu, began = _cpu_s(process.pid), time.perf_counter()
-            asyncio.run(_load(int(port), bodies, requests))
-            cpu, took = _cpu_s(process.pid) - cpu, time.perf_counter() - began
-            times = asyncio.run(
-                _load(int(port), bodies, min(requests, 2000), pause_s=CONNECTIONS * took / requests * 4)
-            )
-            return Load(requests / cpu, requests / took, float(np.percentile(times, 99)))
+            yield process.pid, int(port), bodies
         finally:
             process.terminate()
             process.communicate()
+
+
+def _http(requests: int) -> dict[str, Load]:
+    """Load both servers in turn, in small batches: what else the machine does slows both alike."""
+    batch = max(1, requests // BATCHES)
+    cpu_s, took_s = {"smallest": 0.0, "tipbench": 0.0}, {"smallest": 0.0, "tipbench": 0.0}
+    with _server("smallest") as smallest, _server("tipbench") as tipbench:
+        servers = {"smallest": smallest, "tipbench": tipbench}
+        for number in range(-1, BATCHES):  # the first batch goes uncounted: it creates users and fills caches
+            for name in sorted(servers, reverse=number % 2 == 1):
+                pid, port, bodies = servers[name]
+                cpu, began = _cpu_s(pid), time.perf_counter()
+                asyncio.run(_load(port, bodies, batch))
+                if number >= 0:
+                    cpu_s[name] += _cpu_s(pid) - cpu
+                    took_s[name] += time.perf_counter() - began
+        found = {}
+        for name, (_, port, bodies) in servers.items():
+            pause_s = CONNECTIONS * took_s[name] / (batch * BATCHES) * 4
+            times = asyncio.run(_load(port, bodies, min(requests, 2000), pause_s))
+            count = batch * BATCHES
+            found[name] = Load(count / cpu_s[name], count / took_s[name], float(np.percentile(times, 99)))
+    return found
 
 
 def _message(body: bytes, token: str) -> bytes:

@@ -60,8 +60,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 _ORDER = {"servers": 0, "browser": 1}
 _SERVERS = ("http.server", "support.scripted", "support.little_airflow", "support.airflow_site", "support.panel_site",
-            "support.policy_site",
-            "web.panels", "web.hook_receiver")  # fmt: skip
+            "support.policy_site", "web.panels", "web.hook_receiver")  # fmt: skip
 
 
 def _starts_a_server(item: pytest.Item) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -61,9 +61,10 @@ def tune_garbage_collector() -> None:
 class Route(NamedTuple):
     """One operation: `handle` gets the body that `adapter` validated, or without an adapter the query parameters."""
 
-    handle: Callable[[Any], Awaitable[Answer | dict[str, Any]]]
+    handle: Callable[[Any], Answer | dict[str, Any]]
     adapter: TypeAdapter[Any] | None = None
     place: str | None = None  # the part of the request that a UsageError is about
+    waits: bool = False  # for the disk: runs in a thread
 
 
 class Reply(NamedTuple):
@@ -103,14 +104,16 @@ class PolicyServer:
         self._document = to_json(openapi_document())
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, RECOMMEND, "body.candidates")},
-            "/reward": {"POST": Route(partial(self._reward, None), REWARD)},
-            "/reset": {"POST": Route(self._reset, RESET)},
-            "/policies": {"GET": Route(self._policies)},
+            "/reward": {"POST": Route(partial(service.reward, None), REWARD)},
+            "/reset": {"POST": Route(self._reset, RESET, waits=True)},
+            "/policies": {"GET": Route(self._policies, waits=True)},
         }
         for policy in POLICIES:
-            self._routes[f"/score/{policy}"] = {"POST": Route(partial(self._score, policy), SCORE)}
-            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(self._reward, policy), REWARD)}
-            self._routes[f"/stats/{policy}"] = {"GET": Route(partial(self._stats, policy), place="query.user_id")}
+            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), SCORE)}
+            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), REWARD)}
+            self._routes[f"/stats/{policy}"] = {
+                "GET": Route(partial(self._stats, policy), None, "query.user_id", waits=True)
+            }
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
         self._texts: dict[str, Callable[[], tuple[bytes, bytes]]] = {
@@ -157,13 +160,14 @@ class PolicyServer:
         route = methods.get(method) if methods else None
         if route is None:
             return await self._other(method, path, scope)
-        await self._authorise(scope)
+        if self._authorised.get(_header(scope, b"authorization"), 0.0) <= self._clock():
+            await self._authorise(scope)
         if route.adapter is not None:
             given = _validated(route.adapter, await _read_body(scope, receive))
         else:
             given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            answer = await route.handle(given)
+            answer = await asyncio.to_thread(route.handle, given) if route.waits else route.handle(given)
         except UsageError as exc:
             if route.place is None or isinstance(exc, EventNotFound):
                 raise
@@ -190,9 +194,7 @@ class PolicyServer:
 
     async def _authorise(self, scope: Scope) -> None:
         """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if self._authorised.get(header, 0.0) > self._clock():
-            return
+        header = _header(scope, b"authorization")
         self._authorised.pop(header, None)
         scheme, _, secret = header.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
@@ -208,35 +210,35 @@ class PolicyServer:
             self._batch = committed, asyncio.wrap_future(committed)
         await asyncio.shield(self._batch[1])  # a request that is cancelled must not cancel the others
 
-    async def _score(self, policy: str, request: Any) -> Answer:
-        return self._service.score(policy, request)
-
-    async def _reward(self, policy: str | None, request: Any) -> Answer:
-        return self._service.reward(policy, request)
-
-    async def _recommend(self, request: Any) -> Answer:
+    def _recommend(self, request: Any) -> Answer:
         answer = self._recommender.recommend(request)
         if request.get("candidates") is None:
             answer.body["tip"] = self._tips.get(answer.body["chosen"])
         return answer
 
-    async def _reset(self, request: Any) -> dict[str, Any]:
-        erase = request.get("erase", False)
-        return await asyncio.to_thread(self._service.reset, request["user_id"], erase=erase)
+    def _reset(self, request: Any) -> dict[str, Any]:
+        return self._service.reset(request["user_id"], erase=request.get("erase", False))
 
-    async def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
+    def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
         users = query.get("user_id", [])
         if len(users) > 1 or query.keys() - {"user_id"}:
             raise Invalid("The only parameter is one user_id.", path="query")
         user = check_user_id(users[0]) if users else None
-        return await asyncio.to_thread(self._service.stats, policy, user)
+        return self._service.stats(policy, user)
 
-    async def _policies(self, _query: Mapping[str, list[str]]) -> dict[str, Any]:
-        return await asyncio.to_thread(self._recommender.policies)
+    def _policies(self, _query: Mapping[str, list[str]]) -> dict[str, Any]:
+        return self._recommender.policies()
 
     def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         shadows = self._recommender.policies()["shadows"]
         return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value)
+    return b""
 
 
 def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
@@ -251,7 +253,7 @@ def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    announced = _header(scope, b"content-length") or b"0"
     message = await receive()
     body: bytes = message.get("body", b"")
     while message.get("more_body") and len(body) <= MAX_BODY:

@@ -43,7 +43,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
     assert portal is not None
     with ExitStack() as stack:
         for _ in range(times):
-            stack.enter_context(portal.wrap_async_context_manager(served.panel.turns.taken(known)))
+            stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.taken(known)))
         yield
 
 
@@ -58,7 +58,7 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     with ExitStack() as stack:
         for identity in (judge, admin):
             for _ in range(security.JUDGES_REQUESTS):
-                stack.enter_context(portal.wrap_async_context_manager(served.panel.turns.request(identity)))
+                stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.request(identity)))
         assert busy(served, served.get(batches, token=served.judge))
         assert served.get(batches).status_code == 200
     assert served.get(batches, token=served.judge).status_code == 200

@@ -83,9 +83,11 @@ def create_app(
     `runners` execute jobs, by name; the default is those of the settings: this machine, and Airflow if configured.
     The application supervises jobs while it is served; jobs keep running when it stops.
     """
-    hook_wish = hook_options(settings)
+    webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
-    webhook = None if hook_wish is None else make_webhook(hook_wish, panel, database, given=store is not None)
+    webhook = (
+        None if webhook_options is None else make_webhook(webhook_options, panel, database, given=store is not None)
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -136,11 +138,18 @@ def make_panel(
     guard = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
     queries, metrics = Queries(), Metrics()
     tracker, streams = MlflowConnection(settings, store), StreamLimits()
-    desk = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
+    service = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
     metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
     metrics.show("tipbench_cache_requests_total", "counter", "Cache lookups.", lambda: dict(_cache(queries)))
-    metrics.show("tipbench_jobs", "gauge", "Jobs by state.", lambda: dict(_jobs(desk)))
-    metrics.show("tipbench_queue_length", "gauge", "Queued jobs.", lambda: {(): _waiting(desk)})
+    metrics.show(
+        "tipbench_jobs",
+        "gauge",
+        "Jobs by state.",
+        lambda: {(("state", state.value),): float(count) for state, count in service.store.counts().items()},
+    )
+    metrics.show(
+        "tipbench_queue_length", "gauge", "Queued jobs.", lambda: {(): float(service.store.counts()[JobState.QUEUED])}
+    )
     metrics.show("tipbench_event_streams", "gauge", "Open event streams.", lambda: {(): float(streams.open)})
     panel = Panel(
         settings=settings,
@@ -150,19 +159,10 @@ def make_panel(
         queries=queries,
         allowed=RunPolicy.of(settings, options),
         metrics=metrics,
-        jobs=desk,
+        jobs=service,
         streams=streams,
     )
     return panel, database
-
-
-def _jobs(desk: JobService) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
-    for state, number in desk.store.counts().items():
-        yield (("state", state.value),), float(number)
-
-
-def _waiting(desk: JobService) -> float:
-    return float(desk.store.counts()[JobState.QUEUED])
 
 
 def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:

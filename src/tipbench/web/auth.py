@@ -106,7 +106,7 @@ _NOTE_USE_S = 60  # minimum interval between updates of last_used
 _TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_NOBODY = hashlib.sha256(b"nobody has this token").hexdigest()
+_UNKNOWN_HASH = hashlib.sha256(b"nobody has this token").hexdigest()
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
 
 
@@ -171,7 +171,7 @@ class TokenStore:
         """Return the active token with this secret, or None."""
         match = _TOKEN.fullmatch(secret)
         rows = self._database.rows(f"SELECT sha256, {_COLUMNS} FROM tokens WHERE id = ?", (match[1],)) if match else []  # noqa: S608 - columns are fixed
-        known = str(rows[0][0]) if rows else _NOBODY
+        known = str(rows[0][0]) if rows else _UNKNOWN_HASH
         # Always compare, so that response times do not reveal unknown ids.
         same = hmac.compare_digest(digest(secret), known)
         token = _token(rows[0][1:]) if rows else None
@@ -270,8 +270,8 @@ class Sessions:
 
     def seal(self, session: Session) -> str:
         """Return the signed cookie value."""
-        said = [session.id, session.token_id, session.issued, session.expires]
-        body = _encoded(json.dumps(said, separators=(",", ":")).encode())
+        fields = [session.id, session.token_id, session.issued, session.expires]
+        body = _encoded(json.dumps(fields, separators=(",", ":")).encode())
         return f"{body}.{_encoded(self._sign(b'session', body.encode()))}"
 
     def authenticate(self, value: str) -> Session | None:
@@ -282,9 +282,10 @@ class Sessions:
         if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
             return None
         session = _read(body)
-        if session is None or session.expires <= self._clock() or self._has_ended(session):
+        if session is None or session.expires <= self._clock():
             return None
-        return session
+        ended = self._database.rows("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,))
+        return None if ended else session
 
     def end(self, session: Session) -> None:
         """End a session; all copies of its cookie become invalid."""
@@ -298,9 +299,6 @@ class Sessions:
     def csrf_fits(self, session: Session, given: str) -> bool:
         """Whether `given` is the CSRF token of this session."""
         return hmac.compare_digest(self.csrf(session).encode(), given.encode("utf-8", "surrogatepass"))
-
-    def _has_ended(self, session: Session) -> bool:
-        return bool(self._database.rows("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,)))
 
     def _sign(self, purpose: bytes, message: bytes) -> bytes:
         return hmac.digest(self._key, purpose + b"\0" + message, hashlib.sha256)
@@ -328,8 +326,8 @@ def load_key(home: Path) -> bytes:
 
 def _read(body: str) -> Session | None:
     try:
-        said = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        session_id, token_id, issued, expires = said
+        fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        session_id, token_id, issued, expires = fields
         return Session(str(session_id), str(token_id), int(issued), int(expires))
     except (ValueError, TypeError, binascii.Error):
         return None
@@ -459,7 +457,7 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
     Raises Unauthorised, Busy, or Forbidden for a cookie change without CSRF token.
     """
     panel: Panel = request.app.state.panel
-    async with panel.turns.request(identity):
+    async with panel.concurrency.request(identity):
         if identity.session is not None and request.method not in SAFE:
             await _check_csrf(request, panel, identity)
         request.state.identity = identity

@@ -36,7 +36,7 @@ class Panel:
     metrics: Metrics
     jobs: JobService
     streams: StreamLimits
-    turns: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
+    concurrency: ConcurrencyLimits = field(default_factory=ConcurrencyLimits)
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: Pan
 Admin = Annotated[Identity, Depends(require_admin)]
 Judge = Annotated[Identity, Depends(require_judge)]  # judge or admin
 Store = Annotated[RunStore, Depends(open_store)]
-AskedRun = Annotated[RunBody, Depends(read_run_body)]
+RunBodyParam = Annotated[RunBody, Depends(read_run_body)]
 RunConfig = Annotated[CollectConfig, Depends(read_run_config)]
 
 
 def concurrency_limits(request: Request) -> ConcurrencyLimits:
     """Return the application's concurrency limits."""
-    return panel_of(request).turns
+    return panel_of(request).concurrency
 
 
 async def limit_concurrency(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:

@@ -211,7 +211,8 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
     identity = getattr(request.state, "identity", None)
     hidden = identity is not None and identity.is_judge and not isinstance(exc, _FOR_JUDGES)
     if hidden:
-        message = f"The request failed. Ask an admin; the log has the details under {_request_id(request)}."
+        request_id = getattr(request.state, "request_id", "unknown")
+        message = f"The request failed. Ask an admin; the log has the details under {request_id}."
     if hidden or status >= 500:
         request.state.failure = exc  # logged; errors the client can fix are not
     headers = {"Retry-After": "5"} if status == 503 else {}
@@ -224,9 +225,9 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
 def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
     problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
-    told = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    place = f"body.{told[0]['field']}"
-    state = {"sheet": None, "status": "refused", "applied": 0, "unfinished": 0, "errors": told, "drift": None}
+    shown = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
+    place = f"body.{shown[0]['field']}"
+    state = {"sheet": None, "status": "refused", "applied": 0, "unfinished": 0, "errors": shown, "drift": None}
     return {**error_json(code, str(exc), place), **state}
 
 
@@ -247,9 +248,9 @@ def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
 
 def validation_message(found: Any) -> str:
     """Return pydantic's errors as one line, each with its path and the invalid value."""
-    told = [_problem(error) for error in found[:_LISTED]]
+    shown = [_problem(error) for error in found[:_LISTED]]
     more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return "; ".join(told) + more
+    return "; ".join(shown) + more
 
 
 def place_of(error: Any) -> str:
@@ -286,7 +287,3 @@ def _address(request: Request) -> str:
     """Return path and query, quoting the path again: it is decoded here and may contain a question mark."""
     path = quote(request.scope["path"], safe="/")
     return f"{path}?{request.url.query}" if request.url.query else path
-
-
-def _request_id(request: Request) -> str:
-    return str(getattr(request.state, "request_id", "unknown"))

@@ -66,11 +66,11 @@ async def read_parts(request: Request) -> Parts:
     """Return the fields and files of a form; parsed once per request."""
     known: Parts | None = getattr(request.state, "parts", None)
     if known is None:
-        known = request.state.parts = await _take_apart(request)
+        known = request.state.parts = await _parse_parts(request)
     return known
 
 
-async def _take_apart(request: Request) -> Parts:
+async def _parse_parts(request: Request) -> Parts:
     if content_type(request) != MULTIPART:
         return Parts(fields=await read_form(request))
     parts = Parts()
@@ -96,7 +96,7 @@ async def read_json(request: Request) -> dict[str, Any]:
             f"The body must be JSON with the content type {JSON} (got {content_type(request)[:80]!r}).", path="body"
         )
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as exc:
         raise Invalid(f"The body is not valid JSON: {str(exc)[:200]}.", path="body") from exc
     if not isinstance(value, dict):
@@ -104,7 +104,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> object:
+def _reject_constant(name: str) -> object:
     raise ValueError(f"{name} is not valid JSON")
 
 

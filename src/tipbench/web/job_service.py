@@ -28,7 +28,7 @@ from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells, count_states
 from tipbench.record.store import Experiment
 from tipbench.settings import Settings
-from tipbench.web.api.models import JudgeWish
+from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Forbidden, Invalid, checked
 from tipbench.web.mlflow_connection import MlflowConnection, OpenStore
@@ -119,7 +119,7 @@ def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
 KEEP_DAYS = 90.0
 _MOST_DAYS = 36_500.0
 _DAY_S = 86_400.0
-_LOOKS = 3
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,15 @@ class JobView:
 
     job: Job
     place: int | None
-    told: ProgressSnapshot
+    snapshot: ProgressSnapshot
 
     def to_json(self) -> dict[str, Any]:
         """Return the response of GET /api/bench/jobs/{id}."""
         return {
             "job": job_json(self.job),
             "place": self.place,
-            "progress": self.told.progress.to_json(),
-            "cursor": self.told.cursor,
+            "progress": self.snapshot.progress.to_json(),
+            "cursor": self.snapshot.cursor,
         }
 
 
@@ -161,17 +161,17 @@ class JobService:
     store: JobStore
     runners: Mapping[str, Runner]
     supervisor: Supervisor
-    book: ProgressCache
-    usual: str = LocalRunner.name  # default runner
+    progress: ProgressCache
+    default: str = LocalRunner.name  # default runner
 
     @classmethod
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s, usual = keep_seconds(settings), default_runner(settings, runners)
+        keep_s, default = keep_seconds(settings), default_runner(settings, runners)
         store = JobStore(jobs / "jobs.db")
         supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
-        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), usual)
+        return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default)
 
     def close(self) -> None:
         """Stop supervising; jobs keep running."""
@@ -204,11 +204,11 @@ class JobService:
     def view(self, job_id: str) -> JobView:
         """Return a job with its position and progress. Raises JobNotFound."""
         job, place = self.placed(job_id)
-        return JobView(job, place, self.book.current(job))
+        return JobView(job, place, self.progress.current(job))
 
     def placed(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             job = self.store.get(job_id)
             place = self.queue_positions().get(job_id) if job.state is JobState.QUEUED else None
             if place is not None or job.state is not JobState.QUEUED:
@@ -329,7 +329,7 @@ def _for_airflow(arguments: Mapping[str, Any], where: RunTarget) -> dict[str, An
 
 
 def _runner(panel: Panel, where: RunTarget) -> str:
-    runner = where.runner or panel.jobs.usual
+    runner = where.runner or panel.jobs.default
     if runner not in panel.jobs.runners:
         there = ", ".join(panel.jobs.runners)
         raise Invalid(
@@ -349,22 +349,22 @@ def start_judge(
     panel: Panel, experiment: str, raw: Mapping[str, Any], *, started_by: str, key: str | None = None
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the wrong option."""
-    wish = checked(JudgeWish, raw, "body")
-    asked = wish.model_dump(by_alias=True, exclude_defaults=True)
-    rule = panel.allowed.config({name: asked[name] for name in _RULES if name in asked})
-    if wish.judge is not None and (fault := name_problem(wish.judge)):
-        raise Invalid(f"judge must be {fault} (got {wish.judge[:80]!r}).", path="body.judge")
-    _check_named(wish.with_)
-    program = _program(panel) if wish.with_ == COMMAND else None
-    options = {**asked, "with": wish.with_, "experiment": experiment, "mlflow_url": rule.mlflow_url}
-    if wish.judge is not None:
-        options["judge"] = normalize_name(wish.judge)
-    if wish.with_.startswith("ollama:"):
-        options["ollama_url"] = rule.ollama_url
-    with panel.tracker.named(rule.mlflow_url) as opened:
+    body = checked(JudgeRunRequest, raw, "body")
+    sent = body.model_dump(by_alias=True, exclude_defaults=True)
+    config = panel.allowed.config({name: sent[name] for name in _RULES if name in sent})
+    if body.judge is not None and (fault := name_problem(body.judge)):
+        raise Invalid(f"judge must be {fault} (got {body.judge[:80]!r}).", path="body.judge")
+    _check_named(body.with_)
+    program = _program(panel) if body.with_ == COMMAND else None
+    options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
+    if body.judge is not None:
+        options["judge"] = normalize_name(body.judge)
+    if body.with_.startswith("ollama:"):
+        options["ollama_url"] = config.ollama_url
+    with panel.tracker.named(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
     try:
-        order = judge_request(options, ollama_url=rule.ollama_url, program=program, started_by=started_by)
+        order = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
     except UsageError as exc:
         raise Invalid(str(exc), path="body") from exc
     return panel.jobs.submit(order, key=key)
@@ -377,10 +377,10 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     """
     old = panel.jobs.store.get(job_id)
     panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
-    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=_with_todays_program(panel, old))
+    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=_current_program(panel, old))
 
 
-def _with_todays_program(panel: Panel, old: Job) -> Mapping[str, Any]:
+def _current_program(panel: Panel, old: Job) -> Mapping[str, Any]:
     """Return the changes that use the current judging program, also for old jobs with the command line in `with`."""
     if str(old.arguments.get("with", "")).partition(":")[0] != COMMAND:
         return {}

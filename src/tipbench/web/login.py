@@ -27,7 +27,7 @@ from tipbench.web.auth import (
     session_cookie,
 )
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised, WebError
+from tipbench.web.errors import Forbidden, Json, TooManyAttempts, Unauthorised
 from tipbench.web.forms import FORM, JSON, content_type, read_form, read_json
 
 LoginPage = Callable[[Request, str, str | None], str]  # request, next path, error message → HTML
@@ -56,10 +56,10 @@ _BODY: dict[str, Any] = {
 
 def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document error responses that are the login page for a form."""
-    told = refusals(*statuses)
-    for response in told.values():
+    documented = refusals(*statuses)
+    for response in documented.values():
         response["content"]["text/html"] = {"schema": {"type": "string"}}
-    return told
+    return documented
 
 
 @router.get(
@@ -97,17 +97,17 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     check_origin(request, panel.options.hosts)
     by_form = content_type(request) == FORM
     given: dict[str, Any] = await read_form(request) if by_form else await read_json(request)
-    there, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
+    target, secret = local_path(str(given.get("next", "/"))), str(given.get("token", "")).strip()
     try:
         identity = await run_in_threadpool(panel.guard.by_token, secret, client_of(request))
     except (Unauthorised, Forbidden, TooManyAttempts) as exc:
         if by_form:
-            return _refused_page(request, there, exc)
+            return HTMLResponse(_page(request)(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
     await run_in_threadpool(_end_former, request, panel)
     session = panel.guard.sessions.begin(identity.token_id)
-    there = _front(identity, there)
-    response = RedirectResponse(there, status_code=303) if by_form else Json(_logged_in(panel, identity, session))
+    target = _front(identity, target)
+    response = RedirectResponse(target, status_code=303) if by_form else Json(_logged_in(panel, identity, session))
     _set_cookie(request, response, panel.guard.sessions.seal(session), session.expires - int(time.time()))
     return response
 
@@ -148,19 +148,19 @@ def local_path(text: str) -> str:
     return text if not parts.scheme and not parts.netloc and "\\" not in text else "/"
 
 
-def _front(identity: Identity, there: str) -> str:
+def _front(identity: Identity, target: str) -> str:
     """Return the path after login; the front page of judges is `/judge`."""
-    return "/judge" if identity.is_judge and there == "/" else there
+    return "/judge" if identity.is_judge and target == "/" else target
 
 
-def plain_login_page(_request: Request, there: str, fault: str | None) -> str:
+def plain_login_page(_request: Request, target: str, fault: str | None) -> str:
     """Return a minimal login page, the default until the panel installs its page."""
     alert = f'<p role="alert">{escape(fault)}</p>' if fault else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Log in · tipbench</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head>\n'
         f'<body><main><h1>tipbench</h1>{alert}<form method="post" action="/login">'
-        f'<input type="hidden" name="next" value="{escape(there)}">'
+        f'<input type="hidden" name="next" value="{escape(target)}">'
         '<p><label for="token">Token</label> '
         '<input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
         '<p><button type="submit">Log in</button></p></form></main></body>\n</html>\n'
@@ -170,11 +170,6 @@ def plain_login_page(_request: Request, there: str, fault: str | None) -> str:
 def _page(request: Request) -> LoginPage:
     page: LoginPage = request.app.state.login_page
     return page
-
-
-def _refused_page(request: Request, there: str, exc: WebError) -> Response:
-    page = _page(request)(request, there, str(exc))
-    return HTMLResponse(page, exc.status, headers=exc.headers)
 
 
 def _end_former(request: Request, panel: Panel) -> None:

@@ -158,11 +158,11 @@ class RunPolicy:
 
     def config(self, given: Mapping[str, Any]) -> CollectConfig:
         """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
-        asked = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
+        named = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
         values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
-        config = checked(CollectConfig, {**values, **asked}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in _URLS if key in asked}
-        if "suite" in asked:
+        config = checked(CollectConfig, {**values, **named}, "body")
+        changes = {key: self._url(key, getattr(config, key)) for key in _URLS if key in named}
+        if "suite" in named:
             self.check_suite(config.suite)
         return config.model_copy(update=changes)
 
@@ -183,8 +183,8 @@ class RunPolicy:
         if suite in builtin_suites() or suite == self.settings.get("suite"):
             return
         try:
-            there = Path(suite).expanduser().resolve()
-            inside = any(there.is_relative_to(folder.resolve()) for folder in self.suites)
+            path = Path(suite).expanduser().resolve()
+            inside = any(path.is_relative_to(folder.resolve()) for folder in self.suites)
         except (OSError, ValueError, RuntimeError):  # invalid path, or unknown user in ~user
             inside = False
         if not inside:
@@ -198,9 +198,9 @@ class RunPolicy:
     def _url(self, key: str, url: str) -> str:
         known = {canonical_url(each): each for each in self.urls[key]}
         if canonical_url(url) not in known:
-            there = ", ".join(strip_login(each) for each in self.urls[key]) or "none"
+            allowed_urls = ", ".join(strip_login(each) for each in self.urls[key]) or "none"
             raise Forbidden(
-                f"{key} must be a server that the operator allows: {there} (got {strip_login(url)[:120]}). "
+                f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
                 f"{_LISTS[key]} adds others.",
                 code="not_allowed",
                 path=f"body.{key}",

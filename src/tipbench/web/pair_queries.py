@@ -57,7 +57,7 @@ class PairView:
     def count(self, sign: int) -> int:
         """Return the number of scenarios won (1), lost (−1) or tied (0)."""
         known = [each.difference for each in self.meetings if each.difference is not None]
-        return sum(_sign(difference) == sign for difference in known)
+        return sum((difference > EVEN) - (difference < -EVEN) == sign for difference in known)
 
     def to_json(self) -> dict[str, Any]:
         """Return the API response; numbers are not rounded."""
@@ -96,7 +96,14 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, ask: Bo
         reference, role = _reference(board, standing)
         difference = _difference(standing, reference, role)
         meetings = _Reader.of(queries, store, experiment, ask).meetings(pair, reference.pair if reference else None)
-        return PairView(board, standing, reference, role, difference, tuple(sorted(meetings, key=_largest_loss)))
+        return PairView(
+            board,
+            standing,
+            reference,
+            role,
+            difference,
+            tuple(sorted(meetings, key=lambda each: (each.difference is None, each.difference or 0.0, each.scenario))),
+        )
 
     return queries.pairs.get((experiment.experiment_id, ask, pair), revision(experiment), make)
 
@@ -200,14 +207,6 @@ def _column(matrix: ScoreMatrix, row: Pair) -> dict[str, float]:
         return {}
     rows: Iterable[int] = range(len(matrix.scenarios))
     return {matrix.scenarios[i]: float(matrix.values[i, at]) for i in rows if matrix.judged[i, at]}
-
-
-def _largest_loss(meeting: ScenarioComparison) -> tuple[bool, float, str]:
-    return meeting.difference is None, meeting.difference or 0.0, meeting.scenario
-
-
-def _sign(difference: float) -> int:
-    return 0 if abs(difference) <= EVEN else 1 if difference > 0 else -1
 
 
 def _answer_json(run_id: str, answer: Answer) -> dict[str, Any]:

@@ -81,9 +81,9 @@ RunsQuery = Annotated[RunFilters, Query()]
 
 def filters_of(query: Mapping[str, Any]) -> RunFilters:
     """Parse the filters of a page's URL; empty form fields are ignored."""
-    said = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
+    given = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
     where = [text for text in query.get("where", []) if text.strip()]
-    return checked(RunFilters, {**said, "where": where}, "query")
+    return checked(RunFilters, {**given, "where": where}, "query")
 
 
 def _said(value: object) -> str | None:

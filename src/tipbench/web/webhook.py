@@ -180,8 +180,8 @@ class Poster:
         except httpx.TimeoutException:
             status, reason = None, self._late
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TipbenchError) as exc:
-            said = f"{type(exc).__name__}: {exc}".replace(self.options.url, shown_address(self.options.url))
-            status, reason = None, said[:_LONGEST_REASON]
+            text = f"{type(exc).__name__}: {exc}".replace(self.options.url, shown_address(self.options.url))
+            status, reason = None, text[:_LONGEST_REASON]
         return Attempt(number, now, time.monotonic() - began, status, reason)
 
     @property
@@ -198,7 +198,7 @@ class Poster:
                 if time.monotonic() > deadline:
                     return None, self._late
                 await asyncio.wait({task}, timeout=_POLL_S)
-            return _told(await task)
+            return _result(await task)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -219,7 +219,7 @@ class Poster:
             return response.status_code
 
 
-def _told(status: int) -> tuple[int, str]:
+def _result(status: int) -> tuple[int, str]:
     if 200 <= status < 300:
         return status, ""
     more = "; redirects are not followed" if 300 <= status < 400 else ""

@@ -117,7 +117,7 @@ class WebhookStore:
         rows = self._database.rows(f"SELECT revision FROM hook_seen WHERE {_THERE}", self._key(watched))  # noqa: S608
         return str(rows[0][0]) if rows else None
 
-    def told(self, watched: WatchedExperiment) -> frozenset[str]:
+    def reported(self, watched: WatchedExperiment) -> frozenset[str]:
         """Return the run ids already reported as pending that were still pending at the last check."""
         rows = self._database.rows(f"SELECT run_id FROM hook_told WHERE {_THERE}", self._key(watched))  # noqa: S608
         return frozenset(str(run_id) for (run_id,) in rows)
@@ -363,7 +363,7 @@ class WebhookWatcher:
         self._restless.pop(watched, None)
         found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in found}
-        new = pending - self._store.told(watched)
+        new = pending - self._store.reported(watched)
         counts = {"pending": len(pending), "new": len(new)}
         message = message_of(PENDING, self._clock(), experiment.name, **counts) if new else None
         self._store.note(watched, now, pending, message)

@@ -10,8 +10,7 @@ from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
 from tipbench.web.api.models import COMMON, Health, Readiness, refusals
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.cache import Cache
-from tipbench.web.deps import Panel, PanelState
+from tipbench.web.deps import PanelState
 from tipbench.web.errors import Json, WebError
 from tipbench.web.metrics import CONTENT_TYPE
 
@@ -42,33 +41,24 @@ async def healthz() -> Response:  # async, so that it does not wait for a thread
 )
 def readyz(panel: PanelState) -> Response:
     """Readiness probe: returns 200 if the token database is readable and MLflow responds or has never been used."""
-    checks: Cache = panel.queries.small
-    # The endpoint is public, so the result, also a failure, is cached for a few seconds.
-    state = checks.get("readiness", None, lambda: _outcome(panel))
+
+    def check() -> str | TipbenchError:
+        """Returns the status of MLflow, or the error, so that failures are cached too."""
+        try:
+            panel.guard.tokens.get("")
+            panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
+        except NotEnoughData:
+            return "none yet"
+        except TipbenchError as exc:
+            panel.tracker.doubt()
+            return exc
+        return "answers"
+
+    # The endpoint is public, so the result is cached for a few seconds.
+    state = panel.queries.small.get("readiness", None, check)
     if isinstance(state, TipbenchError):
         raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from state
     return Json({"status": "ready", "mlflow": state})
-
-
-def _outcome(panel: Panel) -> str | TipbenchError:
-    """Returns the status of MLflow, or the error instead of raising it, so that failures are cached too."""
-    try:
-        return _mlflow(panel)
-    except TipbenchError as exc:
-        return exc
-
-
-def _mlflow(panel: Panel) -> str:
-    panel.guard.tokens.get("")
-    try:
-        opened = panel.tracker.open()
-        opened.store.experiment(DEFAULT_EXPERIMENT)
-    except NotEnoughData:
-        return "none yet"
-    except TipbenchError:
-        panel.tracker.doubt()
-        raise
-    return "answers"
 
 
 @counted.get(

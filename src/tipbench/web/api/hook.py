@@ -26,7 +26,7 @@ class HookConflict(WebError):
     status, code = 409, "conflict"
 
 
-class TestWish(BaseModel):
+class TestRequest(BaseModel):
     """Options of a webhook test."""
 
     model_config = ConfigDict(extra="forbid")
@@ -102,7 +102,7 @@ _NONE: dict[str, Any] = {
 _BODY: dict[str, Any] = {
     "requestBody": {
         "description": "Optional.",
-        "content": {JSON: {"schema": TestWish.model_json_schema(), "example": {"experiment": "tip-bench-auto"}}},
+        "content": {JSON: {"schema": TestRequest.model_json_schema(), "example": {"experiment": "tip-bench-auto"}}},
     }
 }
 
@@ -116,15 +116,15 @@ def hook_of(request: Request) -> Webhook | None:
 HookState = Annotated[Webhook | None, Depends(hook_of)]
 
 
-async def read_wish(request: Request, _admin: Admin) -> TestWish:
+async def read_request(request: Request, _admin: Admin) -> TestRequest:
     """Parses and validates the body of a test request."""
-    wish = checked(TestWish, await read_json(request), "body")
-    if wish.experiment is not None:
+    body = checked(TestRequest, await read_json(request), "body")
+    if body.experiment is not None:
         try:
-            check_experiment_name(wish.experiment)
+            check_experiment_name(body.experiment)
         except ValueError as exc:
             raise Invalid(str(exc), path="body.experiment") from exc
-    return wish
+    return body
 
 
 @router.get("", summary="Get webhook status", response_model=HookShape)
@@ -151,12 +151,12 @@ def deliveries(
 @router.post(
     "/test", summary="Test the webhook", response_model=DeliveryShape, openapi_extra=_BODY, responses=refusals(409)
 )
-def test(hook: HookState, wish: Annotated[TestWish, Depends(read_wish)]) -> Response:
+def test(hook: HookState, body: Annotated[TestRequest, Depends(read_request)]) -> Response:
     """Sends a signed message with the event `test` once, without retries, and returns the result within 10 seconds.
 
     Returns 409 if no webhook is configured or another test is in progress.
     """
-    return Json(run_test(hook, wish.experiment).to_json())
+    return Json(run_test(hook, body.experiment).to_json())
 
 
 def state_of(hook: Webhook | None) -> dict[str, Any]:

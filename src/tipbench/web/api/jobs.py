@@ -21,11 +21,11 @@ from tipbench.jobs.job import ENDED, JobKind, JobState
 from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter
 from tipbench.jobs.supervisor import Submitted
-from tipbench.web.api.models import COMMON, DATA, JobAnswer, JobDetail, JobList, JobStarted, JudgeWish, refusals
+from tipbench.web.api.models import COMMON, DATA, JobAnswer, JobDetail, JobList, JobStarted, JudgeRunRequest, refusals
 from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, session_cookie
-from tipbench.web.deps import Admin, AskedRun, Panel, PanelState, RunConfig
+from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
 from tipbench.web.errors import Json, error_json, to_json
 from tipbench.web.forms import JSON, LIMIT, Limit, Next, read_json
 from tipbench.web.job_service import JobService, Key, RunTarget, job_json, retry_job, start_judge, start_run
@@ -46,11 +46,11 @@ STARTED: dict[int | str, dict[str, Any]] = {
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
     }
 }
-_WISH: dict[str, Any] = {
+_JUDGE_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "Options of the judge.",
-        "content": {JSON: {"schema": JudgeWish.model_json_schema(), "example": {"with": "rules"}}},
+        "content": {JSON: {"schema": JudgeRunRequest.model_json_schema(), "example": {"with": "rules"}}},
     }
 }
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
@@ -77,7 +77,7 @@ LastId = Annotated[
 ]
 
 
-async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
+async def read_judge_request(request: Request, _admin: Admin) -> dict[str, Any]:
     """Reads the body after authentication."""
     return await read_json(request)
 
@@ -92,7 +92,7 @@ async def read_judge_wish(request: Request, _admin: Admin) -> dict[str, Any]:
 )
 def run(
     config: RunConfig,
-    asked: AskedRun,
+    body: RunBodyParam,
     who: Admin,
     panel: PanelState,
     key: Key = None,
@@ -103,7 +103,7 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    where = RunTarget(runner, wait_for_judge or asked.wait_for_judge, frozenset(asked.given))
+    where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.given))
     return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
 
 
@@ -112,18 +112,18 @@ def run(
     summary="Start an automatic judge",
     status_code=202,
     response_model=JobStarted,
-    openapi_extra=_WISH,
+    openapi_extra=_JUDGE_BODY,
     responses=STARTED,
 )
 def judge(
     experiment: ExperimentPath,
-    wish: Annotated[dict[str, Any], Depends(read_judge_wish)],
+    body: Annotated[dict[str, Any], Depends(read_judge_request)],
     who: Admin,
     panel: PanelState,
     key: Key = None,
 ) -> Response:
     """Queues `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
-    return started(panel, start_judge(panel, experiment, wish, started_by=who.name, key=key))
+    return started(panel, start_judge(panel, experiment, body, started_by=who.name, key=key))
 
 
 @router.get("", summary="List the jobs", response_model=JobList)
@@ -239,48 +239,49 @@ _LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  
 class JobStream:
     """Frames of one job for one client. Not thread-safe."""
 
-    def __init__(self, desk: JobService, job_id: str, after: int | None = None) -> None:
+    def __init__(self, service: JobService, job_id: str, after: int | None = None) -> None:
         """Start after the cursor `after`, or from the current progress if None. Raises JobNotFound."""
-        self._desk = desk
-        self._job = desk.store.get(job_id)
+        self._jobs = service
+        self._job = service.store.get(job_id)
         self._after = after
-        self._told = ProgressSnapshot()
+        self._snapshot = ProgressSnapshot()
         self._shown: dict[str, Any] = {}
 
     def begin(self) -> bytes:
         """Return the snapshot frame."""
         self._shown = self._look()
-        book = self._desk.book
-        self._told = book.current(self._job) if self._after is None else book.at(self._job, self._after)
-        body = {**self._shown, "progress": self._told.progress.to_json(), "cursor": self._told.cursor}
-        return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._told.cursor)
+        cache = self._jobs.progress
+        self._snapshot = cache.current(self._job) if self._after is None else cache.at(self._job, self._after)
+        body = {**self._shown, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
+        return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._snapshot.cursor)
 
     def more(self) -> tuple[bytes, bool]:
         """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
-        face = self._look()
+        current = self._look()
         found = self._events()
         frames = []
         for recorded in found:
-            self._told = self._told.after(recorded)
-            frames.append(frame(*_named(recorded), recorded.cursor))
+            self._snapshot = self._snapshot.after(recorded)
+            body = event_json(recorded.event)
+            frames.append(frame(body["event"], {"at": recorded.at, **body}, recorded.cursor))
         if found:
-            frames.append(frame("progress", self._told.progress.to_json(), self._told.cursor))
-        if face != self._shown:
-            self._shown = face
-            frames.append(frame("job", face, self._told.cursor))
+            frames.append(frame("progress", self._snapshot.progress.to_json(), self._snapshot.cursor))
+        if current != self._shown:
+            self._shown = current
+            frames.append(frame("job", current, self._snapshot.cursor))
         ended = self._job.state in ENDED and not found
         if ended:
-            frames.append(frame("end", face, self._told.cursor))
+            frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
 
     def _events(self) -> list[RecordedEvent]:
         try:
-            return list(self._desk.supervisor.runner_of(self._job).events(self._job, self._told.cursor, _AT_ONCE))
+            return list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
         except ServerUnavailable:
             return []
 
     def _look(self) -> dict[str, Any]:
-        self._job, place = self._desk.placed(self._job.id)
+        self._job, place = self._jobs.placed(self._job.id)
         return {"job": job_json(self._job), "place": place}
 
 
@@ -290,12 +291,16 @@ class EventStream(StreamingResponse):
     def __init__(self, streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]) -> None:
         self._streams = streams
         headers = {"X-Accel-Buffering": "no"}  # a buffering proxy would delay events
-        super().__init__(_tell(streams, stream, request, allowed), media_type=MEDIA_TYPE, headers=headers)
+        super().__init__(_frames(streams, stream, request, allowed), media_type=MEDIA_TYPE, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the job ends, the client disconnects or is no longer authorised."""
         if self._streams.open >= self._streams.most:
-            await _too_many(self._streams)(scope, receive, send)
+            message = (
+                f"{self._streams.most} event streams are already open. Close a page of the panel, or try again shortly."
+            )
+            body = error_json("too_many_streams", message)
+            await Json(body, 503, headers={"Retry-After": "5"})(scope, receive, send)
             return
         self._streams.open += 1
         try:
@@ -304,7 +309,7 @@ class EventStream(StreamingResponse):
             self._streams.open -= 1
 
 
-async def _tell(
+async def _frames(
     streams: StreamLimits, stream: JobStream, request: Request, allowed: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     try:
@@ -332,16 +337,6 @@ def frame(event: str, data: Any, cursor: int) -> bytes:
     """Return one event; its data is one line, also for clients that split at Unicode line ends."""
     line = to_json(data).decode().translate(_LINE_ENDS)
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
-
-
-def _named(recorded: RecordedEvent) -> tuple[str, dict[str, Any]]:
-    body = event_json(recorded.event)
-    return body["event"], {"at": recorded.at, **body}
-
-
-def _too_many(streams: StreamLimits) -> Json:
-    message = f"{streams.most} event streams are already open. Close a page of the panel, or try again shortly."
-    return Json(error_json("too_many_streams", message), 503, headers={"Retry-After": "5"})
 
 
 def may_watch(guard: Authenticator, identity: Identity, cookie: str) -> bool:

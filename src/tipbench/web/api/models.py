@@ -257,7 +257,7 @@ class JobDetail(JobAnswer):
     )
 
 
-class JudgeWish(BaseModel):
+class JudgeRunRequest(BaseModel):
     """The options of `tipbench judge run`."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=False)

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[AD
 DEFAULT_LIFE = "90d"
 
 
-class TokenWish(BaseModel):
+class TokenRequest(BaseModel):
     """Options of a new token."""
 
     model_config = ConfigDict(extra="forbid")
@@ -66,7 +66,7 @@ _BODY: dict[str, Any] = {
         "required": True,
         "content": {
             JSON: {
-                "schema": TokenWish.model_json_schema(),
+                "schema": TokenRequest.model_json_schema(),
                 "example": {"role": "judge", "name": "reviewer-1", "expires": "30d"},
             }
         },
@@ -75,9 +75,9 @@ _BODY: dict[str, Any] = {
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="The token's id.", examples=["3f9a1c0b7e52"])]
 
 
-async def read_wish(request: Request, _admin: Admin) -> TokenWish:
+async def read_request(request: Request, _admin: Admin) -> TokenRequest:
     """Parses and validates the body of a request to create a token."""
-    return wish_of(await read_json(request))
+    return check_request(await read_json(request))
 
 
 @router.get("", summary="List the tokens", response_model=TokenList)
@@ -87,9 +87,9 @@ def tokens(panel: PanelState) -> Response:
 
 
 @router.post("", summary="Create a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
-def create(wish: Annotated[TokenWish, Depends(read_wish)], panel: PanelState) -> Response:
+def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> Response:
     """Creates a token. The secret is returned only in this response; the server stores a hash."""
-    return Json(make_token(panel, wish), 201)
+    return Json(make_token(panel, token_request), 201)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", response_model=TokenShape, responses=refusals(404))
@@ -100,36 +100,38 @@ def revoke(token_id: TokenId, panel: PanelState) -> Response:
 
 def token_rows(panel: Panel) -> list[dict[str, Any]]:
     """Returns all tokens for the API and the settings page."""
-    kept = panel.guard.tokens
-    return [token.to_json(kept.clock()) for token in kept.all()]
+    store = panel.guard.tokens
+    return [token.to_json(store.clock()) for token in store.all()]
 
 
-def wish_of(raw: Mapping[str, Any]) -> TokenWish:
+def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validates the options of a new token; raises Invalid with the path of the wrong field."""
-    wish = checked(TokenWish, raw, "body")
+    token_request = checked(TokenRequest, raw, "body")
     try:
-        checked_name(wish.name, Role(wish.role))
+        checked_name(token_request.name, Role(token_request.role))
     except UsageError as exc:
         raise Invalid(str(exc), path="body.name") from exc
     try:
-        parse_lifetime(wish.expires)
+        parse_lifetime(token_request.expires)
     except UsageError as exc:
         raise Invalid(str(exc), path="body.expires") from exc
-    return wish
+    return token_request
 
 
-def make_token(panel: Panel, wish: TokenWish) -> dict[str, Any]:
+def make_token(panel: Panel, token_request: TokenRequest) -> dict[str, Any]:
     """Creates a token and returns it with its secret."""
-    kept = panel.guard.tokens
-    token, secret = kept.create(Role(wish.role), wish.name, life_s=parse_lifetime(wish.expires))
-    return {**token.to_json(kept.clock()), "token": secret}
+    store = panel.guard.tokens
+    token, secret = store.create(
+        Role(token_request.role), token_request.name, life_s=parse_lifetime(token_request.expires)
+    )
+    return {**token.to_json(store.clock()), "token": secret}
 
 
 def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
     """Revokes a token and returns it; raises NotFound if it does not exist."""
-    kept = panel.guard.tokens
-    kept.revoke(token_id)
-    token = kept.get(token_id)
+    store = panel.guard.tokens
+    store.revoke(token_id)
+    token = store.get(token_id)
     if token is None:
         raise NotFound(f"There is no token {token_id[:40]}. GET /api/bench/tokens lists all.", path="path.token_id")
-    return token.to_json(kept.clock())
+    return token.to_json(store.clock())

@@ -156,13 +156,13 @@ class JobText:
     @property
     def headline(self) -> str:
         """The status in one sentence."""
-        tell = {
+        text_of = {
             JobState.QUEUED: self._queued,
             JobState.RUNNING: self._running,
             JobState.SUCCEEDED: self._succeeded,
         }.get(self.job.state)
-        if tell is not None:
-            return tell()
+        if text_of is not None:
+            return text_of()
         if self.job.state is JobState.WAITING:
             why = f" {self.reason}" if self.reason else ""
             return f"Waiting for a judge; it uses no resources.{why}"
@@ -292,7 +292,7 @@ def jobs_page(
     """Lists the jobs, newest first; filters and page are in the URL."""
     which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
     listed = panel.jobs.listed(which, limit=limit, after=next)
-    asked = {key: value for key, value in request.query_params.items() if value}
+    query = {key: value for key, value in request.query_params.items() if value}
     return page(
         request,
         "jobs.html",
@@ -302,7 +302,7 @@ def jobs_page(
         kinds=list(JobKind),
         following=listed.next,
         first=next is None,
-        json_url=f"/api/bench/jobs?{urlencode(asked)}" if asked else "/api/bench/jobs",
+        json_url=f"/api/bench/jobs?{urlencode(query)}" if query else "/api/bench/jobs",
     )
 
 
@@ -373,23 +373,19 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
     view = panel.jobs.view(job_id)
     return {
         "job": view.job,
-        "words": JobText(view.job, view.told.progress, view.place),
-        "progress": view.told.progress,
+        "words": JobText(view.job, view.snapshot.progress, view.place),
+        "progress": view.snapshot.progress,
         "links": job_links(view.job),
         "retry_key": new_idempotency_key(),
-        "running_s": _running_s(view.job),
+        "running_s": time.time() - (view.job.started or 0.0) if view.job.state is JobState.RUNNING else None,
         "charts": all(importlib.util.find_spec(name) for name in ("altair", "vl_convert")),
     }
 
 
-def _running_s(job: Job) -> float | None:
-    return time.time() - job.started if job.state is JobState.RUNNING and job.started is not None else None
-
-
 def _row(panel: Panel, job: Job, place: int | None) -> JobText:
     """Returns a list row; events are read for active jobs only, since an ended job stores its result."""
-    told = panel.jobs.book.current(job).progress if job.state in ACTIVE else Progress()
-    return JobText(job, told, place)
+    progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
+    return JobText(job, progress, place)
 
 
 def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:

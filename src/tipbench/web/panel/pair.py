@@ -137,12 +137,12 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     ends = interval(estimate.ci_low, estimate.ci_high) if estimate else None
     mean = number(estimate.mean) if estimate else None
     gap = interval(found.ci_low, found.ci_high, "+.2f") if found else None
-    told = f"{number(found.mean, '+.2f')}{f' ({gap})' if gap else ''}" if found else None
+    shown = f"{number(found.mean, '+.2f')}{f' ({gap})' if gap else ''}" if found else None
     p, words = p_text(found), baseline_words(found)
     return [
         ("standing", f"{rank_words(standing)}, {state_of(view.board, standing.pair)}"),
         ("composite", f"{mean}{f' ({ends})' if ends else ''}" if mean else "not judged"),
-        ("difference", told),
+        ("difference", shown),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),
         ("wins, losses, ties", f"{view.count(1)}, {view.count(-1)}, {view.count(0)}" if view.reference else None),
         ("judged", f"{standing.judged} of {standing.total} cells"),
@@ -159,8 +159,8 @@ def _compared(view: PairView, meeting: ScenarioComparison, url: BoardUrl, *, ope
         difference=difference,
         outcome=outcome,
         tone=tone,
-        own=_told(meeting.own, url, several=several),
-        other=_told(other, url, several=several) if other else (),
+        own=_answers(meeting.own, url, several=several),
+        other=_answers(other, url, several=several) if other else (),
         composites=(_composite(meeting.own), _composite(other) if other else ""),
         open=open_,
     )
@@ -180,7 +180,7 @@ def _composite(side: Side) -> str:
     return number(side.composite) or "not judged"
 
 
-def _told(side: Side, url: BoardUrl, *, several: bool) -> tuple[PairAnswer, ...]:
+def _answers(side: Side, url: BoardUrl, *, several: bool) -> tuple[PairAnswer, ...]:
     repeats = len({answer.repeat for _, answer in side.answers}) > 1
     return tuple(
         PairAnswer(
@@ -205,8 +205,8 @@ def _about(answer: Answer, *, repeats: bool, alone: bool) -> str:
 
 
 def _marks(scores: Mapping[str, float], *, overlong: bool | None) -> str:
-    told = [f"{one_line(name)} {number(value, 'g')}" for name, value in scores.items()]
-    return " · ".join([*told, *(["overlong"] if overlong else [])])
+    shown = [f"{one_line(name)} {number(value, 'g')}" for name, value in scores.items()]
+    return " · ".join([*shown, *(["overlong"] if overlong else [])])
 
 
 def card_lines(card: Mapping[str, Any] | None) -> tuple[str, ...]:

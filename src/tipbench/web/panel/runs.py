@@ -113,7 +113,8 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
         faults.append(str(exc))
     tips: list[tuple[str, str]] = []
     try:
-        tips = _tips(run["texts"].get(CANDIDATES))
+        listed = json.loads(run["texts"].get(CANDIDATES) or "[]")
+        tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in listed]
     except (ValueError, KeyError, TypeError, AttributeError):
         faults.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
     standing = list(_standing(scores))
@@ -156,10 +157,6 @@ def _marks(standing: list[tuple[str, Judgement]], at: int) -> Iterator[TipScores
             yield TipScores(given.judge, name, tip.scores, tip.overlong, tip.note)
 
 
-def _tips(text: str | None) -> list[tuple[str, str]]:
-    return [(str(tip["tip"]), str(tip["rationale"])) for tip in json.loads(text or "[]")]
-
-
 def notices(run: Mapping[str, Any], *, stale: bool = False) -> list[Notice]:
     """Returns the notices for a run, most important first."""
     return [*_failure(run), *_age(run, stale=stale), *_scored(run), *_odd(run)]
@@ -168,8 +165,8 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> list[Notice]:
 def _failure(run: Mapping[str, Any]) -> Iterator[Notice]:
     tags = run["tags"]
     if run["state"] == "failed":
-        said = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was stored')}"
-        yield Notice("bad", "No complete answer, so nothing is scored. The next collect tries it again.", said)
+        reason = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was stored')}"
+        yield Notice("bad", "No complete answer, so nothing is scored. The next collect tries it again.", reason)
     elif run["status"] == "FAILED":
         yield Notice("bad", "The run failed.", tags.get("ended", ""))
 

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tipbench.http import strip_login
 from tipbench.settings import SETTINGS, Setting, Settings
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
-from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, make_token, revoke_token, token_rows, wish_of
+from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, check_request, make_token, revoke_token, token_rows
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
@@ -51,7 +51,11 @@ class Configured:
 
 def configured(settings: Settings) -> list[Configured]:
     """Returns all settings, in the order of the documentation."""
-    return [_one(settings, setting) for setting in SETTINGS if setting.key not in _MACHINE]
+    return [
+        Configured(setting.key, _value(settings, setting), setting.meaning, settings.sources.get(setting.key))
+        for setting in SETTINGS
+        if setting.key not in _MACHINE
+    ]
 
 
 def reached(panel: Panel) -> list[tuple[str, str]]:
@@ -59,22 +63,13 @@ def reached(panel: Panel) -> list[tuple[str, str]]:
     options, allowed = panel.options, panel.allowed
     return [
         ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
-        ("Allowed hosts", ", ".join(sorted({"this machine's own names", *options.hosts.names}, key=_own_first))),
+        ("Allowed hosts", ", ".join(["localhost", *sorted(options.hosts.names)])),
         ("Reverse proxies", ", ".join(options.proxies) or "none"),
         ("Session lifetime", duration(options.session_s)),
         ("Ollama servers", ", ".join(map(strip_login, allowed.urls["ollama_url"]))),
         ("MLflow servers", ", ".join(map(strip_login, allowed.urls["mlflow_url"])) or "found automatically"),
         ("Suites", ", ".join(["built in", *(str(folder) for folder in allowed.suites)])),
     ]
-
-
-def _own_first(name: str) -> tuple[bool, str]:
-    return " " not in name, name
-
-
-def _one(settings: Settings, setting: Setting) -> Configured:
-    source = settings.sources.get(setting.key)
-    return Configured(setting.key, _value(settings, setting), setting.meaning, source)
 
 
 def _value(settings: Settings, setting: Setting) -> str:
@@ -153,20 +148,20 @@ def test_hook(hook: HookState) -> Response:
 
 def _created(request: Request, panel: Panel, admin: Identity, given: dict[str, str], mark: str) -> HTMLResponse:
     try:
-        wish = wish_of(given)
+        new = check_request(given)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
         message = str(exc).removeprefix(f"body.{field}: ")
         return _page(request, panel, admin, given=given, faults={field: message}, status=422)
     sent: SubmittedForms = request.app.state.sent_forms
     if not sent.first_time(mark):
-        return _page(request, panel, admin, repeated=wish.name, status=409)
-    return _page(request, panel, admin, made=make_token(panel, wish), status=201)
+        return _page(request, panel, admin, repeated=new.name, status=409)
+    return _page(request, panel, admin, made=make_token(panel, new), status=201)
 
 
 def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200, **more: Any) -> HTMLResponse:
     rows = token_rows(panel)[::-1]
-    known = {"made": None, "given": _BLANK, "faults": {}, "ended": None, "repeated": None, "tested": None, **more}
+    context = {"made": None, "given": _BLANK, "faults": {}, "ended": None, "repeated": None, "tested": None, **more}
     hook = hook_of(request)
     return page(
         request,
@@ -182,5 +177,5 @@ def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200,
         reached=reached(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",
-        **known,
+        **context,
     )

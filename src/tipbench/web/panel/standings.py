@@ -119,9 +119,13 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     )  # fmt: skip
     yield from _differences(board)
     yield Column(
-        "standing", "standing", "Compared with the leader", partial(_standing, board),
-        lambda row: list(State).index(state_of(board, row.pair)), text=True,
-    )  # fmt: skip
+        "standing",
+        "standing",
+        "Compared with the leader",
+        lambda row: TableCell(STANDING[state_of(board, row.pair)], state=str(state_of(board, row.pair))),
+        lambda row: list(State).index(state_of(board, row.pair)),
+        text=True,
+    )
     for scale in board.scales:
         yield _measure(scale, short_name(scale, 24), number, "Mean of the scale")
     for key, (title, form, about) in _FORMATS.items():
@@ -181,8 +185,8 @@ def _difference(board: Leaderboard, attribute: str, standing: Standing) -> Table
         return TableCell(NOTHING)
     p = p_text(found)
     words = baseline_words(found) if attribute == "to_baseline" else None
-    told = f"p {p if p.startswith('<') else f'= {p}'}" if p else None
-    parts = (interval(found.ci_low, found.ci_high, "+.2f"), told, words)
+    p_words = f"p {p if p.startswith('<') else f'= {p}'}" if p else None
+    parts = (interval(found.ci_low, found.ci_high, "+.2f"), p_words, words)
     return TableCell(number(found.mean, "+.2f") or NOTHING, tuple(part for part in parts if part))
 
 
@@ -196,11 +200,6 @@ def baseline_words(found: Difference | None) -> str | None:
 def _difference_value(attribute: str, standing: Standing) -> float | None:
     found: Difference | None = getattr(standing.row, attribute)
     return found.mean if found else None
-
-
-def _standing(board: Leaderboard, standing: Standing) -> TableCell:
-    state = state_of(board, standing.pair)
-    return TableCell(STANDING[state], state=str(state))
 
 
 def _row(board: Leaderboard, standing: Standing, columns: Sequence[Column]) -> TableRow:

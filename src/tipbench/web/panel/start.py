@@ -104,7 +104,7 @@ def _unfit(schema: Schema, values: Values) -> Iterable[tuple[str, str]]:
             yield key, f"At most {LONGEST} characters (got {len(text)})."
         elif not text and key in LISTS:
             yield key, "Choose at least one."
-        elif not text and not _may_be_empty(schema, key):
+        elif not text and not any(each.get("type") == "null" for each in schema["properties"][key].get("anyOf", ())):
             yield key, f"A value is required; the default is {_text(schema['properties'][key].get('default'))}."
 
 
@@ -112,11 +112,11 @@ def _refused(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
     cause = exc.__cause__
     if not isinstance(cause, ValidationError):
         return {(exc.path or "").removeprefix("body."): str(exc)}
-    told: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for error in cause.errors(include_url=False):
         key = str(error["loc"][0]) if error["loc"] else _named_first(error["msg"], values)
-        told.setdefault(key if key in values else WHOLE, _sentence(error))
-    return told
+        errors.setdefault(key if key in values else WHOLE, _sentence(error))
+    return errors
 
 
 def _named_first(message: str, values: Values) -> str:
@@ -151,10 +151,6 @@ def _suite_errors(config: CollectConfig) -> dict[str, str]:
 
 def _is_switch(schema: Schema, key: str) -> bool:
     return bool(schema["properties"][key].get("type") == "boolean")
-
-
-def _may_be_empty(schema: Schema, key: str) -> bool:
-    return any(each.get("type") == "null" for each in schema["properties"][key].get("anyOf", ()))
 
 
 def _text(value: Any) -> str:
@@ -540,7 +536,7 @@ async def _form_page(request: Request, panel: Panel, sent: SubmittedForm, outcom
         key=sent.key,
         runners=list(panel.jobs.runners),
         where_options=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
-        runner=sent.where.runner or panel.jobs.usual,
+        runner=sent.where.runner or panel.jobs.default,
         wait_for_judge=sent.where.wait_for_judge,
         models_url="/run/models" if waiting else None,
         json_url="/api/bench/config",

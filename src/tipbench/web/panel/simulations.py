@@ -106,7 +106,7 @@ def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow:
 def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
     """Returns the curves of a running simulation, from the seeds that are done."""
     view = panel.jobs.view(job_id)
-    seen = view.told.progress.simulating
+    seen = view.snapshot.progress.simulating
     if seen is None:
         raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
     curves = zip(seen.policies, seen.rewards, strict=False)

@@ -19,6 +19,7 @@
     ├── JournalError              a result could not be saved to disk; the run stops at once
     ├── CorruptText               a stored text does not match its hash
     ├── MixedRubrics              scores of different rubrics cannot be compared
+    ├── SheetsClosed              a judge does sheets first, then duels; not both at a time
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalServerError          the local MLflow could not be started or stopped
@@ -139,6 +140,10 @@ class SheetRefused(TipbenchError):
     def __init__(self, message: str, problems: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+class SheetsClosed(TipbenchError):
+    """Duels show real answers only and would reveal the controls, so a judge's sheets end before the first duel."""
 
 
 class WeightsError(TipbenchError):

@@ -48,7 +48,7 @@ def at(office: Office, visit: Visit) -> AtDesk:
 def finished_and_held(at: AtDesk) -> None:
     at.page.get_by_role("button", name="Finish batch…").click()
     at.finish()
-    at.page.get_by_role("heading", name="Held for now").wait_for()
+    at.page.get_by_role("heading", name="Not counted yet").wait_for()
 
 
 # the whole way
@@ -75,7 +75,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
     assert at.presses == 3 * tips + len(filled) + 1
     assert at.presses / len(filled) <= MOST_PRESSES
     assert page.get_by_text("Your scores count").is_visible()
-    assert page.locator("#drift").get_by_text("as close to the agreed ones").is_visible()
+    assert page.locator("#drift").get_by_text("match the reference scores").is_visible()
     kept = own.judging(at.sheet)
     assert kept.status is SheetStatus.APPLIED
     given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
@@ -91,7 +91,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     assert "agreed" not in at.page.locator("#desk").inner_text()  # the drift is not shown before the end
     at.press("Control+Enter")
     at.finish()
-    at.page.get_by_role("heading", name="Held for now").wait_for()
+    at.page.get_by_role("heading", name="Not counted yet").wait_for()
     assert at.page.get_by_role("cell", name="too high").count() == 3
     at.page.get_by_role("button", name="Revise my scores").click()
     at.ready()
@@ -103,7 +103,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     admin.goto(f"{own.site.url}/experiments/{own.desk.experiment.name}/judges")
     row = admin.locator(f"#batch-{sheet}")
     row.get_by_text("Accept…").click()
-    row.get_by_label("Why the scores shall count all the same").fill("agreed in the team")
+    row.get_by_label("Reason for accepting").fill("agreed in the team")
     row.get_by_role("button", name="Count these scores").click()
     row.get_by_text("drift accepted").wait_for()
     at.page.reload()
@@ -197,7 +197,7 @@ def test_flags_are_contested_and_given_back(office: Office, at: AtDesk) -> None:
     assert office.answer(at.sheet, 1)["contested"] == ["format_ok", "tips.1.overlong"]
     assert at.page.get_by_text("contested by you").count() == 2
     at.press("f", "o")
-    at.told("Nothing said yet")
+    at.told("Not scored")
     assert office.answer(at.sheet, 1)["contested"] == []
 
 

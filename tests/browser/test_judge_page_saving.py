@@ -86,7 +86,7 @@ def test_a_batch_is_not_finished_while_something_is_unsaved(office: Office, at: 
     at.press(*"333333333", "Control+Enter")
     at.page.get_by_role("button", name="Finish batch…").click()
     at.finish()
-    at.page.get_by_text("Your scores are kept in this browser; finish when it is back.").wait_for()
+    at.page.get_by_text("Your scores are saved in this browser; finish once it is reachable.").wait_for()
     assert office.whole(at.sheet)["batch"]["status"] == "open"
 
 
@@ -183,7 +183,7 @@ def test_a_session_that_has_ended_is_told_and_nothing_is_lost(office: Office, at
             tokens.revoke(token.id)
     at.press("4")
     at.page.get_by_text("Your session has ended").wait_for()
-    assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: kept here")
+    assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: saved in this browser")
 
 
 def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) -> None:
@@ -195,7 +195,7 @@ def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) ->
     other.page.get_by_role("heading", name="Batch finished").wait_for()
     at.press("j", "5")
     at.page.get_by_text("This batch was closed in another tab").wait_for()
-    at.page.get_by_role("button", name="Load the page again").click()
+    at.page.get_by_role("button", name="Reload the page").click()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
     at.on(2)
@@ -251,7 +251,7 @@ def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(home: Path, mlflo
         at.told("Draft saved")
         at.press("5")
     at.press("2", "1")  # nobody is there any more
-    at.told("Offline: kept here")
+    at.told("Offline: saved in this browser")
     with running_panel(home, port, mlflow_url) as client:
         at.page.locator(".save-state", has_text="Draft saved").wait_for()
         first: Any = client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]

@@ -107,7 +107,7 @@ def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width:
     at.told("Draft saved")
     assert at.page.evaluate(BOXES) == before
     at.press("u")
-    at.told("Nothing said yet")
+    at.told("Not scored")
 
 
 # every look
@@ -151,7 +151,7 @@ def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: 
         at = sit_down(visit, office.site, sheet)
         at.page.get_by_role("button", name="Finish batch…").click()
         at.finish()
-        at.page.get_by_role("heading", name="Held for now").wait_for()
+        at.page.get_by_role("heading", name="Not counted yet").wait_for()
         wrong = list(faults(axe, at.sight))
         at.sight.go(f"/judge?experiment={office.desk.experiment.name}")
         wrong += faults(axe, at.sight)

@@ -94,7 +94,7 @@ def test_part_of_the_duels_may_be_filled(tmp_path: Path) -> None:
     assert len(raw["items"]) == 4
     fill(file, raw, {raw["items"][0]["item"]: "tie"})
     ended = invoke("judge", "apply", str(file))
-    assert "1 applied, 3 not finished and still open" in ended.stdout
+    assert "1 applied, 3 unfinished and still open" in ended.stdout
 
 
 def test_a_mistake_is_named_and_refuses_the_file(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
     raw = exported(file, "--judge", "dora")
     exported(copy, "--sheet", raw["sheet"])
     assert copy.read_bytes() == file.read_bytes()
-    assert "has no duels 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
+    assert "has no duel file 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
 
 
 def test_filled_duels_are_kept_aside(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_filled_duels_are_kept_aside(tmp_path: Path) -> None:
 def test_a_decided_board_has_no_duels(tmp_path: Path) -> None:
     ended = invoke("judge", "duel", "--experiment", DECIDED, "--out", str(tmp_path / "x.json"))
     assert (ended.code, ended.stdout) == (3, "")
-    assert "There is no tie to break in tip-bench-untied: one:1b/v1 leads" in ended.stderr
+    assert "No pairs are tied in tip-bench-untied: one:1b/v1 leads" in ended.stderr
 
 
 def test_a_board_that_nobody_judged_has_no_duels(tmp_path: Path) -> None:
     ended = invoke("judge", "duel", "--experiment", FRESH, "--out", str(tmp_path / "x.json"))
     assert (ended.code, ended.stdout) == (3, "")
-    assert "Nobody has judged tip-bench-untouched yet" in ended.stderr
+    assert "has no scores yet" in ended.stderr
 
 
 def test_duels_have_no_drift_to_accept(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten:
         store.deleted.add(gone)
     applied = desk.apply(fill(judging))
     assert (applied.status, applied.deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
-    assert "1 answer was deleted in MLflow; its scores stay with the sheet" in applied.sentences()
+    assert "1 answer was deleted in MLflow; its scores are kept with the sheet" in applied.sentences()
     assert {run.state for run_id, run in desk.cells().items() if run_id != gone} == {"judged"}
     assert len(read(desk, judging).answers) == len(judging.entries)
 
@@ -175,7 +175,7 @@ def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
             tip["scores"] = dict.fromkeys(tip["scores"])
     applied = desk.apply(raw)
     assert (applied.blank, applied.unfinished, applied.changes) == (3, 0, ())
-    assert "3 items are blank in the file; their earlier scores stand" in applied.sentences()
+    assert "3 items are blank in the file; their earlier scores are kept" in applied.sentences()
 
 
 # What an acceptance is for

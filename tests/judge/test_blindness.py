@@ -14,21 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.judging import Desk, SeededStore, fill, honest, record_cells
+from support.judging import Desk, SeededStore, always, fill, honest, record_cells
 from tipbench.cli.judge import applied_json, show_applied
 from tipbench.generate.parsing import Tip
+from tipbench.judge.apply import SheetApplier
+from tipbench.judge.check import check_sheet
 from tipbench.judge.controls import compose
 from tipbench.judge.material import Candidate, Selection, choose_cells
 from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
-from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
+from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id, stored_sheets
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
+from tipbench.record.store import RunStore
 from tipbench.text import fingerprint
 
 SUITE = load_suite("tips")
@@ -298,25 +301,45 @@ def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdi
     assert not any(re.search(r"\d\.\d", text) for texts in said.values() for text in texts)
 
 
-def test_numbers_come_with_a_verdict_and_one_decimal_and_agreement_with_the_whole_sheet() -> None:
+def test_the_first_verdict_has_rounded_numbers_and_comes_with_the_whole_sheet() -> None:
     store = SeededStore()
     desk = Desk(store, record_cells(store))
     judging = desk.export("anna").stored
     raw = fill(judging, honest)
-    part = {**raw, "items": raw["items"][:10]}
-    unknown = desk.apply(part).to_json()
-    assert unknown["drift"]["verdict"] == "unknown"
-    numbers = [unknown["drift"][name] for name in ("n_controls", "error", "error_limit", "contrast", "contrast_limit")]
-    numbers += [scale[name] for scale in unknown["drift"]["scales"] for name in ("n", "bias", "interval", "error")]
-    assert set(numbers) == {None}
-    assert (unknown["self_agreement"], unknown["alpha"]) == (None, {})
-    most = desk.apply({**raw, "items": raw["items"][:-1]}).to_json()
-    assert most["drift"]["verdict"] != "unknown"
-    assert (most["drift"]["n_controls"], most["alpha"]) == (None, {})
+    for part in (10, len(raw["items"]) - 1):
+        unfinished = desk.apply({**raw, "items": raw["items"][:part]}).to_json()
+        assert (unfinished["status"], unfinished["drift"], unfinished["unchecked"]) == ("applied", None, part)
+        assert (unfinished["self_agreement"], unfinished["alpha"]) == (None, {})
     whole = desk.apply(raw)
+    assert whole.drift is not None
     drift = whole.to_json()["drift"]
     assert drift["error"] == round(drift["error"], 1) != whole.drift.error
-    assert drift["n_controls"] == whole.drift.n_controls
+    assert (drift["n_controls"], whole.to_json()["unchecked"]) == (whole.drift.n_controls, 0)
     assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
     _, texts = desk.store.get(judging.run_id)
     assert json.loads(texts["artifact:drift.json"])["error"] == whole.drift.error, "exact where it is kept"
+
+
+def test_a_revision_returns_the_verdict_alone() -> None:
+    store = SeededStore()
+    desk = Desk(store, record_cells(store))
+    judging = desk.export("anna").stored
+    raw = fill(judging, honest)
+    assert desk.apply({**raw, "items": raw["items"][:-1]}, final=True).to_json()["drift"]["verdict"] == "fine"
+    assert desk.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "a later item is a revision"
+    assert desk.apply(fill(judging, always(5))).to_json()["drift"] == {"verdict": "held"}
+    assert next(stored_sheets(store, desk.experiment.experiment_id, "x", "anna")).revisions == 2
+    assert desk.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
+
+
+def test_a_preview_reads_nothing_but_the_sheet_and_has_no_verdict() -> None:
+    store = SeededStore()
+    desk = Desk(store, record_cells(store))
+    judging = desk.export("anna").stored
+    raw = fill(judging, always(5))
+    work = SheetApplier(
+        cast("RunStore", object()), desk.experiment, judging, check_sheet(raw, judging.sheet, judge="anna")
+    )
+    preview = work.run(dry_run=True).to_json()
+    assert (preview["drift"], preview["status"], preview["changed"]) == (None, "applied", len(raw["items"]))
+    assert "deleted" not in preview

@@ -185,7 +185,7 @@ def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[Shee
     assert [line.split("  ")[-1] for line in lines if "●" not in line] == [
         "beyond the limit, held",
         "fine, applied",
-        "unknown, applied",
+        "fine, applied",
     ]
 
 

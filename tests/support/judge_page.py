@@ -15,7 +15,7 @@ from support.panel_site import JUDGE, Site, panel_site
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
-from tipbench.web.batch_items import ItemWish
+from tipbench.web.batch_items import ItemRequest
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import batch_service_of
 
@@ -68,7 +68,7 @@ class Office:
         for item, now in list(zip(filled, there, strict=True))[: len(there) - but]:
             tips = [{name: tip[name] for name in _GIVEN} for tip in item["tips"]]
             wish = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
-            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemWish.model_validate(wish))
+            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemRequest.model_validate(wish))
 
 
 @contextmanager

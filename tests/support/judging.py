@@ -172,10 +172,17 @@ class Desk:
         return export_sheet(self.store, self.experiment, ExportRequest(judge=judge, seed=seed, **wish))
 
     def apply(
-        self, raw: Mapping[str, Any], *, judge: str | None = None, accept: str | None = None, dry_run: bool = False
+        self,
+        raw: Mapping[str, Any],
+        *,
+        judge: str | None = None,
+        accept: str | None = None,
+        final: bool = False,
+        dry_run: bool = False,
     ) -> ApplyResult:
         got = receive(self.store, raw, judge=judge)
-        return SheetApplier(self.store, got.experiment, got.stored, got.filled).run(accept=accept, dry_run=dry_run)
+        work = SheetApplier(self.store, got.experiment, got.stored, got.filled)
+        return work.run(accept=accept, final=final, dry_run=dry_run)
 
     def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> ApplyResult:
         """Export, fill and apply in one go."""

@@ -99,7 +99,8 @@ def colleagues(store: MemoryStore) -> None:
     assert main is not None
     assert tied is not None
     desk = Desk(store, main)
-    raw = fill(desk.export(COLLEAGUE, limit=6).stored)
+    raw = fill(desk.export(COLLEAGUE).stored)
+    raw["items"] = raw["items"][:8]
     raw["items"][0]["tips"][0]["note"] = THEIR_NOTE
     assert desk.apply(raw).status == "applied"
     judge_at(Desk(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)

@@ -191,11 +191,16 @@ def test_duels_are_judged_like_any_batch(tied: Clerk) -> None:
     assert {answer.winner for answer in found.answers.values()} == {"a"}
 
 
-def test_open_duels_are_continued_beside_an_open_sheet(tied: Clerk) -> None:
+def test_open_duels_are_continued_and_close_the_sheets(tied: Clerk) -> None:
     duel = tied.open(kind="duel")["sheet"]
-    sheet = Clerk.open(tied, kind="sheet")["sheet"]
-    assert duel != sheet
+    response = tied.ask("POST", "", json={"kind": "sheet"})
+    assert tied.served.error(response) == (409, "sheets_closed")
     assert tied.open(kind="duel")["sheet"] == duel
+
+
+def test_a_duel_is_refused_while_a_sheet_is_open(tied: Clerk) -> None:
+    tied.open(kind="sheet")
+    assert tied.served.error(tied.ask("POST", "", json={"kind": "duel"})) == (409, "sheets_closed")
 
 
 def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: Clerk) -> None:

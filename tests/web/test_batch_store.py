@@ -119,7 +119,7 @@ def test_what_was_said_survives_a_kill(tmp_path: Path) -> None:
     assert done.returncode == -9
     database = panel_database(tmp_path)
     kept = BatchStore(database).items(SHEET)["i1"]
-    assert (kept.version, kept.said.content) == (1, "kept")
+    assert (kept.version, kept.answer.content) == (1, "kept")
     database.close()
 
 
@@ -135,8 +135,8 @@ def test_two_tabs_do_not_overwrite_each_other(shelf: Shelf) -> None:
     with pytest.raises(VersionConflict) as refused:
         shelf.put(0, "second tab")
     assert refused.value.present is not None
-    assert refused.value.present.said.content == "first tab"
-    assert shelf.store.items(SHEET)["i1"].said.content == "first tab"
+    assert refused.value.present.answer.content == "first tab"
+    assert shelf.store.items(SHEET)["i1"].answer.content == "first tab"
 
 
 def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
@@ -176,7 +176,7 @@ def test_a_batch_that_changed_meanwhile_is_not_closed(shelf: Shelf) -> None:
 def test_undo_walks_back_to_the_beginning(shelf: Shelf) -> None:
     for version, text in enumerate(("a", "b", "c")):
         shelf.put(version, text)
-    assert [shelf.undo(version).said.content for version in (3, 4, 5)] == ["b", "a", BLANK]
+    assert [shelf.undo(version).answer.content for version in (3, 4, 5)] == ["b", "a", BLANK]
     with pytest.raises(NothingToUndo):
         shelf.undo(6)
 
@@ -185,14 +185,14 @@ def test_a_repeated_undo_goes_back_once(shelf: Shelf) -> None:
     shelf.put(0, "a")
     shelf.put(1, "b")
     assert shelf.undo(2) == shelf.undo(2)
-    assert shelf.store.items(SHEET)["i1"].said.content == "a"
+    assert shelf.store.items(SHEET)["i1"].answer.content == "a"
 
 
 def test_saying_the_same_again_is_no_step_to_undo(shelf: Shelf) -> None:
     shelf.put(0, "a")
     shelf.put(1, "b")
     shelf.put(2, "b")
-    assert shelf.undo(3).said.content == "a"
+    assert shelf.undo(3).answer.content == "a"
 
 
 def test_nothing_said_is_nothing_to_undo(shelf: Shelf) -> None:
@@ -213,8 +213,8 @@ def test_the_oldest_steps_of_a_batch_give_way_when_they_are_too_many_bytes(
     monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
     for version, content in enumerate(["éé", "bbbb", "cccc"]):
         shelf.put(version, content)
-    assert [kept.said.content for kept in shelf.store.history(SHEET, "i1", 9)] == ["cccc", "bbbb"]
-    assert shelf.store.items(SHEET)["i1"].said.content == "cccc"
+    assert [kept.answer.content for kept in shelf.store.history(SHEET, "i1", 9)] == ["cccc", "bbbb"]
+    assert shelf.store.items(SHEET)["i1"].answer.content == "cccc"
 
 
 def test_what_is_said_is_kept_as_it_is_written_and_half_a_character_as_its_escape() -> None:
@@ -313,7 +313,7 @@ class Histories(RuleBasedStateMachine):
         self.shelf.clock.now += passed
         seen = self.version[item]
         kept = self.shelf.store.put(SHEET, item, seen, said, seconds)
-        assert (kept.version, kept.said) == (seen + 1, said)
+        assert (kept.version, kept.answer) == (seen + 1, said)
         self.version[item] += 1
         self.changes += 1
         if seen == 0 or self.stack[item][-1] != said:
@@ -328,7 +328,7 @@ class Histories(RuleBasedStateMachine):
                 self.shelf.undo(seen, item)
             return
         self.stack[item].pop()
-        assert self.shelf.undo(seen, item).said == self.stack[item][-1]
+        assert self.shelf.undo(seen, item).answer == self.stack[item][-1]
         self.version[item] += 1
         self.changes += 1
         self.last = ("undo", item, seen)
@@ -344,7 +344,7 @@ class Histories(RuleBasedStateMachine):
     @rule(item=items, said=said, off=st.integers(-5, 5).filter(bool))
     def stale(self, item: str, said: ItemAnswer, off: int) -> None:
         seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
-        if off == -1 and present is not None and present.said == said:
+        if off == -1 and present is not None and present.answer == said:
             return  # cannot be told from a repeat, and says the same
         with pytest.raises(VersionConflict):
             self.shelf.store.put(SHEET, item, seen, said, 0.0)
@@ -361,7 +361,7 @@ class Histories(RuleBasedStateMachine):
     def what_is_kept_is_what_was_said(self) -> None:
         kept = self.shelf.store.items(SHEET)
         assert {item: each.version for item, each in kept.items()} == {i: v for i, v in self.version.items() if v}
-        assert all(each.said == self.stack[item][-1] for item, each in kept.items())
+        assert all(each.answer == self.stack[item][-1] for item, each in kept.items())
         assert self.shelf.batch.revision == self.changes
         assert sum(each.seconds for each in kept.values()) <= self.shelf.clock.now - self.shelf.batch.opened + 1e-6
 

@@ -54,7 +54,7 @@ def test_unfinished_and_skipped_items_stay_pending(clerk: Clerk, admin: Clerk) -
     clerk.put(sheet, raw["items"][-2]["item"], 0, "draft", **given(raw["items"][-2]))
     body = clerk.close(sheet).json()
     assert (body["outcome"]["applied"], body["outcome"]["unfinished"]) == (len(raw["items"]) - 2, 2)
-    assert set(body["outcome"]["drift"]) == {"verdict"}
+    assert body["outcome"]["drift"]["verdict"] == "fine", "finishing checks the drift"
     assert not kept(clerk.served, sheet).answers.keys() & {item["item"] for item in raw["items"][-2:]}
     skips = admin.whole(sheet)["skips"]
     assert [(skip["item"], skip["reason"]) for skip in skips] == [(raw["items"][-1]["item"], "I wrote this one")]
@@ -71,7 +71,7 @@ def test_a_skipped_item_does_not_keep_the_judge_from_learning_how_close_they_are
     assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
 
 
-def test_whoever_is_held_before_the_end_is_told_what_is_beyond_and_nothing_else(clerk: Clerk) -> None:
+def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_the_word_alone(clerk: Clerk) -> None:
     sheet = clerk.open()["sheet"]
     raw = fill(kept(clerk.served, sheet))
     for item in raw["items"]:
@@ -80,10 +80,13 @@ def test_whoever_is_held_before_the_end_is_told_what_is_beyond_and_nothing_else(
     clerk.answer(raw, but=1)
     outcome = clerk.close(sheet).json()["outcome"]
     assert (outcome["status"], outcome["unfinished"], outcome["self_agreement"]) == ("held", 1, None)
-    (tone,) = outcome["drift"]["scales"]
+    tone = outcome["drift"]["scales"][-1]
     assert (tone["scale"], tone["n"], tone["beyond"]) == ("tone", None, True)
     assert tone["bias"] == round(tone["bias"], 1) > 0
-    assert "n_controls" not in outcome["drift"]
+    assert outcome["drift"]["n_controls"] is None, "a count would reveal whether the open item is a control"
+    clerk.ask("POST", f"/{sheet}/reopen")
+    clerk.put(sheet, raw["items"][-1]["item"], 0, "submitted", **given(raw["items"][-1]))
+    assert clerk.close(sheet).json()["outcome"]["drift"] == {"verdict": "held"}
 
 
 def test_a_batch_with_nothing_submitted_is_not_closed(clerk: Clerk) -> None:

@@ -22,7 +22,6 @@ import pytest
 
 from support.judging import EXPERIMENT, fill, record_cells
 from support.panel_site import fixed_draws
-from tipbench.judge import export as exporting
 from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.store import MemoryStore
@@ -52,7 +51,7 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
     """A judge's work in a world where chance always falls the same, and only the names are as given."""
     dice, number = random.Random(4), count()
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
-    monkeypatch.setattr(exporting, "_rng", lambda _seed: (random.Random(5), 5))
+    monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(5))
 
     def write(_cell: PlannedCell, _rng: random.Random) -> str:
         return json.dumps([{"tip": f"Tip {next(number)}: stop after five minutes.", "rationale": "r"} for _ in "abc"])

@@ -344,10 +344,12 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
     sheet = exported(served, served.judge, all=True)
     raw = filled(served, sheet)
     part = {**raw, "items": raw["items"][:-1]}
-    early = applied(served, part, token=served.judge).json()
-    assert set(early["drift"]) == {"verdict"}
-    assert early["self_agreement"] is None
-    assert "scales" in applied(served, raw, token=served.judge).json()["drift"]
+    for token in (served.judge, served.admin):
+        early = applied(served, part, token=token).json()
+        assert (early["status"], early["drift"], early["self_agreement"]) == ("applied", None, None)
+        assert early["unchecked"] == len(part["items"])
+    assert "scales" in applied(served, part, "?final=true", token=served.judge).json()["drift"]
+    assert applied(served, raw, token=served.judge).json()["drift"] == {"verdict": "ok"}
 
 
 def test_nothing_a_judge_is_answered_tells_what_wrote_a_tip(served: Served) -> None:

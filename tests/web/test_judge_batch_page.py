@@ -59,7 +59,7 @@ def test_judging_begins_with_one_button_and_goes_on_with_it(judge: Served) -> No
     assert "Start judging" in home(judge)
     first = opened(judge)
     again = home(judge)
-    assert "Go on judging" in again
+    assert "Continue judging" in again
     assert "0 of 40 items done" in again
     assert opened(judge) == first
 
@@ -102,7 +102,7 @@ def test_nothing_on_the_way_tells_a_model_a_prompt_or_a_run(judge: Served) -> No
 def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None:
     page = shown(judge, closed(judge, agreed)).text
     assert "Your scores count" in page
-    assert "as close to the agreed ones" in page
+    assert "match the reference scores" in page
     assert page.count("even") >= 3
     assert "control" not in page.lower()
 
@@ -110,23 +110,28 @@ def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None
 def test_a_held_batch_says_why_and_is_revised(judge: Served) -> None:
     path = closed(judge, always(5))
     page = shown(judge, path).text
-    assert "Held for now" in page
+    assert "Not counted yet" in page
     assert " too high</td>" in page
-    assert "A batch of yours is held" in home(judge)
+    assert "One of your batches is held" in home(judge)
     assert sent(judge, page, f"{path}/reopen").headers["location"] == path
     assert 'id="desk"' in shown(judge, path).text
 
 
-def test_an_unfinished_batch_shows_no_number_of_the_drift(judge: Served) -> None:
-    page = shown(judge, closed(judge, agreed, but=1)).text
+def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Served) -> None:
+    path = closed(judge, agreed, but=1)
+    page = shown(judge, path).text
     assert "1 item is open" in page
+    assert "Typical distance" in page
+    sent(judge, page, f"{path}/reopen")
+    Clerk(judge, judge.judge).close(path.rpartition("/")[2])
+    page = shown(judge, path).text
+    assert "match the reference scores" in page
     assert "Typical distance" not in page
-    assert "even</td>" not in page
 
 
 def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judge: Served) -> None:
     page = shown(judge, closed(judge, always(5), but=1)).text
-    assert "what is named beyond the limit below" in page
+    assert "the scales marked below" in page
     assert " too high</td>" in page
 
 
@@ -134,13 +139,13 @@ def test_scores_that_were_taken_back_and_still_count_are_told(judge: Served) -> 
     path = closed(judge, agreed)
     sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
     sent(judge, shown(judge, path).text, f"{path}/reopen")
-    assert "keep those scores when they are skipped or cleared" in shown(judge, path).text
+    assert "keep their scores if you skip or clear them" in shown(judge, path).text
     item = clerk.whole(sheet)["items"][0]["item"]
     clerk.put(sheet, item, 1, "skipped", reason="not mine")
     clerk.close(sheet)
     page = shown(judge, path).text
     assert "1 item keeps its earlier scores; they still count." in page
-    assert "open and will wait" not in page
+    assert "open. Reopen" not in page
 
 
 def test_a_first_batch_says_nothing_of_earlier_scores(judge: Served) -> None:
@@ -155,7 +160,7 @@ def test_a_batch_that_is_begun_tells_that_its_sheet_came_back_as_a_file(judge: S
     clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
     page = shown(judge, path).text
-    assert "This sheet has come back already" in page
+    assert "This sheet was already applied" in page
     assert 'id="desk"' in page
 
 
@@ -164,8 +169,8 @@ def test_a_batch_whose_sheet_came_back_as_a_file_says_so(judge: Served) -> None:
     raw = fill(kept(judge, path.rpartition("/")[2]))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=raw)
     page = shown(judge, path).text
-    assert "This sheet came back as a file" in page
-    assert "as close to the agreed ones" in page
+    assert "This sheet was uploaded as a file" in page
+    assert "match the reference scores" in page
     assert "earlier scores" not in page
 
 
@@ -211,7 +216,7 @@ def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
 def test_when_nothing_is_tied_duels_are_refused_in_words(judge: Served) -> None:
     response = sent(judge, home(judge), "/judge/batches", kind="duel")
     assert response.status_code == 409
-    assert "Nothing waits for you now" in response.text
+    assert "Nothing to judge now" in response.text
 
 
 def test_a_wrong_experiment_is_told_at_its_field(judge: Served) -> None:
@@ -246,7 +251,7 @@ def test_a_bias_is_told_in_words() -> None:
 def test_duels_tell_how_often_the_order_did_not_matter() -> None:
     outcome = {"judged_in_both_orders": 3, "same_in_both_orders": 2, "drift": None}
     view = batch_result({"kind": "duel", "items": 6, "done": 6, "outcome": outcome})
-    assert view.sentences == ("3 duels came in both orders; in 2 of them you said the same whichever side came first.",)
+    assert view.sentences == ("3 duels were shown in both orders; in 2 of them you chose the same answer both times.",)
 
 
 def test_agreement_with_the_earlier_self_is_told() -> None:

@@ -100,7 +100,7 @@ def test_the_preview_writes_nothing_and_the_same_file_is_applied(judge: Served) 
     raw = fill(kept(judge, sheet), agreed)
     page = sent(judge, json.dumps(raw))
     assert page.status_code == 200
-    assert "Nothing is written yet" in page.text
+    assert "Nothing is saved yet" in page.text
     assert not kept(judge, sheet).answers
     done = applied(judge, apply_url(page.text))
     assert "Received and complete" in done.text
@@ -130,7 +130,7 @@ def test_a_sheet_beyond_the_limit_is_held_and_the_judge_is_told_what_to_do(judge
     sheet = fetched(judge).json()["sheet"]
     page = sent(judge, json.dumps(fill(kept(judge, sheet), always(5))))
     done = applied(judge, apply_url(page.text)).text
-    assert "Received, and held" in done
+    assert "Not counted yet" in done
     assert "beyond the limit" in done
 
 
@@ -141,7 +141,7 @@ def test_mistakes_are_listed_and_nothing_is_kept(judge: Served) -> None:
     raw["items"][1]["tips"][0]["scores"]["tone"] = "<script>"
     page = sent(judge, json.dumps(raw))
     assert page.status_code == 422
-    assert "2 mistakes" in page.text
+    assert "2 errors" in page.text
     assert "<script>" not in page.text.replace('<script type="module"', "")
     assert not kept(judge, sheet).answers
 
@@ -150,7 +150,7 @@ def test_what_is_no_sheet_is_refused_in_words(judge: Served) -> None:
     for content in [b"nonsense", b"\xff\xfe\x00", b"{", b"[]", b"{}"]:
         page = sent(judge, content)
         assert page.status_code == 422
-        assert "Nothing was written" in page.text
+        assert "Nothing was saved" in page.text
 
 
 def test_no_file_is_told_at_its_field(judge: Served) -> None:

@@ -53,7 +53,7 @@ def held_batch(clerk: Clerk) -> str:
 
 
 def test_without_batches_it_says_how_to_get_some(served: Served) -> None:
-    assert "Nobody judges in the browser yet." in words_of(page_of(served))
+    assert "No batches yet." in words_of(page_of(served))
 
 
 def test_an_open_batch_shows_how_far_it_is(clerk: Clerk) -> None:
@@ -152,10 +152,10 @@ def test_a_returned_batch_is_open_with_the_note(clerk: Clerk) -> None:
 
 def test_a_decision_without_words_changes_nothing(clerk: Clerk) -> None:
     cases: list[tuple[str, dict[str, str], str]] = [
-        ("accept", {"reason": "  "}, "in words on one line"),
-        ("accept", {"reason": "two\nlines"}, "in words on one line"),
+        ("accept", {"reason": "  "}, "one line of text"),
+        ("accept", {"reason": "two\nlines"}, "one line of text"),
         ("accept", {"reason": "x" * 1001}, "at most 1000 characters"),
-        ("return", {"note": " "}, "in words what to look at again"),
+        ("return", {"note": " "}, "note must say what to revise"),
         ("return", {"note": "x" * 2001}, "at most 2000 characters"),
     ]
     sheet = held_batch(clerk)
@@ -229,7 +229,7 @@ def test_the_operators_program_is_started_once_and_shown_without_its_secrets(hom
     command = "/opt/agents/scribe --key a-secret-of-the-operator"
     with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": command}) as served:
         page = page_of(served)
-        assert "Let scribe judge" in page
+        assert "Run scribe" in page
         assert "a-secret-of-the-operator" not in page
         assert "/opt/agents" not in page
         again = re.search(r'name="again" value="(\w+-program)"', page)
@@ -245,7 +245,7 @@ def test_the_operators_program_is_started_once_and_shown_without_its_secrets(hom
 def test_a_program_that_cannot_be_read_breaks_no_page(home: Path) -> None:
     store, _ = answered()
     with serving(home, store, {"TIPBENCH_JUDGE_COMMAND": 'scribe "half'}) as served:
-        assert "Let the program judge" in page_of(served)
+        assert "Run the program" in page_of(served)
 
 
 # the list

@@ -59,15 +59,15 @@ def test_the_numbers_are_those_of_the_api(look: Look) -> None:
     assert found
     state = look.served.get(unescape(found[1])).json()
     text = words_of(page)
-    assert f"{state['judged']} answers of {state['cells']} judged, {state['floored']} of them at the floor" in text
-    assert f"waiting {state['pending'] - state['held']} held {state['held']}" in text
+    assert f"{state['judged']} answers of {state['cells']} judged, {state['floored']} with no usable answer" in text
+    assert f"pending {state['pending'] - state['held']} held {state['held']}" in text
     for judge in state["judges"]:
         assert judge["judge"] in text
 
 
 def test_each_judge_has_a_verdict_in_words(look: Look) -> None:
     text = words_of(look.get("judges").text)
-    assert "anna on the hidden controls ✓ fine No drift shows" in text
+    assert "anna on the hidden controls ✓ fine No drift" in text
     assert "ben on the hidden controls ! beyond the limit" in text
     assert re.search(r"relevance is scored \d\.\d\d too high, more than chance explains\.", text)
     assert "rules on the hidden controls" in text
@@ -115,8 +115,8 @@ def test_without_answers_it_says_to_collect_some(empty: Served) -> None:
 
 def test_without_judges_it_says_what_to_do(served: Served) -> None:
     text = words_of(judges(served))
-    assert "Nobody's scores count yet." in text
-    assert "No sheet was handed out yet." in text
+    assert "No scores count yet." in text
+    assert "No sheets yet." in text
 
 
 # sheets out
@@ -146,12 +146,12 @@ def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
 
 def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
-    response = send(served, "export", {"judge": "ben", "limit": "7", "all": "true", "format": "json"})
+    response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
     judging = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet[1])
     assert judging is not None
-    assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 7)
+    assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 21)
 
 
 def test_a_wrong_field_is_named_where_it_stands(served: Served) -> None:
@@ -178,7 +178,7 @@ def test_when_nothing_waits_the_page_says_so(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
     response = send(served, "export", {"judge": "anna"})
     assert response.status_code == 409
-    assert "No sheet was made" in response.text
+    assert "No sheet created" in response.text
     assert "all 48 answers are scored" in response.text
 
 
@@ -216,7 +216,7 @@ def test_a_held_sheet_is_not_accepted_without_a_reason(served: Served) -> None:
     for reason in ("", "  ", "two\nlines"):
         response = send(served, "accept", {"sheet": sheet, "reason": reason})
         assert response.status_code == 422
-        assert "the reason, in words on one line" in response.text
+        assert "the reason, on one line" in response.text
     assert all(run.state == "pending" for run in desk_of(served).cells().values())
 
 
@@ -251,7 +251,7 @@ def test_what_may_not_judge_is_told_on_the_page(served: Served) -> None:
     for fields in cases:
         response = send(served, "run", fields)
         assert response.status_code in (403, 422)
-        assert "That was not done" in response.text
+        assert "Request failed" in response.text
         assert served.get(f"{API}/jobs").json()["items"] == []
 
 

@@ -21,7 +21,7 @@ from support.judging import Desk, record_cells
 from support.panel_site import panel_site
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.judge.export import ExportRequest as SheetWish
+from tipbench.judge.export import ExportRequest as SheetOptions
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
@@ -366,7 +366,7 @@ def test_where_nothing_is_judged_both_roads_are_shown(served: Served) -> None:
 
 def test_provisional_scores_are_marked_as_such(served: Served) -> None:
     desk = desk_of(served)
-    run_judge(desk.store, desk.experiment, RulesJudge(), SheetWish())
+    run_judge(desk.store, desk.experiment, RulesJudge(), SheetOptions())
     page = look(served, BOARD)
     assert "provisional" in page.texts
     assert "Provisional (scored by rules)" in page.text

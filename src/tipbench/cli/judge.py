@@ -42,7 +42,7 @@ def check_target(path: Path) -> None:
         return
     check_output(path, "--out")
     if path.exists() and not path.is_file():
-        raise UsageError(f"--out {path} is no ordinary file; take another file.")
+        raise UsageError(f"--out {path} is not a regular file; choose another file.")
 
 
 def _worth_keeping(path: Path) -> bool:
@@ -64,9 +64,9 @@ def _keep_aside(path: Path) -> None:
     names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MOST_KEPT))
     free = next((name for name in names if not name.exists()), None)
     if free is None:
-        raise UsageError(f"{path} and {_MOST_KEPT - 1} older ones are there; take another file, or clear some away.")
+        raise UsageError(f"{path} and {_MOST_KEPT - 1} older versions exist; choose another file or delete some.")
     path.rename(free)
-    print_message(f"{path} was there already; it is now {free}")
+    print_message(f"{path} already existed; it was renamed to {free}")
 
 
 def _is_filled(raw: dict[str, Any]) -> bool:
@@ -153,7 +153,7 @@ def show_applied(applied: ApplyResult) -> None:
     for change in applied.changes if applied.dry_run else ():
         print(_change_line(change, held=applied.held))
     would = "would be " if applied.dry_run else ""
-    left = f", {applied.unfinished} not finished and still pending" if applied.unfinished else ""
+    left = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
     state = "held" if applied.held else "applied"
     print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
     show_verdict(applied)
@@ -181,19 +181,16 @@ def _numbers(values: Mapping[str, float] | None) -> str:
 
 def show_held(applied: ApplyResult) -> None:
     """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
-    if applied.dry_run:
-        print("The scores would be kept and not count. Applying says which scale drifts, and shows its anchors.")
-        return
-    drifted = {scale.scale for scale in applied.drift.scales if scale.beyond}
+    scales = applied.drift.scales if applied.drift is not None and not applied.revision else ()
+    drifted = {scale.scale for scale in scales if scale.beyond}
     for name in applied.rubric.scale_names:
-        if name in drifted or not drifted:
+        if scales and (name in drifted or not drifted):
             print(f"\nAnchors for {name}:")
             for line in _anchor_lines(applied.rubric, name):
                 print(line)
     print(
-        "\nThe scores are kept and do not count yet; an honest judge is held in about 1 of 20 sheets. Look at them "
-        "again beside the anchors, change the sheet and apply it again; or, if they shall stand, pass --accept-drift "
-        "with the reason."
+        "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
+        "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."
     )
 
 
@@ -205,27 +202,30 @@ def _anchor_lines(rubric: Rubric, scale: str) -> list[str]:
 
 app = typer.Typer(help="Score answers blind against the pinned rubric.", no_args_is_help=True, rich_markup_mode=None)
 
-JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Who judges.")]
+JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        "--suite", metavar="NAME|FOLDER", help="Where cards, rubric and controls are. [default: as collected]"
+        "--suite", metavar="NAME|FOLDER", help="Suite with the cards, rubric and controls. [default: as collected]"
     ),
 ]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=1, metavar="NUMBER", help="At most so many answers; whole scenarios first.")
+    int | None,
+    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; whole scenarios first."),
 ]
 OverlapOption = Annotated[
-    float, typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of what others have scored.")
+    float,
+    typer.Option("--overlap", min=0.0, max=1.0, metavar="SHARE", help="Share of other judges' answers to include."),
 ]
 AcceptOption = Annotated[
-    str | None, typer.Option("--accept-drift", metavar="REASON", help="Count the scores all the same, and why.")
+    str | None,
+    typer.Option("--accept-drift", metavar="REASON", help="Count the scores despite the drift, with this reason."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Everything this judge has not scored.")]
-RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Also what was scored under another rubric.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All answers this judge has not scored.")]
+RejudgeOption = Annotated[bool, typer.Option("--rejudge", help="Include answers scored under another rubric.")]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", min=0, metavar="NUMBER", help="Order and hidden items by this seed, not by chance."),
+    typer.Option("--seed", min=0, metavar="NUMBER", help="Seed for the order and the hidden items. [default: random]"),
 ]
 
 
@@ -237,23 +237,22 @@ class SheetFormat(StrEnum):
 
 
 SheetOption = Annotated[
-    str | None, typer.Option("--sheet", metavar="ID", help="Write this sheet once more, byte for byte.")
+    str | None, typer.Option("--sheet", metavar="ID", help="Write an existing sheet again, byte for byte.")
 ]
-FilledOption = Annotated[
-    bool, typer.Option("--filled", help="With --sheet: with the scores that have come back so far.")
-]
+FilledOption = Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")]
 SheetFormatOption = Annotated[
-    SheetFormat, typer.Option("--format", metavar="json|csv", help="csv is for spreadsheets.", show_default=True)
+    SheetFormat,
+    typer.Option("--format", metavar="json|csv", help="File format; csv is for spreadsheets.", show_default=True),
 ]
 FocusOption = Annotated[
     bool,
-    typer.Option("--focus", help="Only the leader and what ties with it, the scenarios that would tell most first."),
+    typer.Option("--focus", help="Only the leader and pairs tied with it, most informative scenarios first."),
 ]
 
 
 @app.command("export")
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the sheet is written; - is stdout.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")],
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: LimitOption = None,
@@ -293,7 +292,7 @@ def export(
         suite=suite,
     )
     if filled and sheet is None:
-        raise UsageError("--filled is for a sheet that was exported before: name it with --sheet ID.")
+        raise UsageError("--filled applies to an existing sheet: name it with --sheet ID.")
     check_target(out)
     with open_store(settings, mlflow_url) as store:
         found = existing_experiment(store, chosen_experiment(settings, experiment))
@@ -318,8 +317,8 @@ def _focused(store: MlflowStore, experiment_id: str, request: ExportRequest) -> 
     found = None if cells.provisional else focus(cells, make_board("", cells, BoardOptions()).ranking)
     if found is None:
         raise NotEnoughData(
-            "--focus needs judged cells, a leader that others tie with, and unjudged cells of these. "
-            "`tipbench compare` shows how it stands; leave --focus out to judge what waits."
+            "--focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
+            "See `tipbench compare`, or leave --focus out to judge all pending cells."
         )
     print_message(
         f"in focus: {len(found.pairs)} pairs in {len(found.scenarios)} scenarios"
@@ -351,8 +350,8 @@ def _write_again(path: Path, format_: SheetFormat, judging: StoredSheet, *, fill
     if filled:  # keep the judge's name in the file
         judging = replace(judging, sheet=replace(judging.sheet, judge=judging.owner))
     _write(path, format_, judging, filled=filled)
-    scored = f", {judging.finished} of them with the scores given so far" if filled else ""
-    print_message(f"sheet {judging.sheet.id} once more: {len(judging.entries)} items {_place(path)}{scored}")
+    scored = f", {judging.finished} with the scores applied so far" if filled else ""
+    print_message(f"sheet {judging.sheet.id} again: {len(judging.entries)} items {_place(path)}{scored}")
 
 
 def _write(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool = False) -> None:
@@ -362,7 +361,7 @@ def _write(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bo
     form = sheet_text if format_ is SheetFormat.JSON else sheet_csv
     text = form(judging.sheet, judging.answers if filled else None)
     again = f"tipbench judge export --experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE"
-    write_text(path, text, f"The sheet is kept: {again} writes it again.")
+    write_text(path, text, f"The sheet is stored in MLflow: {again} writes it again.")
 
 
 def _place(path: Path) -> str:
@@ -375,18 +374,20 @@ def _say_exported(done: ExportResult, request: ExportRequest, out: Path) -> None
     print_message(f"sheet {done.stored.sheet.id}{who}: {items} items {_place(out)}")
     if done.unknown_scenarios:
         print_message(
-            f"left out: {done.unknown_scenarios} cells whose scenario the suite does not have as it was; see --suite"
+            f"left out: {done.unknown_scenarios} cells whose scenario is not in the current suite; see --suite"
         )
     if done.older_rubric:
-        print_message(f"{done.older_rubric} cells were scored under another rubric; --rejudge scores them again")
+        print_message(f"{done.older_rubric} cells were scored under another rubric; --rejudge includes them")
     if done.other_conditions:
         print_message(
-            f"{done.other_conditions} answers have other conditions than the newest; compare shows only the newest"
+            f"{done.other_conditions} answers were collected under older conditions; compare uses only the newest"
+        )
+    if done.added:
+        print_message(
+            f"{done.added} answers more than --limit: whole scenarios were added, so that the judge can be checked"
         )
     if not done.enough_controls:
-        print_message(
-            "the drift verdict of this sheet will be unknown: it has too little in it that measures the judge"
-        )
+        print_message("the drift verdict of this sheet will be unknown: it has too few check items")
     print_message(
         f"next: fill in the scores, then `tipbench judge apply {'FILE' if is_stream(out) else shlex.quote(str(out))}`"
     )
@@ -398,13 +399,17 @@ def apply(
     judge: JudgeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
     accept_drift: AcceptOption = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="Finish the sheet: check the drift now; open items return to the queue.")
+    ] = False,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Apply a filled sheet: validate it, measure the judge's drift and count the scores.
 
     Any error rejects the whole sheet; the message names item, tip and field. Unfinished items stay pending; the sheet
-    can be completed or revised and applied again. If the judge's drift exceeds the limit, the scores are held: stored
+    can be completed or revised and applied again. The drift is checked once, with the last item or with --final; a
+    later revision returns only whether the scores count. If the drift exceeds the limit, the scores are held: stored
     but not counted, until the sheet is revised or the drift is accepted with a reason.
 
     Examples:
@@ -424,7 +429,7 @@ def apply(
         if raw.get("format") == DUELS:
             _apply_duels(settings, mlflow_url, raw, name, reason, dry_run=dry_run, json_=json_)
             return
-        applied = _apply(settings, mlflow_url, raw, name, reason, dry_run=dry_run)
+        applied = _apply(settings, mlflow_url, raw, name, reason, final=final, dry_run=dry_run)
     except SheetRefused as exc:
         if not json_:
             raise
@@ -448,17 +453,24 @@ def checked_reason(text: str | None) -> str | None:
 
 
 def _apply(
-    settings: Settings, url: str | None, raw: dict[str, Any], judge: str | None, reason: str | None, *, dry_run: bool
+    settings: Settings,
+    url: str | None,
+    raw: dict[str, Any],
+    judge: str | None,
+    reason: str | None,
+    *,
+    final: bool,
+    dry_run: bool,
 ) -> ApplyResult:
     from tipbench.cli.session import open_store
     from tipbench.judge.apply import SheetApplier
     from tipbench.judge.sheet_store import receive
 
     with open_store(settings, url) as store, judging_lock(settings, store):
-        got = receive(store, raw, judge=judge)
+        got = receive(store, raw, judge=judge, accepting=reason is not None)
         with progress_counter("applying") as count:
             work = SheetApplier(store, got.experiment, got.stored, got.filled)
-            return work.run(accept=reason, dry_run=dry_run, progress=count)
+            return work.run(accept=reason, final=final, dry_run=dry_run, progress=count)
 
 
 def _apply_duels(
@@ -475,6 +487,6 @@ def _apply_duels(
     from tipbench.cli.session import open_store
 
     if reason is not None:
-        raise UsageError("--accept-drift is for sheets with scores; duels have no drift to accept.")
+        raise UsageError("--accept-drift applies to sheets; duels have no drift.")
     with open_store(settings, url) as store, judging_lock(settings, store):
         apply_duel_file(store, raw, judge, dry_run=dry_run, json_=json_)

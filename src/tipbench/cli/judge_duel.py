@@ -22,16 +22,16 @@ _MANY = 200  # comparisons, above which a hint is printed
 
 
 def duel(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the duels are written; - is stdout.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")],
     experiment: ExperimentOption = None,
     judge: JudgeOption = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=2, metavar="NUMBER", help="At most so many comparisons; whole scenarios first."),
+        typer.Option("--limit", min=2, metavar="NUMBER", help="Maximum number of comparisons; whole scenarios first."),
     ] = None,
     seed: SeedOption = None,
     sheet: Annotated[
-        str | None, typer.Option("--sheet", metavar="ID", help="Write these duels once more, byte for byte.")
+        str | None, typer.Option("--sheet", metavar="ID", help="Write an existing duel file again, byte for byte.")
     ] = None,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
@@ -80,19 +80,19 @@ def _request(
     cells = read_board(store, experiment.experiment_id, CellFilter())
     if cells.provisional:
         raise NotEnoughData(
-            f"Nobody has judged {experiment.name} yet, so nothing is tied. `tipbench judge export` first."
+            f"{experiment.name} has no scores yet, so no pairs are tied. Run `tipbench judge export` first."
         )
     board = make_board(experiment.name, cells, BoardOptions())
     leader, tied = board.ranking.leader, board.ranking.tied
     if leader is None or not tied:
-        raise NotEnoughData(f"There is no tie to break in {experiment.name}: {board.verdict}")
+        raise NotEnoughData(f"No pairs are tied in {experiment.name}: {board.verdict}")
     among = {leader, *tied}
     runs = {
         cell.run.run_id: (cell.pair.model, cell.pair.prompt)
         for cell in cells.cells
         if cell.pair in among and not cell.failed
     }
-    return DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit, seed, suite)
+    return DuelRequest(runs, cells.rubric, judge, limit, seed, suite)
 
 
 def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> StoredDuelSheet:
@@ -100,7 +100,7 @@ def _recorded(store: MlflowStore, experiment: Experiment, sheet: str) -> StoredD
 
     found = find_duel(store, experiment.experiment_id, experiment.name, sheet)
     if found is None:
-        raise UsageError(f"{experiment.name} has no duels {sheet!r}. Leave --sheet out to make new ones.")
+        raise UsageError(f"{experiment.name} has no duel file {sheet!r}. Leave --sheet out to export a new one.")
     return found
 
 
@@ -108,8 +108,8 @@ def _write(path: Path, judging: StoredDuelSheet) -> None:
     from tipbench.judge.duels import duel_text
 
     sheet = judging.sheet
-    again = f"They are kept: tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
-    write_text(path, duel_text(sheet), f"{again} writes them again.")
+    again = f"tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
+    write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {again} writes them again.")
 
 
 def _say_exported(done: DuelExport, judge: str | None, out: Path) -> None:
@@ -120,12 +120,12 @@ def _say_exported(done: DuelExport, judge: str | None, out: Path) -> None:
         f"scenarios in {out}"
     )
     if items > _MANY:
-        print_message("that is a lot of work; --limit takes fewer, whole scenarios first")
+        print_message("use --limit for fewer comparisons; it fills whole scenarios first")
     if done.without_tips:
         print_message(f"left out: {done.without_tips} answers without a tip")
     if done.unknown_scenarios:
         print_message(
-            f"left out: {done.unknown_scenarios} answers whose scenario the suite does not have as it was; see --suite"
+            f"left out: {done.unknown_scenarios} answers whose scenario is not in the current suite; see --suite"
         )
     print_message(f"next: fill in each winner, then `tipbench judge apply {out}`")
 
@@ -140,7 +140,7 @@ def apply_duel_file(store: MlflowStore, raw: dict[str, Any], judge: str | None, 
         return
     for change in applied.changes if dry_run else ():
         print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
-    left = f", {applied.unfinished} not finished and still open" if applied.unfinished else ""
+    left = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
     would = "would be " if dry_run else ""
     print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{left}")
     if applied.twice:

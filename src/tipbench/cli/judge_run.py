@@ -65,12 +65,12 @@ TimeoutOption = Annotated[
         "--timeout-s",
         min=1.0,
         metavar="SECONDS",
-        help="How long a call of a program, or an answer of a model, may take. [default: 900, 300]",
+        help="Time limit per program call or model answer. [default: 900, 300]",
     ),
 ]
 BatchOption = Annotated[
     int | None,
-    typer.Option("--batch", min=1, metavar="NUMBER", help="Items a program gets at once. [default: all]"),
+    typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]"),
 ]
 OllamaOption = Annotated[
     str | None, typer.Option("--ollama-url", metavar="URL", help="The Ollama server. [default: OLLAMA_HOST]")
@@ -83,9 +83,7 @@ ContextOption = Annotated[
     str | None, typer.Option("--num-ctx", metavar="NUMBER", help="The model's context, in tokens. [default: 4096]")
 ]
 EvictOption = Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")]
-UnknownSizeOption = Annotated[
-    bool, typer.Option("--allow-unknown-size", help="Also a model that does not tell its size.")
-]
+UnknownSizeOption = Annotated[bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Queue behind a collect or another run of this judge.")]
 
 
@@ -165,7 +163,7 @@ def _check_options(with_: str, given: Mapping[str, object]) -> None:
     for key, value in given.items():
         if value is not None and kind not in _BELONGS[key]:
             flag, whose = "--" + key.replace("_", "-"), " and ".join(f"--with {each}:…" for each in _BELONGS[key])
-            raise UsageError(f"{flag} belongs to {whose}; it means nothing to --with {with_[:80]}. Leave it out.")
+            raise UsageError(f"{flag} applies only to {whose}, not to --with {with_[:80]}. Leave it out.")
 
 
 def _around(
@@ -247,7 +245,7 @@ def show_result(ran: JudgeResult, *, provisional: bool) -> None:
     state = "scored provisionally; the cells stay pending" if provisional else "held" if applied.held else "applied"
     print(f"{applied.judge}: {applied.finished} items {state} (sheet {applied.sheet})")
     if ran.unscored:
-        print(f"no score came for {len(ran.unscored)} of {applied.finished + applied.unfinished} items:")
+        print(f"no score for {len(ran.unscored)} of {applied.finished + applied.unfinished} items:")
         for each in ran.unscored[:_REASONS_SHOWN]:
             print(f"  {each.item}: {each.reason}")
         if len(ran.unscored) > _REASONS_SHOWN:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
 
 _COLUMNS = (
-    "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "same again", "min/item",
+    "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "repeat consistency", "min/item",
 )  # fmt: skip
 _OPEN = ("sheet", "judge", "items", "finished", "exported")
 _WIDTH = 25  # characters in a strip, from -2 to +2 points
@@ -26,7 +26,7 @@ def status(
     experiment: ExperimentOption = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png|.svg", help="Also draw the judges' history over sheets."),
+        typer.Option("--plot", metavar="FILE.png|.svg", help="Also plot the judges' bias by sheet."),
     ] = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
@@ -74,7 +74,7 @@ def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:
 
 def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | None]]]) -> None:
     print(
-        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} at the floor), "
+        f"{state.experiment}: {state.cells} answers, {state.judged} judged ({state.floored} with no usable answer), "
         f"{state.pending} pending ({state.held} of them held)"
     )
     if state.judges:
@@ -82,21 +82,24 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
         text = ("judge", "scores", "drift")
         print_table(_COLUMNS, [_row(judge) for judge in state.judges], text=text, keep=7)
     else:
-        print_message(
-            "nobody has judged yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`"
-        )
+        print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
+    for judge in state.judges:
+        if judge.unchecked:
+            print(f"{judge.judge}: {judge.unchecked} items are unchecked until their sheet is finished")
+        if judge.duels and judge.sheets:
+            print(f"{judge.judge}: sheets closed, because duels were opened")
     if state.twice:
-        print(f"\nagreement on {state.twice} answers that two or more judged (Krippendorff's alpha; 1 is full):")
+        print(f"\nagreement on {state.twice} answers with two or more judges (Krippendorff's alpha; 1 is full):")
         for name, value in state.alpha.items():
             print(f"  {name:<16}{'unknown' if value is None else f'{value:.2f}'}")
     if state.open_sheets:
-        print("\nsheets that are out (`judge export --sheet ID --filled` writes one again with its scores):")
+        print("\nopen sheets (`judge export --sheet ID --filled` writes one again with its scores):")
         print_table(_OPEN, [_open_row(sheet) for sheet in state.open_sheets], text=_OPEN[:2])
     if state.history:
-        print("\nbias on the hidden controls, sheet by sheet (the line is the interval; | is none)")
+        print("\nbias on the hidden controls, by sheet (the line is the interval; | marks zero)")
         for line in history_lines(state.history):
             print(line)
-    print("\nthe rules judge against the agreed scores (bias, mean absolute error):")
+    print("\nthe rules judge against the reference scores (bias, mean absolute error):")
     for title, found in rules.items():
         parts = [
             f"{name} {_number(values['bias'], '+.2f')}, {_number(values['error'], '.2f')}"
@@ -161,7 +164,7 @@ def _draw(state: JudgingStatus, path: Path) -> None:
     from tipbench.judge.charts import history_chart
 
     if not state.history:
-        print_message("nothing to draw yet: no sheet has come back")
+        print_message("nothing to plot yet: no sheet has been applied")
         return
     save_chart(history_chart(state.history), path)
     out().print(f"drawn: {path}")

@@ -15,6 +15,7 @@ from tipbench.cli import (
     catalogue,
     collect,
     compare,
+    controls,
     decide,
     demo,
     event_log,
@@ -98,6 +99,7 @@ app.add_typer(state.app, name="state")
 app.command("simulate")(simulate.simulate)
 app.add_typer(prior.app, name="prior")
 app.add_typer(promote.app, name="promote")
+app.add_typer(controls.app, name="controls")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
 

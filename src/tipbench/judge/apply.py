@@ -33,6 +33,8 @@ from tipbench.judge.sheet import FilledSheet, ItemScore
 from tipbench.judge.sheet_store import (
     ANSWERS,
     DRIFT,
+    FINAL,
+    REVISIONS,
     ItemKind,
     SheetEntry,
     SheetStatus,
@@ -62,26 +64,13 @@ class _Cell:
     rubric_text: str | None = None
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The judge's drift on a sheet and the resulting status."""
-
-    drift: Drift
-    accepted: str | None
-    status: SheetStatus
-
-    @property
-    def held(self) -> bool:
-        return self.status is SheetStatus.HELD
-
-
 class SheetApplier:
     """Applies one filled sheet to the runs in MLflow."""
 
     def __init__(self, store: RunStore, experiment: Experiment, stored: StoredSheet, filled: FilledSheet) -> None:
         self._store = store
         self._experiment = experiment
-        self._judging = stored
+        self._stored = stored
         if filled.judge is None:
             raise ValueError("a sheet is applied for a judge; `receive` sees to it that there is one")
         self._judge = filled.judge
@@ -92,63 +81,99 @@ class SheetApplier:
         self._gone: set[str] = set()  # runs deleted in MLflow
         self._wrote = False
 
-    def run(self, *, accept: str | None = None, dry_run: bool = False, progress: Progress | None = None) -> ApplyResult:
-        """Writes the sheet's scores to MLflow; with `dry_run`, only returns what would change."""
-        stored, rubric = self._judging, self._judging.sheet.rubric
-        measured = self._measure(accept)
-        cells = self._cells(ItemKind.CELL, ItemKind.REPEAT)
-        self_agreed = self_agreement(rubric.scales, list(self._repeats(cells)))
-        alphas = self._alphas(cells, held=measured.held)
-        if self._answers and not dry_run:
-            self._keep(measured, self_agreed, alphas)
-            self._bring(cells, held=measured.held, progress=progress)
-            self._refloor(held=measured.held)
+    def run(
+        self,
+        *,
+        accept: str | None = None,
+        final: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> ApplyResult:
+        """Writes the sheet's scores to MLflow; with `dry_run`, only returns what would change, from the sheet alone.
+
+        The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned in
+        full, later ones (revisions) as a word: numbers that follow single changes would reveal the controls.
+        """
+        if dry_run:
+            return self._result(SheetStatus.APPLIED, dry_run=True)
+        stored, rubric = self._stored, self._stored.sheet.rubric
+        final = final or stored.final
+        settled = final or stored.provisional or len(self._answers) == len(stored.entries)
+        drift = measure_drift(rubric.scales, list(_controls(stored.entries, self._answers))) if settled else None
+        accepted = stored.acceptance_of(self._answers)
+        if accept is not None and drift is not None and drift.verdict is Verdict.BEYOND:
+            accepted = accept  # only a measured drift can be accepted
+        beyond = stored.status is SheetStatus.HELD if drift is None else drift.verdict is Verdict.BEYOND
+        held = beyond and not stored.provisional and accepted is None
+        status = SheetStatus.HELD if held else SheetStatus.APPLIED
+        cells = self._cells()
+        revision = drift is not None and stored.drift is not None and not stored.provisional
+        agreement = self_agreement(rubric.scales, list(self._repeats(cells))) if settled and not revision else None
+        own = self._runs(ItemKind.CELL)
+        wanted = [self._wanted(cell, held=held) for run_id, cell in cells.items() if run_id in own]
+        alphas = alpha_by_scale(rubric, wanted) if settled and not stored.provisional else {}
+        result = replace(
+            self._result(status),
+            drift=drift,
+            revision=revision,
+            accepted=accepted,
+            self_agreement=agreement,
+            alpha={} if revision else alphas,
+        )
+        if self._answers or final:
+            self._save_answers(result, alphas, final=final)
+            self._write_cells(cells, held=held, progress=progress)
+            if not held and not stored.provisional and settled:
+                self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
-        finished = len(self._answers)
+        return replace(result, deleted=len(self._gone & own.keys()))
+
+    def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
+        stored = self._stored
         return ApplyResult(
             sheet=stored.sheet.id,
-            rubric=rubric,
+            rubric=stored.sheet.rubric,
             judge=self._judge,
-            status=measured.status,
-            finished=finished,
-            unfinished=len(stored.entries) - finished,
-            drift=measured.drift,
-            self_agreement=self_agreed,
-            alpha=alphas,
-            changes=tuple(self._changes(measured.status)),
-            accepted=measured.accepted,
+            status=status,
+            finished=len(self._answers),
+            unfinished=len(stored.entries) - len(self._answers),
+            changes=tuple(self._changes(status, dry_run=dry_run)),
             dry_run=dry_run,
             blank=self._blank,
-            deleted=len(self._gone & self._runs(ItemKind.CELL).keys()),
         )
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the file has other answers than the last applied version."""
+        return self._answers != self._stored.answers
 
     def is_brought_in(self, cells: Iterable[JudgedCell]) -> bool:
         """Returns whether every given cell that is on the sheet already has the scores of the stored answers."""
-        held, own = self._judging.status is SheetStatus.HELD, self._runs(ItemKind.CELL)
+        held, own = self._stored.status is SheetStatus.HELD, self._runs(ItemKind.CELL)
         there = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in own]
         return all(self._change(cell, held=held) is None for cell in there)
-
-    def _measure(self, accept: str | None) -> _Measured:
-        stored = self._judging
-        drift = measure_drift(stored.sheet.rubric.scales, list(_controls(stored.entries, self._answers)))
-        accepted = stored.acceptance_of(self._answers)
-        if accept is not None and drift.verdict is Verdict.BEYOND:
-            accepted = accept  # only a measured drift can be accepted
-        held = drift.verdict is Verdict.BEYOND and not stored.provisional and accepted is None
-        return _Measured(drift, accepted, SheetStatus.HELD if held else SheetStatus.APPLIED)
 
     def _runs(self, *kinds: ItemKind) -> dict[str, str]:
         """Returns the item id by run id, for the finished items of these kinds."""
         return {
             entry.run_id: entry.item.id
-            for entry in self._judging.entries
+            for entry in self._stored.entries
             if entry.kind in kinds and entry.run_id and entry.item.id in self._answers
         }
 
-    def _cells(self, *kinds: ItemKind) -> dict[str, _Cell]:
-        found = {run_id: self._cell(run_id) for run_id in self._runs(*kinds)}
+    def _cells(self) -> dict[str, _Cell]:
+        """Reads the runs of the finished cells and repeats; for a control another run, so that it takes as long."""
+        found = {run_id: self._cell(run_id) for run_id in self._runs(ItemKind.CELL, ItemKind.REPEAT)}
+        for entry in self._stored.entries:
+            if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
+                self._read_any_cell()
         return {run_id: cell for run_id, cell in found.items() if cell is not None}
+
+    def _read_any_cell(self) -> None:
+        run_id = next((entry.run_id for entry in self._stored.entries if entry.kind is ItemKind.CELL), None)
+        if run_id is not None:
+            self._cell(run_id)
 
     def _cell(self, run_id: str) -> _Cell | None:
         """Returns the run's current state, or None if the run was deleted."""
@@ -160,7 +185,7 @@ class SheetApplier:
         return _Cell(run, read_scores(texts.get(SCORES)), texts.get(RUBRIC))
 
     def _wanted(self, cell: _Cell, *, held: bool) -> CellScores:
-        stored = self._judging
+        stored = self._stored
         given = self._answers[self._runs(ItemKind.CELL)[cell.run.run_id]]
         judgement = Judgement(
             judge=self._judge,
@@ -178,48 +203,56 @@ class SheetApplier:
     def _repeats(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
         for run_id, item in self._runs(ItemKind.REPEAT).items():
             before = cells[run_id].scores.judges.get(self._judge)
-            if before is not None and before.rubric == self._judging.sheet.rubric.tag:
+            if before is not None and before.rubric == self._stored.sheet.rubric.tag:
                 for then, now in zip(before.tips, self._answers[item].tips, strict=False):
                     yield then.scores, now.scores
 
-    def _alphas(self, cells: Mapping[str, _Cell], *, held: bool) -> dict[str, float | None]:
-        if self._judging.provisional:
-            return {}
-        own = self._runs(ItemKind.CELL)
-        wanted = [self._wanted(cell, held=held) for run_id, cell in cells.items() if run_id in own]
-        return alpha_by_scale(self._judging.sheet.rubric, wanted)
-
-    def _keep(self, measured: _Measured, self_agreed: SelfAgreement | None, alphas: Mapping[str, float | None]) -> None:
+    def _save_answers(self, result: ApplyResult, alphas: Mapping[str, float | None], *, final: bool) -> None:
         """Saves all answers to the sheet's run before any cell is updated."""
-        stored, drift = self._judging, measured.drift
-        same = self._answers == stored.answers and measured.accepted == stored.accepted
-        if same and measured.status is stored.status:
+        stored, drift = self._stored, result.drift
+        same = self._answers == stored.answers and result.accepted == stored.accepted
+        if same and result.status is stored.status and final == stored.final:
             return
-        metrics = {"finished": float(len(self._answers)), **_drift_metrics(drift)}
+        tags = {"sheet_status": str(result.status), "judge": self._judge, "applied_at": self._at}
+        texts = {ANSWERS: answers_text(self._answers, self._replaced)}
+        metrics = {"finished": float(len(self._answers))}
         metrics |= {f"alpha_{name}": value for name, value in alphas.items() if value is not None}
-        if self_agreed is not None:
-            metrics |= _self_metrics(self_agreed)
-        tags = {
-            "sheet_status": str(measured.status),
-            "judge": self._judge,
-            "applied_at": self._at,
-            "drift": str(drift.verdict),
-        }
-        if measured.accepted is not None:
-            tags |= {"drift_accepted": measured.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
-        texts = {ANSWERS: answers_text(self._answers, self._replaced), DRIFT: json.dumps(drift.to_json())}
+        if final:
+            tags[FINAL] = "true"
+        if stored.drift is not None and self._answers != stored.answers:
+            tags[REVISIONS] = str(stored.revisions + 1)
+        if drift is not None:
+            tags["drift"] = str(drift.verdict)
+            texts[DRIFT] = json.dumps(drift.to_json())
+            metrics |= {"n_scored_controls": float(drift.n_controls or 0)}
+            values = {"control_error": drift.error}
+            values |= {f"bias_{scale.scale}": scale.bias for scale in drift.scales}
+            values |= {f"error_{scale.scale}": scale.error for scale in drift.scales}
+            metrics |= {name: value for name, value in values.items() if value is not None}
+        if (agreement := result.self_agreement) is not None:
+            differences = {f"self_difference_{scale.scale}": scale.difference for scale in agreement.scales}
+            metrics |= {"self_exact": agreement.exact}
+            metrics |= {name: value for name, value in differences.items() if value is not None}
+        if result.accepted is not None:
+            tags |= {"drift_accepted": result.accepted, "drift_accepted_for": scores_fingerprint(self._answers)}
         change = RunChange(metrics=metrics, tags=tags, texts=texts, at_ms=milliseconds(self._at))
         self._store.update(stored.run_id, change)
         self._wrote = True
 
-    def _bring(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
+    def _write_cells(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
         runs = {item: run_id for run_id, item in self._runs(ItemKind.CELL).items()}
         written = []
-        for done, item in enumerate(self._answers, start=1):
+        for done, (item, score) in enumerate(self._answers.items(), start=1):
             cell = cells.get(runs.get(item, ""))
             lacks = cell is not None and self._change(cell, held=held) is not None
             if lacks and self._write(runs[item], held=held):
                 written.append(runs[item])
+            if item not in runs and score != self._stored.answers.get(item):
+                # A hidden item: the same number of reads and writes as for a cell, so that the time does not reveal it.
+                answers = {ANSWERS: answers_text(self._answers, self._replaced)}
+                self._read_any_cell()
+                self._store.update(self._stored.run_id, RunChange(texts=answers, at_ms=milliseconds(self._at)))
+                self._read_any_cell()
             if progress:
                 progress(done, len(self._answers))
         for _ in range(_CHECKS):
@@ -235,7 +268,7 @@ class SheetApplier:
         scores = self._wanted(cell, held=held)
         change = run_change(scores, self._rubrics_of(scores), milliseconds(self._at))
         # Equal texts are not enough: a writer may have crashed between writing a run's texts and its tags.
-        if scores is cell.scores and _says(cell.run, change):
+        if scores is cell.scores and _has_change(cell.run, change):
             return None
         return _without_rubric(change) if change.texts.get(RUBRIC) == cell.rubric_text else change
 
@@ -262,13 +295,14 @@ class SheetApplier:
                 self._rubrics |= {other.sheet.rubric.tag: other.sheet.rubric} if other else {}
         return self._rubrics
 
-    def _changes(self, status: SheetStatus) -> Iterable[ItemChange]:
+    def _changes(self, status: SheetStatus, *, dry_run: bool) -> Iterable[ItemChange]:
         """Yields changes per item from this judge's scores only, without revealing other judges' scores or controls."""
-        stored, rubric = self._judging, self._judging.sheet.rubric
+        stored, rubric = self._stored, self._stored.sheet.rubric
         names = (*rubric.scale_names, "composite")
         for item in stored.sheet.items:
             sides = []
-            for given, state in ((stored.answers, stored.status), (self._answers, status)):
+            former = status if dry_run else stored.status  # a dry run compares with the last applied version
+            for given, state in ((stored.answers, former), (self._answers, status)):
                 score = given.get(item.id) if state is SheetStatus.APPLIED else None
                 sides.append(score and tip_means(rubric, score))
             before, after = ({name: side[name] for name in names} if side else None for side in sides)
@@ -276,11 +310,6 @@ class SheetApplier:
             if before != after or score != stored.answers.get(item.id):
                 means = tip_means(rubric, score) if score else None
                 yield ItemChange(item.id, before, after, means and {name: means[name] for name in names})
-
-    def _refloor(self, *, held: bool) -> None:
-        rubric = self._judging.sheet.rubric
-        if not held and not self._judging.provisional:
-            self._wrote |= update_floor_scores(self._store, self._judging.refloor, rubric, self._at) > 0
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
@@ -325,28 +354,12 @@ def _controls(entries: Iterable[SheetEntry], answers: Mapping[str, ItemScore]) -
                 yield ControlScore(tip.scores, reference)
 
 
-def _drift_metrics(drift: Drift) -> dict[str, float]:
-    metrics = {"n_scored_controls": float(drift.n_controls or 0)}
-    if drift.error is not None:
-        metrics["control_error"] = drift.error
-    for scale in drift.scales:
-        for name, value in (("bias", scale.bias), ("error", scale.error)):
-            if value is not None:
-                metrics[f"{name}_{scale.scale}"] = value
-    return metrics
-
-
-def _self_metrics(self_agreed: SelfAgreement) -> dict[str, float]:
-    by_scale = {f"self_difference_{scale.scale}": scale.difference for scale in self_agreed.scales}
-    return {"self_exact": self_agreed.exact} | {name: value for name, value in by_scale.items() if value is not None}
-
-
 def _without_rubric(change: RunChange) -> RunChange:
     texts = {key: text for key, text in change.texts.items() if key != RUBRIC}
     return RunChange(metrics=change.metrics, tags=change.tags, texts=texts, at_ms=change.at_ms)
 
 
-def _says(run: StoredRun, change: RunChange) -> bool:
+def _has_change(run: StoredRun, change: RunChange) -> bool:
     """Returns whether the run already has the change's tags and metrics."""
     return change.tags.items() <= run.tags.items() and change.metrics.items() <= run.metrics.items()
 
@@ -375,7 +388,8 @@ class ApplyResult:
     status: SheetStatus
     finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
     unfinished: int
-    drift: Drift
+    drift: Drift | None = None  # None before the first verdict and in a dry run
+    revision: bool = False  # a verdict was given before; this one is only a word
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
@@ -388,46 +402,65 @@ class ApplyResult:
     def held(self) -> bool:
         return self.status is SheetStatus.HELD
 
+    @property
+    def verdict(self) -> str:
+        """The drift verdict of a revision: ok, held or unknown."""
+        unknown = self.drift is None or self.drift.verdict is Verdict.UNKNOWN
+        return "held" if self.held else "unknown" if unknown else "ok"
+
     def to_json(self) -> dict[str, Any]:
         """Returns the result for scripts, rounded so that single hidden items cannot be identified."""
-        whole = not self.unfinished and not self.dry_run
-        self_agreed = self.self_agreement if whole else None
-        return {
+        drift = None
+        if self.drift is not None:
+            drift = {"verdict": self.verdict} if self.revision else self._rounded_drift(self.drift).to_json()
+        value = {
             "sheet": self.sheet,
             "status": str(self.status),
             "judge": self.judge,
             "applied": 0 if self.held else self.finished,
             "held": self.finished if self.held else 0,
             "unfinished": self.unfinished,
+            "unchecked": self.finished if self.drift is None and not self.dry_run else 0,
             "blank": self.blank,
             "deleted": self.deleted,
             "changed": len(self.changes),
             "errors": [],
-            "drift": {"verdict": self.drift.verdict.value} if self.dry_run else self._told().to_json(),
-            "self_agreement": _coarse(self_agreed.to_json()) if self_agreed else None,
-            "alpha": _coarse(dict(self.alpha)) if whole else {},
+            "drift": drift,
+            "self_agreement": _coarse(self.self_agreement.to_json()) if self.self_agreement else None,
+            "alpha": _coarse(dict(self.alpha)),
             "drift_accepted": self.accepted,
         }
+        if self.dry_run:
+            del value["deleted"]  # not known without reading the runs
+        return value
 
     def sentences(self) -> list[str]:
         """Returns messages for users, one line each: drift, blank items and deleted answers."""
-        told = [f"drift: {self.drift.verdict}"] if self.dry_run else self._told().sentences(self.rubric)
+        if self.dry_run:
+            messages = []
+        elif self.drift is None:
+            messages = ["The drift is checked once, when the last item is scored or the sheet is finished (--final)."]
+        elif self.revision:
+            messages = [f"drift after revision: {self.verdict}"]
+        else:
+            messages = self._rounded_drift(self.drift).sentences(self.rubric)
         if self.blank:
-            told.append(f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores stand")
+            messages.append(
+                f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
+            )
         if self.deleted:
             gone = plural(self.deleted, "answer was", "answers were")
-            told.append(
-                f"{gone} deleted in MLflow; {'its' if self.deleted == 1 else 'their'} scores stay with the sheet"
+            messages.append(
+                f"{gone} deleted in MLflow; {'its' if self.deleted == 1 else 'their'} scores are kept with the sheet"
             )
-        return told
+        return messages
 
-    def _told(self) -> Drift:
-        drift = self.drift
+    def _rounded_drift(self, drift: Drift) -> Drift:
         known, n = drift.verdict is not Verdict.UNKNOWN, None if self.unfinished else drift.n_controls
         return replace(
             drift,
             n_controls=n if known else None,
-            scales=tuple(_told_scale(scale, known=known, n=n) for scale in drift.scales),
+            scales=tuple(_rounded_scale(scale, known=known, n=n) for scale in drift.scales),
             error=_rounded(drift.error) if known else None,
             error_limit=_rounded(drift.error_limit) if known else None,
             contrast=_rounded(drift.contrast) if known else None,
@@ -435,7 +468,7 @@ class ApplyResult:
         )
 
 
-def _told_scale(scale: ScaleDrift, *, known: bool, n: int | None) -> ScaleDrift:
+def _rounded_scale(scale: ScaleDrift, *, known: bool, n: int | None) -> ScaleDrift:
     if not known:
         return ScaleDrift(scale.scale, None, None, None, None, None, beyond=False)
     low, high = scale.interval or (0.0, 0.0)

@@ -35,10 +35,12 @@ from tipbench.judge.material import JudgedCell, combine_material, load_suites, r
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet_store import (
     ANSWERS,
+    DUEL,
     KEY,
     SHEET,
     SHEET_KIND,
     SheetStatus,
+    check_no_open_sheet,
     milliseconds,
     now_iso,
     origin,
@@ -78,10 +80,6 @@ class MatchUp:
     def runs(self) -> frozenset[str]:
         return frozenset({self.one.run_id, self.other.run_id})
 
-    def has(self, name: Name) -> bool:
-        """Returns whether one of the two answers belongs to this pair."""
-        return name in (self.one.name, self.other.name)
-
 
 def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] = ()) -> list[MatchUp]:
     """Returns all match-ups of different pairs within a scenario and repeat, except those in `done`."""
@@ -92,23 +90,25 @@ def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] 
     return [each for each in found if each.one.name != each.other.name and each.runs not in done]
 
 
-def choose_match_ups(found: Sequence[MatchUp], leader: Name, limit: int | None, rng: random.Random) -> list[MatchUp]:
-    """Returns at most `limit` match-ups: scenario by scenario in random order, those of the leader first in each.
+def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Random) -> list[MatchUp]:
+    """Returns at most `limit` match-ups: whole scenarios in random order, so that no pair is shown more often.
 
-    If fewer than two whole scenarios fit, the leader's match-ups of all scenarios come first, since a single scenario
-    has no error bar.
+    If fewer than two whole scenarios fit, one match-up per scenario in turn, since a single scenario has no error bar.
     """
-    scenarios = sorted({each.scenario for each in found})
-    rng.shuffle(scenarios)
-    place = {scenario: at for at, scenario in enumerate(scenarios)}
-    whole = sum(place[each.scenario] < 2 for each in found)
-    few = limit is not None and limit < whole
+    shuffled = rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found))
+    turns: dict[str, int] = {}
+    place: dict[str, int] = {}
+    rounds: dict[frozenset[str], int] = {}
+    for each in shuffled:
+        place.setdefault(each.scenario, len(place))
+        rounds[each.runs] = turns[each.scenario] = turns.get(each.scenario, 0) + 1
+    few = limit is not None and limit < sum(place[each.scenario] < 2 for each in found)
 
     def order(each: MatchUp) -> tuple[int, int]:
-        turn, kind = place[each.scenario], int(not each.has(leader))
-        return (kind, turn) if few else (turn, kind)
+        scenario, turn = place[each.scenario], rounds[each.runs]
+        return (turn, scenario) if few else (scenario, turn)
 
-    return sorted(found, key=order)[:limit]
+    return sorted(shuffled, key=order)[:limit]
 
 
 def in_both_orders(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
@@ -277,7 +277,6 @@ def _item_json(item: DuelItem, winner: Winner | None) -> dict[str, Any]:
     }
 
 
-DUEL = "duel"
 _TEXTS = (SHEET, KEY, RUBRIC, ANSWERS)
 
 
@@ -358,7 +357,7 @@ def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[s
             yield _judging(experiment, run, texts, rubric)
         except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise CorruptText(
-                f"The judging run {run.run_id} in MLflow is not what tipbench writes ({type(exc).__name__}: {exc})."
+                f"The judging run {run.run_id} in MLflow has an unexpected format ({type(exc).__name__}: {exc})."
             ) from exc
 
 
@@ -406,7 +405,6 @@ def _compact(value: object) -> str:
 class DuelRequest:
     """Options of a duel export."""
 
-    leader: Name
     runs: Mapping[str, Name]  # eligible answers: run id → model and prompt of its pair
     rubric: str  # id@sha256 of the scores that left them tied
     judge: str | None = None
@@ -427,10 +425,15 @@ class DuelExport:
 
 
 def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) -> DuelExport:
-    """Creates a duel sheet and stores it in MLflow. Raises NotEnoughData if there is nothing left to compare."""
+    """Creates a duel sheet and stores it in MLflow, which closes the judge's sheets of the experiment.
+
+    Raises NotEnoughData if there is nothing left to compare, SheetsClosed while the judge has an open sheet.
+    """
+    if request.judge:
+        check_no_open_sheet(store, experiment, request.judge)
     cells = [cell for cell in read_cells(store, experiment.experiment_id) if cell.run.run_id in request.runs]
     if not cells:
-        raise NotEnoughData(f"None of the answers that are to meet is in {experiment.name} any more.")
+        raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
     cards = combine_material(load_suites(cells, request.suite)).cards
     known = [cell for cell in cells if cell.scenario in cards]
     shown = [cell for cell in known if cell.tips]
@@ -440,7 +443,7 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         raise NotEnoughData(_nothing(experiment.name, request, done, len(cells) - len(known)))
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
-    chosen = choose_match_ups(found, request.leader, request.limit and max(1, request.limit // 2), rng)
+    chosen = choose_match_ups(found, request.limit and max(1, request.limit // 2), rng)
     rubric = _rubric(store, cells, request.rubric)
     cards_by_run = {cell.run.run_id: cards[cell.scenario] for cell in shown}
     stored = replace(_composed(chosen, experiment.name, request.judge, rubric, cards_by_run, rng), seed=seed)
@@ -494,7 +497,9 @@ def receive_duels(store: RunStore, raw: Mapping[str, Any], *, judge: str | None 
     if stored is None:
         raise unknown_sheet_error(experiment, sheet_id)
     expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    return ReceivedDuels(experiment, stored, check_duels(raw, expected, judge=judge))
+    filled = check_duels(raw, expected, judge=judge)
+    check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
+    return ReceivedDuels(experiment, stored, filled)
 
 
 @dataclass(frozen=True)
@@ -520,7 +525,7 @@ class DuelApplyResult:
     blank: int = 0  # items blank in the file that have an earlier winner
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result for scripts, with the keys of `Applied.to_json` that apply to duels."""
+        """Returns the result for scripts, with the keys of `ApplyResult.to_json` that apply to duels."""
         return {
             "sheet": self.sheet,
             "status": str(SheetStatus.APPLIED),
@@ -627,17 +632,17 @@ def _rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
             _, texts = store.get(cell.run.run_id)
             if RUBRIC in texts:
                 return parse_rubric(texts[RUBRIC], Path("rubric.md"))
-    raise NotEnoughData("None of the answers that are to meet has been judged yet.")
+    raise NotEnoughData("None of the answers to compare has been judged yet.")
 
 
 def _nothing(name: str, request: DuelRequest, done: Collection[frozenset[str]], unknown: int) -> str:
     if done:
-        who = request.judge or "somebody"
-        more = "" if request.judge else " --judge NAME gives them to somebody else too."
+        who = request.judge or "a judge"
+        more = "" if request.judge else " --judge NAME gives them to another judge."
         return f"Every match-up of the tied pairs in {name} has been judged by {who}, in both orders.{more}"
     if unknown:
         return (
-            f"{unknown} answers of {name} belong to no scenario of the suite as it is now. "
+            f"{unknown} answers of {name} do not belong to a scenario of the current suite. "
             "Pass the suite they were collected with (--suite)."
         )
-    return f"The tied pairs in {name} share no scenario in which both gave a tip: there is nothing to compare."
+    return f"The tied pairs in {name} share no scenario in which both have a tip: there is nothing to compare."

@@ -211,4 +211,4 @@ def _tips(run: StoredRun, text: str) -> Iterator[Tip]:
         for tip in json.loads(text)[:n_tips]:
             yield Tip(str(tip["tip"]), str(tip["rationale"]))
     except (ValueError, KeyError, TypeError) as exc:
-        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} is not what tipbench writes ({exc}).") from exc
+        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc

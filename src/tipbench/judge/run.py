@@ -293,7 +293,9 @@ class _Run:
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
             work = SheetApplier(self.store, self.experiment, self._again(last), stored)
-            return JudgeResult(work.run(accept=self.accept if self._accepts(last) else None), (), continued=True)
+            return JudgeResult(
+                work.run(accept=self.accept if self._accepts(last) else None, final=True), (), continued=True
+            )
 
     def _again(self, stored: StoredSheet) -> StoredSheet:
         """Reloads the sheet from MLflow, since a file of it may have been applied in the meantime."""
@@ -336,7 +338,9 @@ class _Run:
     def _apply(self, stored: StoredSheet, answers: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
         filled = FilledSheet(self.filler.name, tuple(answers.new.values()), tuple(each.item for each in unscored))
         with self.environment.lock():
-            return SheetApplier(self.store, self.experiment, self._again(stored), filled).run(accept=self.accept)
+            return SheetApplier(self.store, self.experiment, self._again(stored), filled).run(
+                accept=self.accept, final=True
+            )
 
     def _save_to_file(self, stored: StoredSheet, answers: _Answers) -> str:
         """Saves unsaved scores to a file; returns a message with its path, or an empty string."""

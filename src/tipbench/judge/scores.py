@@ -152,7 +152,7 @@ def read_scores(text: str | None) -> CellScores:
             held={name: judgement for name, judgement in named.items() if judgement.held} | held,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise CorruptText(f"The text {SCORES} is not what tipbench writes ({type(exc).__name__}: {exc}).") from exc
+        raise CorruptText(f"The text {SCORES} has an unexpected format ({type(exc).__name__}: {exc}).") from exc
 
 
 def scores_text(scores: CellScores) -> str:

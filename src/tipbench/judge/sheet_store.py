@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tipbench
-from tipbench.errors import CorruptText, SheetRefused
+from tipbench.errors import CorruptText, SheetRefused, SheetsClosed
 from tipbench.judge.check import Problem, check_sheet, refusal, shown
 from tipbench.judge.scores import RUBRIC, read_tip_score, tip_score_json
 from tipbench.judge.sheet import FORMAT, FilledSheet, Item, ItemScore, Sheet, SheetTip, instructions
@@ -105,6 +105,9 @@ KEY = "artifact:key.json"
 ANSWERS = "artifact:answers.json"
 DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # tag; absent on an ordinary sheet
+DUEL = "duel"  # its value on a duel sheet
+FINAL = "sheet_final"  # tag
+REVISIONS = "sheet_revisions"  # tag
 _TEXTS = (SHEET, KEY, RUBRIC, ANSWERS, DRIFT)
 
 
@@ -131,8 +134,10 @@ class StoredSheet:
     answers: Mapping[str, ItemScore] = field(default_factory=dict)
     replaced: tuple[ReplacedAnswer, ...] = ()  # answers replaced by later ones
     acceptance: str | None = None  # reason for accepting the drift; valid for the scores in `accepted_for`
-    accepted_for: str | None = None  # as returned by `scores_mark`
-    drift: Mapping[str, Any] | None = None
+    accepted_for: str | None = None  # as returned by `scores_fingerprint`
+    drift: Mapping[str, Any] | None = None  # None until the first verdict
+    final: bool = False  # finished by its judge, although items are open
+    revisions: int = 0  # changes applied after the first verdict
     applied_at: str | None = None
     owner: str | None = None  # named at export, else the first judge who filled it
     self_exact: float | None = None  # share of equal scores on repeated tips
@@ -145,6 +150,11 @@ class StoredSheet:
     def unanswered(self) -> tuple[SheetEntry, ...]:
         """The entries without an answer."""
         return tuple(entry for entry in self.entries if entry.item.id not in self.answers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its judge may still fill in items before the first verdict."""
+        return not self.final and bool(self.unanswered)
 
     @property
     def accepted(self) -> str | None:
@@ -207,6 +217,34 @@ def stored_sheets(
     return _read(store, experiment_id, experiment, where)
 
 
+def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
+    """Raises SheetsClosed if the judge has opened a duel in the experiment, which closes their sheets."""
+    if has_duels(store, experiment, judge):
+        raise SheetsClosed(
+            f"{judge} has opened duels in {experiment.name}, which closes their sheets there: duels show real answers "
+            "only and would reveal the hidden controls. Scores given before are kept; continue under another name."
+        )
+
+
+def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> None:
+    """Raises SheetsClosed if the judge, who has no duels yet, has an open sheet in the experiment."""
+    if has_duels(store, experiment, judge):
+        return
+    for stored in stored_sheets(store, experiment.experiment_id, experiment.name, judge):
+        if stored.is_open and not stored.provisional:
+            raise SheetsClosed(
+                f"{judge} has the open sheet {stored.sheet.id} in {experiment.name} ({len(stored.unanswered)} items "
+                "left). Sheets come before duels: fill it in, or finish it with `tipbench judge apply FILE --final` "
+                "or *Finish batch*."
+            )
+
+
+def has_duels(store: RunStore, experiment: Experiment, judge: str) -> bool:
+    """Returns whether the judge has opened a duel in the experiment, answered or not."""
+    where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL, "judge": judge}
+    return next(iter(store.search(experiment.experiment_id, where=where, limit=1)), None) is not None
+
+
 def controls_shown_to(store: RunStore, judge: str) -> list[str]:
     """Returns the ids of controls shown to this judge in any experiment, once per time shown."""
     shown: list[str] = []
@@ -229,7 +267,7 @@ def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[s
             yield _judging(experiment, run, texts, rubrics)
         except (KeyError, ValueError, TypeError, AttributeError) as exc:
             raise CorruptText(
-                f"The judging run {run.run_id} in MLflow is not what tipbench writes ({type(exc).__name__}: {exc})."
+                f"The judging run {run.run_id} in MLflow has an unexpected format ({type(exc).__name__}: {exc})."
             ) from exc
 
 
@@ -254,6 +292,8 @@ def _judging(experiment: str, run: StoredRun, texts: Mapping[str, str], rubrics:
         acceptance=run.tags.get("drift_accepted"),
         accepted_for=run.tags.get("drift_accepted_for"),
         drift=json.loads(texts[DRIFT]) if DRIFT in texts else None,
+        final=run.tags.get(FINAL) == "true",
+        revisions=int(run.tags.get(REVISIONS, "0")),
         applied_at=run.tags.get("applied_at"),
         owner=run.tags.get("judge"),
         self_exact=run.metrics.get("self_exact"),
@@ -308,20 +348,22 @@ class ReceivedSheet:
     filled: FilledSheet
 
 
-def receive(store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None) -> ReceivedSheet:
-    """Finds the stored sheet of a filled file and validates it. Raises SheetRefused with every problem."""
-    experiment, stored = _origin(store, raw)
-    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
-    return ReceivedSheet(experiment, stored, filled)
+def receive(
+    store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, accepting: bool = False
+) -> ReceivedSheet:
+    """Finds the stored sheet of a filled file and validates it. Raises SheetRefused with every problem.
 
-
-def _origin(store: RunStore, raw: Mapping[str, Any]) -> tuple[Experiment, StoredSheet]:
+    Raises SheetsClosed if the judge has opened duels, unless an admin is `accepting` the drift of a held sheet.
+    """
     experiment, sheet_id = origin(store, raw, FORMAT)
     stored = find_sheet(store, experiment.experiment_id, experiment.name, sheet_id)
     if stored is None:
         raise unknown_sheet_error(experiment, sheet_id)
-    return experiment, stored
+    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+    filled = check_sheet(raw, expected, judge=judge, allow_reserved=stored.provisional)
+    if filled.judge and not stored.provisional and not accepting:
+        check_no_duels(store, experiment, filled.judge)
+    return ReceivedSheet(experiment, stored, filled)
 
 
 def origin(store: RunStore, raw: Mapping[str, Any], format_: str) -> tuple[Experiment, str]:

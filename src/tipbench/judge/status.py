@@ -10,8 +10,8 @@ from typing import Any
 
 from tipbench.judge.apply import alpha_by_scale
 from tipbench.judge.material import JudgedCell, read_cells
-from tipbench.judge.sheet_store import SheetStatus, StoredSheet, stored_sheets
-from tipbench.record.run import RunState
+from tipbench.judge.sheet_store import DUEL, SHEET_KIND, SheetStatus, StoredSheet, stored_sheets
+from tipbench.record.run import RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
 
 
@@ -29,6 +29,8 @@ class JudgeStatus:
     error: float | None  # mean absolute error on that sheet's controls
     self_exact: float | None  # share of equal scores on repeated tips
     minutes_per_item: float | None  # from export to apply, an upper bound
+    unchecked: int = 0  # items on sheets without a drift verdict yet; their scores count
+    duels: int = 0  # duel sheets; the first one closes the judge's sheets
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
     tags = Counter(score.rubric for cell in judged for score in cell.scores.counted).most_common(1)
     rubric = next((each.sheet.rubric for each in sheets if tags and each.sheet.rubric.tag == tags[0][0]), None)
+    where = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
+    duels = Counter(run.tags.get("judge", "") for run in store.search(experiment.experiment_id, where=where))
     people = {name for cell in cells for name in (*cell.scores.judges, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
@@ -103,14 +107,18 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         twice=sum(len(cell.scores.counted) > 1 for cell in judged),
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
-        judges=tuple(_judge_status(name, provisional, cells, sheets) for name, provisional in judges),
+        judges=tuple(_judge_status(name, provisional, cells, sheets, duels) for name, provisional in judges),
         history=tuple(_history(stored) for stored in sheets if stored.status is not SheetStatus.EXPORTED),
-        open_sheets=tuple(_open(stored) for stored in sheets if stored.finished < len(stored.entries)),
+        open_sheets=tuple(_open(stored) for stored in sheets if stored.is_open),
     )
 
 
 def _judge_status(
-    name: str, provisional: bool, cells: Sequence[JudgedCell], sheets: Sequence[StoredSheet]
+    name: str,
+    provisional: bool,
+    cells: Sequence[JudgedCell],
+    sheets: Sequence[StoredSheet],
+    duels: Mapping[str, int],
 ) -> JudgeStatus:
     own = [stored for stored in sheets if stored.owner == name and stored.provisional == provisional]
     applied = [stored for stored in own if stored.status is not SheetStatus.EXPORTED]
@@ -133,6 +141,8 @@ def _judge_status(
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
         minutes_per_item=sum(seconds) / 60 / finished if finished and seconds else None,
+        unchecked=sum(stored.finished for stored in applied if stored.drift is None),
+        duels=0 if provisional else duels[name],
     )
 
 

@@ -27,56 +27,56 @@ _DAY_S = 86_400.0
 _NEXT = "Pass it as `next` for the page after this one; null at the end."
 
 
-class _Wish(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class BatchWish(_Wish):
+class BatchRequest(_Request):
     """What to judge; optional."""
 
-    kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: say which of two answers is better.")
+    kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
     limit: StrictInt | None = Field(
-        None, ge=1, le=MOST_ANSWERS, description="At most so many answers of a new batch; whole scenarios first."
+        None, ge=1, le=MOST_ANSWERS, description="Maximum number of answers in a new batch; whole scenarios first."
     )
 
 
-class TipWish(_Wish):
+class TipRequest(_Request):
     scores: dict[str, StrictInt | None] = Field(
         default_factory=dict, max_length=MOST_SCALES, description="By scale; null or missing is not scored yet."
     )
-    overlong: StrictBool | None = Field(None, description="As the judge sees it; null is as computed.")
+    overlong: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     note: str = Field("", max_length=MAX_NOTE)
 
 
-class ItemWish(_Wish):
+class ItemRequest(_Request):
     """The judge's answer to an item, and the version of the item it is based on."""
 
-    version: StrictInt = Field(ge=0, lt=2**53, description="The version that was seen; 0 for an untouched item.")
+    version: StrictInt = Field(ge=0, lt=2**53, description="The version the client has read; 0 for an untouched item.")
     state: State = Field(description="submitted counts when the batch closes; it needs every score.")
-    format_ok: StrictBool | None = Field(None, description="As the judge sees it; null is as computed.")
-    tips: list[TipWish] = Field(
+    format_ok: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
+    tips: list[TipRequest] = Field(
         default_factory=list, max_length=MOST_TIPS, description="All tips in order; empty for none scored yet."
     )
     winner: Literal["a", "b", "tie"] | None = Field(None, description="Of a duel.")
     reason: str = Field("", max_length=LONGEST_REASON, description="Why it is skipped.")
     seconds: float = Field(
-        0.0, ge=0, le=_DAY_S, allow_inf_nan=False, description="Spent on it since the last save; they are summed."
+        0.0, ge=0, le=_DAY_S, allow_inf_nan=False, description="Time spent since the last save; summed over saves."
     )
 
 
-class UndoWish(_Wish):
+class UndoRequest(_Request):
     """The version of the item to undo."""
 
     version: StrictInt = Field(ge=0, lt=2**53)
 
 
-class AcceptWish(_Wish):
+class AcceptRequest(_Request):
     """Reason for accepting the drift."""
 
     reason: str = Field(min_length=1, max_length=LONGEST_ACCEPTANCE, description="In words on one line.")
 
 
-class ReturnWish(_Wish):
+class ReturnRequest(_Request):
     """Note to the judge about what to revise."""
 
     note: str = Field(min_length=1, max_length=LONGEST_RETURN)
@@ -114,7 +114,7 @@ class BatchShape(_Shape):
     minutes_per_item: float | None = Field(description="Median over the submitted items.")
     note: str | None = Field(description="Why an admin sent it back.")
     accepted: str | None = Field(description="Why an admin accepted its drift.")
-    outcome: dict[str, Any] | None = Field(description="What the last close told.")
+    outcome: dict[str, Any] | None = Field(description="Result of the last close.")
     links: BatchLinks
 
 
@@ -170,7 +170,7 @@ class HistoryShape(_Shape):
 
 class BatchClosedShape(BatchAnswer):
     outcome: dict[str, Any] = Field(
-        description="As POST …/apply answers a judge: status, applied, unfinished, drift; `blank` items are not "
+        description="As returned by POST …/apply to a judge: status, applied, unfinished, drift; `blank` items are not "
         "submitted now and keep the scores they had. `by_file` is true when all scores came as a file."
     )
 
@@ -187,13 +187,13 @@ class BatchItems(Protocol):
     def blank(self, item: RawItem, /) -> dict[str, Any]:
         """Return the answer of an untouched item."""
 
-    def checked(self, item: RawItem, wish: ItemWish, /) -> dict[str, Any]:
+    def checked(self, item: RawItem, request: ItemRequest, /) -> dict[str, Any]:
         """Validate a request into an answer. Raises Invalid for a wrong field, or a missing one if `submitted`."""
 
     def shown(self, item: RawItem, /) -> dict[str, Any]:
         """Return what the judge sees of an item."""
 
-    def told(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
+    def shown_answer(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the answer as shown to its judge."""
 
     def filled(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
@@ -213,25 +213,25 @@ class SheetItems:
         tips = [{"scores": dict(nothing), "overlong": tip["overlong"], "note": ""} for tip in item["tips"]]
         return {"format_ok": item["format_ok"], "tips": tips}
 
-    def checked(self, item: RawItem, wish: ItemWish) -> dict[str, Any]:
+    def checked(self, item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Validate with the checks of `judge apply`."""
-        _refuse_given(wish, "winner", "An item with tips has no winner")
-        if wish.tips and len(wish.tips) != len(item["tips"]):
+        _refuse_given(request, "winner", "An item with tips has no winner")
+        if request.tips and len(request.tips) != len(item["tips"]):
             raise Invalid(
-                f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(wish.tips)}).",
+                f"tips has all {len(item['tips'])} tips of the item in order, or none (got {len(request.tips)}).",
                 path="body.tips",
             )
         answer = self.blank(item)
-        if wish.format_ok is not None:
-            answer["format_ok"] = wish.format_ok
-        for tip, given in zip(answer["tips"], wish.tips, strict=False):
+        if request.format_ok is not None:
+            answer["format_ok"] = request.format_ok
+        for tip, given in zip(answer["tips"], request.tips, strict=False):
             tip["scores"] |= given.scores
             tip["overlong"] = tip["overlong"] if given.overlong is None else given.overlong
             tip["note"] = given.note.replace("\r\n", "\n").replace("\r", "\n")
         outcome = check_item(self.filled(item, answer), _item(item), rubric_of(self.raw))
         if isinstance(outcome, list):
             raise _refusal(outcome)
-        if outcome is None and wish.state is State.SUBMITTED:
+        if outcome is None and request.state is State.SUBMITTED:
             raise self._unfinished(answer)
         return answer
 
@@ -240,7 +240,7 @@ class SheetItems:
         tips = [{name: tip[name] for name in ("tip", "rationale", "overlong")} for tip in item["tips"]]
         return {"scenario": item["scenario"], "format_ok": item["format_ok"], "tips": tips}
 
-    def told(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def shown_answer(self, item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer, with the flags the judge disagrees with in `contested`."""
         contested = ["format_ok"] if answer["format_ok"] != item["format_ok"] else []
         for at, (tip, given) in enumerate(zip(item["tips"], answer["tips"], strict=True)):
@@ -276,23 +276,23 @@ class DuelItems:
         """Return an answer without a winner."""
         return {"winner": None}
 
-    def checked(self, _item: RawItem, wish: ItemWish) -> dict[str, Any]:
+    def checked(self, _item: RawItem, request: ItemRequest) -> dict[str, Any]:
         """Validate the winner, which is required if `submitted`."""
-        _refuse_given(wish, "format_ok", "A duel has no flags")
-        _refuse_given(wish, "tips", "A duel has no scores")
-        if wish.winner is None and wish.state is State.SUBMITTED:
+        _refuse_given(request, "format_ok", "A duel has no flags")
+        _refuse_given(request, "tips", "A duel has no scores")
+        if request.winner is None and request.state is State.SUBMITTED:
             raise Invalid(
                 "winner: a submitted duel has 'a', 'b' or 'tie' there (got null). Choose one, or save it as a draft.",
                 path="body.winner",
             )
-        return {"winner": wish.winner}
+        return {"winner": request.winner}
 
     def shown(self, item: RawItem) -> dict[str, Any]:
         """Return the scenario and both answers."""
         sides = {side: [{"tip": tip["tip"], "rationale": tip["rationale"]} for tip in item[side]] for side in SIDES}
         return {"scenario": item["scenario"], **sides}
 
-    def told(self, _item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def shown_answer(self, _item: RawItem, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer unchanged."""
         return dict(answer)
 
@@ -304,47 +304,49 @@ class DuelItems:
 ITEM_TYPES: Mapping[Kind, Callable[[Mapping[str, Any]], BatchItems]] = {Kind.SHEET: SheetItems, Kind.DUEL: DuelItems}
 
 
-def item_of(paper: BatchItems, item_id: str) -> RawItem:
+def item_of(sheet_items: BatchItems, item_id: str) -> RawItem:
     """Return an item by id. Raises NotFound if the batch has no such item."""
-    for item in paper.raw["items"]:
+    for item in sheet_items.raw["items"]:
         if item["item"] == item_id:
             return dict(item)
     raise NotFound(f"This batch has no item {item_id[:64]!r}. Load the page again.", path="path.item")
 
 
-def answer_of(paper: BatchItems, item: RawItem, wish: ItemWish) -> ItemAnswer:
+def answer_of(sheet_items: BatchItems, item: RawItem, request: ItemRequest) -> ItemAnswer:
     """Validate a request into an ItemAnswer. Raises Invalid with the wrong field."""
-    reason = " ".join(wish.reason.split())
-    if wish.state is State.SKIPPED and not (reason and reason.isprintable()):
-        raise Invalid("reason says in words why the item is skipped.", path="body.reason")
-    answer = paper.checked(item, wish)
-    if wish.state is State.EMPTY:
-        answer = paper.blank(item)
-    return ItemAnswer(wish.state, canonical(answer), reason if wish.state is State.SKIPPED else "")
+    reason = " ".join(request.reason.split())
+    if request.state is State.SKIPPED and not (reason and reason.isprintable()):
+        raise Invalid("reason must say why the item is skipped.", path="body.reason")
+    answer = sheet_items.checked(item, request)
+    if request.state is State.EMPTY:
+        answer = sheet_items.blank(item)
+    return ItemAnswer(request.state, canonical(answer), reason if request.state is State.SKIPPED else "")
 
 
-def answer_json(paper: BatchItems, item: RawItem, kept: ItemVersion | None, when: Mapping[str, Any]) -> dict[str, Any]:
+def answer_json(
+    sheet_items: BatchItems, item: RawItem, saved: ItemVersion | None, when: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the current answer to an item as JSON values; `when` has its formatted times."""
-    answer = json.loads(kept.said.content) if kept else paper.blank(item)
+    answer = json.loads(saved.answer.content) if saved else sheet_items.blank(item)
     return {
-        "version": kept.version if kept else 0,
-        "state": str(kept.said.state if kept else State.EMPTY),
-        **paper.told(item, answer),
-        "reason": kept.said.reason if kept else "",
-        "seconds": round(kept.seconds, 1) if kept else 0.0,
+        "version": saved.version if saved else 0,
+        "state": str(saved.answer.state if saved else State.EMPTY),
+        **sheet_items.shown_answer(item, answer),
+        "reason": saved.answer.reason if saved else "",
+        "seconds": round(saved.seconds, 1) if saved else 0.0,
         **when,
-        "can_undo": kept is not None and kept.parent is not None,
+        "can_undo": saved is not None and saved.parent is not None,
     }
 
 
-def filled_file(paper: BatchItems, judge: str, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
+def filled_file(sheet_items: BatchItems, judge: str, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
     """Return the file with all submitted answers filled in; other items stay blank, which means unfinished."""
-    done = {item: kept for item, kept in given.items() if kept.said.state is State.SUBMITTED}
+    done = {item: saved for item, saved in given.items() if saved.answer.state is State.SUBMITTED}
     items = [
-        paper.filled(item, json.loads(done[item["item"]].said.content)) if item["item"] in done else item
-        for item in paper.raw["items"]
+        sheet_items.filled(item, json.loads(done[item["item"]].answer.content)) if item["item"] in done else item
+        for item in sheet_items.raw["items"]
     ]
-    return {**paper.raw, "judge": judge, "items": items}
+    return {**sheet_items.raw, "judge": judge, "items": items}
 
 
 def rubric_of(raw: Mapping[str, Any]) -> Rubric:
@@ -390,14 +392,14 @@ def _item(raw: RawItem) -> Item:
     return Item(raw["item"], raw["scenario"], raw["format_ok"], tips)
 
 
-def _refuse_given(wish: ItemWish, name: str, message: str) -> None:
-    value = getattr(wish, name)
+def _refuse_given(request: ItemRequest, name: str, message: str) -> None:
+    value = getattr(request, name)
     if value is not None and value != []:
         raise Invalid(f"{message} (got {name}). Leave it out.", path=f"body.{name}")
 
 
 def _refusal(problems: Iterable[Problem]) -> Invalid:
-    told = list(problems)
-    first = told[0]
+    shown_answer = list(problems)
+    first = shown_answer[0]
     tip = "" if first.tip is None else f"tips.{first.tip - 1}."
-    return Invalid(" ".join(problem.message for problem in told[:5]), path=f"body.{tip}{first.field}")
+    return Invalid(" ".join(problem.message for problem in shown_answer[:5]), path=f"body.{tip}{first.field}")

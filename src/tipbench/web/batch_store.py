@@ -80,7 +80,7 @@ class ItemVersion:
     version: int
     parent: int | None
     cause: Cause
-    said: ItemAnswer
+    answer: ItemAnswer
     seconds: float
     updated: float
 
@@ -189,7 +189,7 @@ class BatchStore:
     def items(self, sheet: str) -> dict[str, ItemVersion]:
         """Return the current version of every item that was ever edited, by item id."""
         rows = self._database.rows(f"SELECT {_ITEM} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - fixed
-        return {kept.item: kept for kept in map(_kept, rows)}
+        return {saved.item: saved for saved in map(_read_version, rows)}
 
     def history(self, sheet: str, item: str, most: int) -> list[ItemVersion]:
         """Return up to `most` versions of an item, newest first."""
@@ -197,22 +197,22 @@ class BatchStore:
             f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? ORDER BY version DESC LIMIT ?",  # noqa: S608
             (sheet, item, most),
         )
-        return [_kept(row) for row in rows]
+        return [_read_version(row) for row in rows]
 
-    def put(self, sheet: str, item: str, version: int, said: ItemAnswer, seconds: float) -> ItemVersion:
+    def put(self, sheet: str, item: str, version: int, answer: ItemAnswer, seconds: float) -> ItemVersion:
         """Save an answer to an item that the client read at `version`; repeating a request has no further effect.
 
         Raises VersionConflict if the item has another version now, BatchClosed if the batch is closed.
         """
         with self._database.transaction() as db:
             present = _item(db, sheet, item)
-            if _made_by(present, version, Cause.PUT) and present is not None and present.said == said:
+            if _made_by(present, version, Cause.PUT) and present is not None and present.answer == answer:
                 return present
             self._check(db, sheet, present, version)
             at = present.version if present else 0
-            parent = present.parent if present is not None and present.said == said else at
-            kept = ItemVersion(item, at + 1, parent, Cause.PUT, said, present.seconds if present else 0.0, 0.0)
-            return self._write(db, sheet, kept, seconds)
+            parent = present.parent if present is not None and present.answer == answer else at
+            saved = ItemVersion(item, at + 1, parent, Cause.PUT, answer, present.seconds if present else 0.0, 0.0)
+            return self._write(db, sheet, saved, seconds)
 
     def undo(self, sheet: str, item: str, version: int, blank: str) -> ItemVersion:
         """Restore the previous answer; each further undo goes one step back. `blank` is an untouched item's content.
@@ -227,8 +227,8 @@ class BatchStore:
             before = _before(db, sheet, present, blank)
             if present is None or before is None:
                 raise NothingToUndo
-            kept = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
-            return self._write(db, sheet, kept, 0.0)
+            saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
+            return self._write(db, sheet, saved, 0.0)
 
     def seconds(self, experiment: str) -> list[tuple[str, str, float]]:
         """Return (judge, sheet, seconds) of every submitted item with a recorded time."""
@@ -269,21 +269,30 @@ class BatchStore:
         if version != (present.version if present else 0):
             raise VersionConflict(present)
 
-    def _write(self, db: Connection, sheet: str, kept: ItemVersion, spent: float) -> ItemVersion:
+    def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent: float) -> ItemVersion:
         now = self._clock()
-        kept = replace(kept, seconds=kept.seconds + min(spent, _unspent(db, sheet, now)), updated=now)
-        said = kept.said
-        row = (kept.version, kept.parent, kept.cause, said.state, said.content, said.reason, kept.seconds, kept.updated)
+        saved = replace(saved, seconds=saved.seconds + min(spent, _unspent(db, sheet, now)), updated=now)
+        answer = saved.answer
+        row = (
+            saved.version,
+            saved.parent,
+            saved.cause,
+            answer.state,
+            answer.content,
+            answer.reason,
+            saved.seconds,
+            saved.updated,
+        )
         for table in ("batch_items", "batch_history"):
             places = ", ".join("?" * (len(row) + 2))
-            db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES ({places})", (sheet, kept.item, *row))  # noqa: S608
+            db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES ({places})", (sheet, saved.item, *row))  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
-            (sheet, kept.item, kept.version - MOST_STEPS),
+            (sheet, saved.item, saved.version - MOST_STEPS),
         )
         _shorten(db, sheet)
         db.execute("UPDATE batches SET revision = revision + 1, updated = ? WHERE sheet = ?", (now, sheet))
-        return kept
+        return saved
 
 
 def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
@@ -301,7 +310,7 @@ def _before(db: Connection, sheet: str, present: ItemVersion | None, blank: str)
         f"SELECT {_ITEM} FROM batch_history WHERE {where}",  # noqa: S608
         (sheet, present.item, present.parent),
     ).fetchone()
-    return None if row is None else _kept(row)
+    return None if row is None else _read_version(row)
 
 
 def _shorten(db: Connection, sheet: str) -> None:
@@ -335,16 +344,16 @@ def _batch(db: Connection, sheet: str) -> Batch | None:
 def _item(db: Connection, sheet: str, item: str) -> ItemVersion | None:
     where = "sheet = ? AND item = ?"
     row = db.execute(f"SELECT {_ITEM} FROM batch_items WHERE {where}", (sheet, item)).fetchone()  # noqa: S608
-    return None if row is None else _kept(row)
+    return None if row is None else _read_version(row)
 
 
 def _read_batch(row: Row) -> Batch:
     *before, outcome = row
     batch = Batch(*before)
-    told = None if outcome is None else json.loads(outcome)
-    return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=told)
+    parsed = None if outcome is None else json.loads(outcome)
+    return replace(batch, kind=Kind(batch.kind), status=Status(batch.status), outcome=parsed)
 
 
-def _kept(row: Row) -> ItemVersion:
+def _read_version(row: Row) -> ItemVersion:
     item, version, parent, cause, state, content, reason, seconds, updated = row
     return ItemVersion(item, version, parent, Cause(cause), ItemAnswer(State(state), content, reason), seconds, updated)

@@ -28,7 +28,7 @@ from tipbench.web.auth import EVERYBODY, Identity, Role
 from tipbench.web.batch_items import (
     ITEM_TYPES,
     BatchItems,
-    ItemWish,
+    ItemRequest,
     RawItem,
     answer_json,
     answer_of,
@@ -53,7 +53,7 @@ from tipbench.web.batch_store import (
 from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
 from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
 from tipbench.web.judge_service import (
-    ApplyWish,
+    ApplyOptions,
     accept_drift,
     apply_sheet,
     judging_lock,
@@ -101,31 +101,31 @@ def recorded_status(store: RunStore, batch: Batch) -> tuple[Status | None, str |
 
 def _duels(store: RunStore, experiment: Experiment, judge: str, limit: int) -> StoredDuelSheet:
     """Export duels like `judge duel`, but without its error messages, which name the leader."""
-    there = stored_duel_sheets(store, experiment.experiment_id, experiment.name)
-    open_ = next((each for each in there if each.owner == judge and each.status is SheetStatus.EXPORTED), None)
+    existing = stored_duel_sheets(store, experiment.experiment_id, experiment.name)
+    open_ = next((each for each in existing if each.owner == judge and each.status is SheetStatus.EXPORTED), None)
     if open_ is not None:
         return open_
     cells = read_board(store, experiment.experiment_id, CellFilter())
     ranking = None if cells.provisional else make_board(experiment.name, cells, BoardOptions()).ranking
     if ranking is None or ranking.leader is None or not ranking.tied:
         raise NotEnoughData(
-            f"No duels wait in {experiment.name[:200]}: nothing is tied. Judge a batch of tips instead."
+            f"There are no duels in {experiment.name[:200]}: no pairs are tied. Judge a batch of tips instead."
         )
-    leader, among = ranking.leader, {ranking.leader, *ranking.tied}
+    pairs = {ranking.leader, *ranking.tied}
     runs = {
         cell.run.run_id: (cell.pair.model, cell.pair.prompt)
         for cell in cells.cells
-        if cell.pair in among and not cell.failed
+        if cell.pair in pairs and not cell.failed
     }
-    request = DuelRequest((leader.model, leader.prompt), runs, cells.rubric, judge, limit)
+    request = DuelRequest(runs, cells.rubric, judge, limit)
     return export_duels(store, experiment, request).stored
 
 
 def batch_json(batch: Batch, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
     """Return the status of a batch as JSON values."""
-    count = Counter(kept.said.state for kept in given.values())
+    count = Counter(saved.answer.state for saved in given.values())
     touched = count[State.SUBMITTED] + count[State.DRAFT] + count[State.SKIPPED]
-    times = [kept.seconds for kept in given.values() if kept.said.state is State.SUBMITTED and kept.seconds > 0]
+    times = [saved.seconds for saved in given.values() if saved.answer.state is State.SUBMITTED and saved.seconds > 0]
     return {
         "sheet": batch.sheet,
         "experiment": batch.experiment,
@@ -140,7 +140,7 @@ def batch_json(batch: Batch, given: Mapping[str, ItemVersion]) -> dict[str, Any]
         "opened": iso(batch.opened),
         "updated": iso(batch.updated),
         "closed": iso(batch.closed),
-        "seconds": round(sum(kept.seconds for kept in given.values()), 1),
+        "seconds": round(sum(saved.seconds for saved in given.values()), 1),
         "minutes_per_item": median(times) / 60 if times else None,
         "note": batch.note,
         "accepted": batch.accepted,
@@ -149,32 +149,36 @@ def batch_json(batch: Batch, given: Mapping[str, ItemVersion]) -> dict[str, Any]
     }
 
 
-def batch_detail_json(paper: BatchItems, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
+def batch_detail_json(sheet_items: BatchItems, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
     """Return instructions, rubric and items with their current answers."""
     items = [
         {
             "item": item["item"],
             "number": number,
-            **paper.shown(item),
-            "answer": item_answer(paper, item, given.get(item["item"])),
+            **sheet_items.shown(item),
+            "answer": item_answer(sheet_items, item, given.get(item["item"])),
         }
-        for number, item in enumerate(paper.raw["items"], start=1)
+        for number, item in enumerate(sheet_items.raw["items"], start=1)
     ]
-    return {"instructions": paper.raw["instructions"], "rubric": rubric_json(rubric_of(paper.raw)), "items": items}
+    return {
+        "instructions": sheet_items.raw["instructions"],
+        "rubric": rubric_json(rubric_of(sheet_items.raw)),
+        "items": items,
+    }
 
 
-def item_answer(paper: BatchItems, item: RawItem, kept: ItemVersion | None) -> dict[str, Any]:
+def item_answer(sheet_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> dict[str, Any]:
     """Return the current answer to an item as JSON values."""
-    return answer_json(paper, item, kept, {"updated": iso(kept.updated if kept else None)})
+    return answer_json(sheet_items, item, saved, {"updated": iso(saved.updated if saved else None)})
 
 
-def skips_json(paper: BatchItems, given: Mapping[str, ItemVersion]) -> list[dict[str, Any]]:
+def skips_json(sheet_items: BatchItems, given: Mapping[str, ItemVersion]) -> list[dict[str, Any]]:
     """Return the skipped items with their reasons, in the sheet's order."""
-    numbers = {item["item"]: number for number, item in enumerate(paper.raw["items"], start=1)}
+    numbers = {item["item"]: number for number, item in enumerate(sheet_items.raw["items"], start=1)}
     return [
-        {"item": item, "number": number, "reason": given[item].said.reason, "updated": iso(given[item].updated)}
+        {"item": item, "number": number, "reason": given[item].answer.reason, "updated": iso(given[item].updated)}
         for item, number in numbers.items()
-        if item in given and given[item].said.state is State.SKIPPED
+        if item in given and given[item].answer.state is State.SKIPPED
     ]
 
 
@@ -198,7 +202,7 @@ def _links(batch: Batch) -> dict[str, str]:
 
 
 _CLOSES = 3  # attempts, if another tab saves at the same time
-_PAPERS_KEPT = 32
+_ITEMS_CACHED = 32
 
 
 class Conflict(WebError):
@@ -227,7 +231,7 @@ class BatchService:
     def __init__(self, panel: Panel, store: BatchStore) -> None:
         self._panel = panel
         self._store = store
-        self._paper = lru_cache(maxsize=_PAPERS_KEPT)(self._read_paper)
+        self._sheet_items = lru_cache(maxsize=_ITEMS_CACHED)(self._read_items)
 
     def open(
         self,
@@ -243,7 +247,7 @@ class BatchService:
         _check_name(experiment)
         if key is not None and (known := self._of_key(judge.name, key, experiment, kind)):
             return Opened(known, new=False)
-        opened = self._continued(judge, experiment, kind) or self._made(judge, experiment, kind, limit)
+        opened = self._open_batch(judge, experiment, kind) or self._create(judge, experiment, kind, limit)
         if key is not None:
             self._store.remember(judge.name, key, opened.batch.sheet)
         return opened
@@ -261,23 +265,26 @@ class BatchService:
         """
         _check_name(experiment)
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
-            raise Forbidden(f"A judge's token sees the batches of {who.name} alone.", path="query.judge")
+            raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         found = sorted(self._store.listed(experiment, None if judge == EVERYBODY else judge or who.name), key=_place)
         shown, following = page_of(found, _place, limit=limit, after=after)
-        return [self._told(self._synced(batch), who) for batch in shown], following
+        return [self._shown_to(self._sync(batch), who) for batch in shown], following
 
     def one(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
         """Return the full batch to its judge; an admin gets status and skipped items of another judge's batch."""
-        batch = self._synced(self._known(who, sheet, experiment))
+        batch = self._sync(self._known(who, sheet, experiment))
         if batch.judge != who.name:
-            return {"batch": self._told(batch, who), "skips": self.skips(sheet)}
-        return {"batch": self._told(batch, who), **batch_detail_json(self._paper(sheet), self._store.items(sheet))}
+            return {"batch": self._shown_to(batch, who), "skips": self.skips(sheet)}
+        return {
+            "batch": self._shown_to(batch, who),
+            **batch_detail_json(self._sheet_items(sheet), self._store.items(sheet)),
+        }
 
     def own(self, who: Identity, sheet: str, experiment: str | None = None) -> Batch:
         """Return the batch to its judge. Raises NotFound for other judges, Forbidden for admins."""
         batch = self._known(who, sheet, experiment)
         if batch.judge != who.name:
-            raise Forbidden(f"This batch is {batch.judge}'s: nobody else writes in it.", path="path.sheet")
+            raise Forbidden(f"This batch belongs to {batch.judge}; only its judge can edit it.", path="path.sheet")
         return batch
 
     def shown(self, batch: Batch) -> dict[str, Any]:
@@ -286,23 +293,23 @@ class BatchService:
 
     def skips(self, sheet: str) -> list[dict[str, Any]]:
         """Return the skipped items with their reasons, for admins."""
-        return skips_json(self._paper(sheet), self._store.items(sheet))
+        return skips_json(self._sheet_items(sheet), self._store.items(sheet))
 
     def save(
-        self, who: Identity, sheet: str, item: str, wish: ItemWish, experiment: str | None = None
+        self, who: Identity, sheet: str, item: str, wish: ItemRequest, experiment: str | None = None
     ) -> dict[str, Any]:
         """Save an item. Raises Conflict with the current version if the item has changed since it was read."""
-        batch, paper = self.own(who, sheet, experiment), self._paper(sheet)
-        said = answer_of(paper, item_of(paper, item), wish)
-        with self._explained(paper, item):
-            return self._saved(batch, self._store.put(sheet, item, wish.version, said, wish.seconds))
+        batch, sheet_items = self.own(who, sheet, experiment), self._sheet_items(sheet)
+        answer = answer_of(sheet_items, item_of(sheet_items, item), wish)
+        with self._conflict_errors(sheet_items, item):
+            return self._saved_json(batch, self._store.put(sheet, item, wish.version, answer, wish.seconds))
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> dict[str, Any]:
         """Restore the previous answer. Raises Conflict like `save`, or if there is none."""
-        batch, paper = self.own(who, sheet, experiment), self._paper(sheet)
-        blank = canonical(paper.blank(item_of(paper, item)))
-        with self._explained(paper, item):
-            return self._saved(batch, self._store.undo(sheet, item, version, blank))
+        batch, sheet_items = self.own(who, sheet, experiment), self._sheet_items(sheet)
+        blank = canonical(sheet_items.blank(item_of(sheet_items, item)))
+        with self._conflict_errors(sheet_items, item):
+            return self._saved_json(batch, self._store.undo(sheet, item, version, blank))
 
     def history(
         self,
@@ -316,54 +323,54 @@ class BatchService:
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return a page of the answers to an item, newest first, and the cursor of the next page."""
         self.own(who, sheet, experiment)
-        paper = self._paper(sheet)
-        raw = item_of(paper, item)
+        sheet_items = self._sheet_items(sheet)
+        raw = item_of(sheet_items, item)
         steps = self._store.history(sheet, item, MOST_STEPS)
-        shown, following = page_of(steps, lambda kept: SortKey(-kept.version, kept.item), limit=limit, after=after)
-        return [item_answer(paper, raw, kept) for kept in shown], following
+        shown, following = page_of(steps, lambda saved: SortKey(-saved.version, saved.item), limit=limit, after=after)
+        return [item_answer(sheet_items, raw, saved) for saved in shown], following
 
     def close(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
         """Apply the submitted items, or hold them if the drift is too large. Idempotent, also after a crash."""
         batch = self.own(who, sheet, experiment)
         if batch.status is Status.OPEN:
             with self._mlflow() as store:
-                batch = self._closed(store, batch)
-        return {"batch": self._told(batch, who), "outcome": batch.outcome}
+                batch = self._close(store, batch, final=True)
+        return {"batch": self._shown_to(batch, who), "outcome": batch.outcome}
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> dict[str, Any]:
         """Reopen the batch for revision; applied scores keep counting until it is closed again."""
         batch = self.own(who, sheet, experiment)
-        return {"batch": self._told(self._store.reopen(sheet) or batch, who)}
+        return {"batch": self._shown_to(self._store.reopen(sheet) or batch, who)}
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> dict[str, Any]:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         why = reason.strip()
         if not (why and why.isprintable()):
-            raise Invalid("reason is said in words on one line.", path="body.reason")
-        batch = self._synced(self._known(admin, sheet, experiment))
+            raise Invalid("reason must be one line of text.", path="body.reason")
+        batch = self._sync(self._known(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):
             self._need_held(batch)
             with self._mlflow() as store:
-                told = accept_drift(store, batch.experiment, sheet, why, admin)
+                result = accept_drift(store, batch.experiment, sheet, why, admin)
             counted = {
-                "status": told["status"],
-                "applied": told["applied"],
-                "held": told["held"],
+                "status": result["status"],
+                "applied": result["applied"],
+                "held": result["held"],
                 "drift_accepted": why,
             }
             batch = self._store.accept(sheet, why, {**(batch.outcome or {}), **counted}) or batch
-        return {"batch": self._told(batch, admin), "outcome": batch.outcome}
+        return {"batch": self._shown_to(batch, admin), "outcome": batch.outcome}
 
     def send_back(self, admin: Identity, sheet: str, note: str, experiment: str | None = None) -> dict[str, Any]:
         """Reopen a held batch for its judge, with a note. Raises Conflict if the batch is not held."""
         why = note.strip()
         if not why:
-            raise Invalid("note says in words what to look at again.", path="body.note")
-        batch = self._synced(self._known(admin, sheet, experiment))
+            raise Invalid("note must say what to revise.", path="body.note")
+        batch = self._sync(self._known(admin, sheet, experiment))
         if (batch.status, batch.note) != (Status.OPEN, why):
             self._need_held(batch)
             batch = self._store.reopen(sheet, note=why) or batch
-        return {"batch": self._told(batch, admin)}
+        return {"batch": self._shown_to(batch, admin)}
 
     def recorded_already(self, sheet: str) -> Status | None:
         """Return the status in MLflow of a batch never closed here; None if nothing was applied yet."""
@@ -380,15 +387,15 @@ class BatchService:
         known = self._store.of_key(judge, key)
         if known is not None and (known.experiment, known.kind) != (experiment, kind):
             raise Conflict(
-                "This Idempotency-Key was used for another batch. Make up a new one.",
+                "This Idempotency-Key was used for another batch. Use a new one.",
                 code="key_used",
                 path="header.idempotency-key",
             )
         return known
 
-    def _continued(self, judge: Identity, experiment: str, kind: Kind) -> Opened | None:
+    def _open_batch(self, judge: Identity, experiment: str, kind: Kind) -> Opened | None:
         found = self._open_of(judge, experiment, kind)
-        if found is not None and self._synced(found).status is not Status.OPEN:
+        if found is not None and self._sync(found).status is not Status.OPEN:
             found = self._open_of(judge, experiment, kind)
         return Opened(found, new=False) if found is not None else None
 
@@ -398,36 +405,39 @@ class BatchService:
             place = self._panel.tracker.open().identity
         return self._store.open_of(experiment, judge.name, kind, place)
 
-    def _made(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> Opened:
+    def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> Opened:
         with self._mlflow() as store:
-            if there := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
-                return Opened(there, new=False)
+            if existing := self._open_of(judge, experiment, kind):  # opened by another tab while waiting for the lock
+                return Opened(existing, new=False)
             work = find_or_export_sheet(store, experiment, judge, self._panel.allowed, kind, limit)
             place, size = self._panel.tracker.open().identity, len(work.raw["items"])
             batch = Batch(work.sheet, place, experiment, judge.name, kind, size)
             return Opened(self._store.add(batch, canonical(work.raw)), new=True)
 
-    def _closed(self, store: RunStore, batch: Batch) -> Batch:
+    def _close(self, store: RunStore, batch: Batch, *, final: bool) -> Batch:
+        """Apply the submitted answers; if `final`, also finish the sheet, which checks the drift."""
         for _ in range(_CLOSES):
             batch = self._store.get(batch.sheet) or batch
             if batch.status is not Status.OPEN:
                 return batch
             given = self._store.items(batch.sheet)
-            told = apply_sheet(
+            submitted = any(saved.answer.state is State.SUBMITTED for saved in given.values())
+            final = final and (submitted or recorded_status(store, batch)[0] is not None)
+            result = apply_sheet(
                 store,
                 batch.experiment,
-                filled_file(self._paper(batch.sheet), batch.judge, given),
-                ApplyWish(Identity(batch.judge, Role.JUDGE, ""), batch.judge, settled=_settled(batch, given)),
+                filled_file(self._sheet_items(batch.sheet), batch.judge, given),
+                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=final),
             )
-            if not told["applied"] + told["held"]:
-                raise NotEnoughData("Nothing of this batch is submitted yet. Submit an item, then close it.")
+            if not result["applied"] + result["held"]:
+                raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
             by_file = {"by_file": True} if _is_by_file(batch, given) else {}
-            done = self._store.close(batch, Status(told["status"]), {**told, **by_file})
+            done = self._store.close(batch, Status(result["status"]), {**result, **by_file})
             if done is not None:
                 return done
-        raise Conflict("The batch is being changed in another tab. Let that one save, then close again.")
+        raise Conflict("The batch is being changed in another tab. Wait until that is saved, then close again.")
 
-    def _synced(self, batch: Batch) -> Batch:
+    def _sync(self, batch: Batch) -> Batch:
         """Update the batch from MLflow, if available: its drift may be accepted, or its file applied, elsewhere."""
         if batch.status is Status.HELD:
             return self._accepted_elsewhere(batch)
@@ -442,12 +452,12 @@ class BatchService:
 
     def _applied_elsewhere(self, batch: Batch) -> Batch:
         """Close a batch without answers if its file was applied elsewhere; one with answers stays open."""
-        said = any(kept.said.state is not State.EMPTY for kept in self._store.items(batch.sheet).values())
-        if said or self.recorded_already(batch.sheet) is None:
+        answer = any(saved.answer.state is not State.EMPTY for saved in self._store.items(batch.sheet).values())
+        if answer or self.recorded_already(batch.sheet) is None:
             return batch
         try:
             with self._mlflow() as store:
-                return self._closed(store, batch)
+                return self._close(store, batch, final=False)
         except (TipbenchError, WebError):
             return batch
 
@@ -462,7 +472,7 @@ class BatchService:
         batch = self._store.get(sheet)
         wrong = batch is None or (experiment is not None and batch.experiment != experiment)
         if batch is None or wrong or (who.is_judge and batch.judge != who.name):
-            raise NotFound(f"There is no batch {sheet[:64]!r} of yours here.", path="path.sheet")
+            raise NotFound(f"You have no batch {sheet[:64]!r}.", path="path.sheet")
         return batch
 
     def _need_held(self, batch: Batch) -> None:
@@ -473,38 +483,38 @@ class BatchService:
                 path="path.sheet",
             )
 
-    def _told(self, batch: Batch, who: Identity) -> dict[str, Any]:
+    def _shown_to(self, batch: Batch, who: Identity) -> dict[str, Any]:
         shown = batch if batch.judge == who.name else replace(batch, outcome=None)
         return self.shown(shown)
 
-    def _saved(self, batch: Batch, kept: ItemVersion) -> dict[str, Any]:
-        paper, now = self._paper(batch.sheet), self._store.get(batch.sheet) or batch
-        answer = item_answer(paper, item_of(paper, kept.item), kept)
-        return {"item": kept.item, "answer": answer, "batch": self.shown(now)}
+    def _saved_json(self, batch: Batch, saved: ItemVersion) -> dict[str, Any]:
+        sheet_items, now = self._sheet_items(batch.sheet), self._store.get(batch.sheet) or batch
+        answer = item_answer(sheet_items, item_of(sheet_items, saved.item), saved)
+        return {"item": saved.item, "answer": answer, "batch": self.shown(now)}
 
-    def _read_paper(self, sheet: str) -> BatchItems:
+    def _read_items(self, sheet: str) -> BatchItems:
         batch = self._store.get(sheet)
         if batch is None:
             raise NotFound(f"There is no batch {sheet[:64]!r}.", path="path.sheet")
         return ITEM_TYPES[batch.kind](loads(self._store.content(sheet)))
 
     @contextmanager
-    def _explained(self, paper: BatchItems, item: str) -> Iterator[None]:
+    def _conflict_errors(self, sheet_items: BatchItems, item: str) -> Iterator[None]:
         try:
             yield
         except VersionConflict as exc:
-            answer = item_answer(paper, item_of(paper, item), exc.present)
+            answer = item_answer(sheet_items, item_of(sheet_items, item), exc.present)
             raise Conflict(
                 f"This item was changed elsewhere: it has version {answer['version']} now. Nothing was overwritten; "
-                "look at it and save again.",
+                "check it and save again.",
                 path="body.version",
                 detail={"item": item, "answer": answer},
             ) from exc
         except BatchClosed as exc:
-            message = "This batch is closed. Reopen it to change something."
+            message = "This batch is closed. Reopen it to make changes."
             raise Conflict(message, code="batch_closed", path="path.sheet") from exc
         except NothingToUndo as exc:
-            raise Conflict("There is no step before this one.", code="nothing_to_undo", path="path.item") from exc
+            raise Conflict("There is no earlier version to restore.", code="nothing_to_undo", path="path.item") from exc
 
     @contextmanager
     def _mlflow(self) -> Iterator[RunStore]:
@@ -520,19 +530,14 @@ class BatchService:
 
 def batch_service_of(app: FastAPI) -> BatchService:
     """Return the application's batch service."""
-    desk: BatchService = app.state.batches
-    return desk
-
-
-def _settled(batch: Batch, given: Mapping[str, ItemVersion]) -> bool:
-    """Whether every item is submitted or skipped."""
-    return sum(kept.said.state in (State.SUBMITTED, State.SKIPPED) for kept in given.values()) == batch.size
+    batches: BatchService = app.state.batches
+    return batches
 
 
 def _is_by_file(batch: Batch, given: Mapping[str, ItemVersion]) -> bool:
     """Whether all scores came from a file and none from this batch."""
     before = batch.outcome is None or bool(batch.outcome.get("by_file"))
-    return before and not any(kept.said.state is State.SUBMITTED for kept in given.values())
+    return before and not any(saved.answer.state is State.SUBMITTED for saved in given.values())
 
 
 def _place(batch: Batch) -> SortKey:

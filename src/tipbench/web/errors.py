@@ -86,6 +86,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.LockHeld, 409, "in_use"),
     (errors.MixedRubrics, 409, "mixed_rubrics"),
     (errors.SheetRefused, 422, "sheet_refused"),
+    (errors.SheetsClosed, 409, "sheets_closed"),
     (errors.WeightsError, 409, "weights_missing"),
     (errors.JobConflict, 409, "job_conflict"),
     (errors.JobStartError, 409, "not_started"),
@@ -96,7 +97,7 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.TipbenchError, 500, "failed"),
 )
 # Errors shown to judges in full; other messages may name a run or a model.
-_FOR_JUDGES = (errors.SheetRefused, errors.NotEnoughData, errors.LockHeld)
+_FOR_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
 _HTTP = {404: "not_found", 405: "method_not_allowed"}
 _M = TypeVar("_M", bound=BaseModel)
 

@@ -17,7 +17,7 @@ from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.errors import LockHeld, NotEnoughData
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
-from tipbench.judge.apply import ApplyResult, SheetApplier
+from tipbench.judge.apply import SheetApplier
 from tipbench.judge.charts import drift_chart, drift_points
 from tipbench.judge.check import Problem, name_problem, normalize_name, refusal, shown
 from tipbench.judge.drift import MIN_CONTROLS
@@ -28,7 +28,7 @@ from tipbench.judge.sheet import sheet_json, sheet_text
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, receive, stored_sheets
 from tipbench.record.store import Experiment, RunStore
-from tipbench.web.api.models import SheetWish
+from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.errors import Forbidden, Invalid, NotFound, checked
 from tipbench.web.options import RunPolicy
@@ -60,30 +60,30 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
     """
     if who.is_judge and (beyond := sorted(raw.keys() - _JUDGES_MAY_ASK)):
         raise Forbidden(
-            f"A judge's token may ask for {', '.join(sorted(_JUDGES_MAY_ASK))} (got {beyond[0][:40]!r}).",
+            f"A judge's token may set {', '.join(sorted(_JUDGES_MAY_ASK))} (got {beyond[0][:40]!r}).",
             path=f"body.{beyond[0][:40]}",
         )
-    wish = checked(SheetWish, raw, "body")
-    if wish.suite is not None:
-        allowed.check_suite(wish.suite)
-    if who.is_judge and wish.limit is not None and wish.limit < FEWEST:
+    options = checked(SheetOptions, raw, "body")
+    if options.suite is not None:
+        allowed.check_suite(options.suite)
+    if who.is_judge and options.limit is not None and options.limit < FEWEST:
         raise Invalid(
-            f"limit is {FEWEST} or more for a judge: on fewer answers too little is hidden to measure by "
-            f"(got {wish.limit}).",
+            f"limit must be {FEWEST} or more for a judge: smaller sheets have too few control tips "
+            f"(got {options.limit}).",
             path="body.limit",
         )
-    if wish.filled and wish.sheet is None:
-        raise Invalid("filled is for a sheet that was exported before: name it in sheet.", path="body.filled")
+    if options.filled and options.sheet is None:
+        raise Invalid("filled applies to an existing sheet: set sheet.", path="body.filled")
     request = ExportRequest(
-        judge=_judge(wish.judge, who, "body.judge"),
-        limit=wish.limit,
-        overlap=wish.overlap,
-        everything=wish.all,
-        rejudge=wish.rejudge,
-        seed=wish.seed,
-        suite=wish.suite,
+        judge=_judge(options.judge, who, "body.judge"),
+        limit=options.limit,
+        overlap=options.overlap,
+        everything=options.all,
+        rejudge=options.rejudge,
+        seed=options.seed,
+        suite=options.suite,
     )
-    return SheetRequest(request, wish.sheet, wish.filled, wish.focus, wish.format, who.is_judge)
+    return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
 def sheet_for(store: RunStore, name: str, ask: SheetRequest) -> StoredSheet:
@@ -113,13 +113,13 @@ def sheet_file(judging: StoredSheet, ask: SheetRequest) -> str:
 def _again(store: RunStore, experiment: Experiment, sheet: str, owner: str | None) -> StoredSheet:
     found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
     if found is None or (owner is not None and found.owner != owner):
-        raise NotFound(f"{experiment.name} has no sheet {sheet[:64]!r} of yours.", path="body.sheet")
+        raise NotFound(f"{experiment.name} has no sheet {sheet[:64]!r} that belongs to you.", path="body.sheet")
     return found
 
 
 def _is_open(judging: StoredSheet) -> bool:
     """Whether more than half is unanswered, so that its judge gets it again instead of a new one."""
-    return 2 * len(judging.unanswered) > len(judging.entries)
+    return judging.is_open and 2 * len(judging.unanswered) > len(judging.entries)
 
 
 def _left(mine: Iterable[StoredSheet]) -> frozenset[str]:
@@ -135,97 +135,69 @@ def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) ->
     found = None if cells.provisional else focus(cells, make_board("", cells, BoardOptions()).ranking)
     if found is None:
         raise NotEnoughData(
-            "focus needs judged cells, a leader that others tie with, and unjudged cells of these. "
-            "The leaderboard shows how it stands; leave focus out to judge what waits."
+            "focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
+            "See the leaderboard, or leave focus out to judge all pending cells."
         )
     return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0)
 
 
 @dataclass(frozen=True)
-class ApplyWish:
+class ApplyOptions:
     """Options for applying a filled sheet."""
 
     who: Identity
     judge: str | None = None
     accept: str | None = None
     dry_run: bool = False
-    settled: bool = False  # every item is scored or skipped
+    final: bool = False  # finish the sheet: check the drift although items are open
 
     @classmethod
-    def of(cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool) -> ApplyWish:
+    def of(
+        cls, who: Identity, *, judge: str | None, accept: str | None, dry_run: bool, final: bool = False
+    ) -> ApplyOptions:
         """Validate the options; judges apply under their own name and cannot accept their own drift."""
         if accept is not None and who.is_judge:
-            raise Forbidden("A drift is accepted by an admin. Revise the sheet and apply it again.")
+            raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
         reason = accept.strip() if accept is not None else None
         if reason is not None and not (reason and reason.isprintable()):
-            raise Invalid("accept_drift is the reason, in words on one line.", path="query.accept_drift")
-        return cls(who, _judge(judge, who, "query.judge"), reason, dry_run)
+            raise Invalid("accept_drift must be the reason, on one line.", path="query.accept_drift")
+        return cls(who, _judge(judge, who, "query.judge"), reason, dry_run, final)
 
 
-def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], wish: ApplyWish) -> dict[str, Any]:
+def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: ApplyOptions) -> dict[str, Any]:
     """Apply a sheet; return the output of `judge apply --json`, reduced for judges. Raises SheetRefused."""
     get_experiment(store, name)
     if raw.get("experiment") != name:
         raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
     if raw.get("format") == DUELS:
-        if wish.accept is not None:
+        if options.accept is not None:
             raise Invalid("Duels have no drift to accept.", path="query.accept_drift")
-        duels = apply_duels(store, receive_duels(store, raw, judge=wish.judge), dry_run=wish.dry_run)
-        return {**duels.to_json(), **_preview(wish, [vars(change) for change in duels.changes])}
-    got = receive(store, raw, judge=wish.judge)
+        duels = apply_duels(store, receive_duels(store, raw, judge=options.judge), dry_run=options.dry_run)
+        return {**duels.to_json(), **_preview(options, [vars(change) for change in duels.changes])}
+    got = receive(store, raw, judge=options.judge, accepting=options.accept is not None)
     application = SheetApplier(store, got.experiment, got.stored, got.filled)
-    if wish.who.is_judge and not wish.dry_run:
+    if options.who.is_judge and not options.dry_run:
         _check_revisions(got.stored, application)
-    applied = application.run(accept=wish.accept, dry_run=wish.dry_run)
-    if wish.who.is_judge and wish.dry_run:
-        return _preview_for_judge(applied)
-    told = _for_judge(applied, settled=wish.settled) if wish.who.is_judge else applied.to_json()
-    return {**told, **_preview(wish, [change.to_json() for change in applied.changes])}
+    applied = application.run(accept=options.accept, final=options.final, dry_run=options.dry_run)
+    result = applied.to_json()
+    if options.who.is_judge:
+        del result["alpha"]  # would reveal other judges' scores
+    return {**result, **_preview(options, [change.to_json() for change in applied.changes])}
 
 
-def _check_revisions(judging: StoredSheet, application: SheetApplier) -> None:
-    """Limit revisions: changing items one by one and comparing the drift would reveal the controls."""
-    made = len({each.at for each in judging.replaced})
-    if made >= MOST_REVISIONS and application.run(dry_run=True).changes:
+def _preview(options: ApplyOptions, changes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"dry_run": True, "changes": changes} if options.dry_run else {}
+
+
+def _check_revisions(stored: StoredSheet, application: SheetApplier) -> None:
+    """Limit revisions: changing items one by one and comparing the verdicts would reveal the controls."""
+    if stored.revisions >= MOST_REVISIONS and application.changes_scores:
         raise Forbidden(
-            f"Sheet {judging.sheet.id} was revised {made} times; a judge may do so {MOST_REVISIONS} times. "
-            "Ask an admin to accept it, or to apply what you would still change.",
+            f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} times. "
+            "Ask an admin to accept it, or to apply further changes.",
             code="too_many_revisions",
             path="body.sheet",
         )
-
-
-def _preview_for_judge(applied: ApplyResult) -> dict[str, Any]:
-    """Return the changes without any drift: previews are not recorded, so they could be repeated without limit."""
-    changes = [{**change.to_json(), "after": change.given} for change in applied.changes]
-    told = {**applied.to_json(), "status": str(SheetStatus.APPLIED), "applied": applied.finished, "held": 0}
-    del told["alpha"]
-    return {**told, "drift": None, "self_agreement": None, "dry_run": True, "changes": changes}
-
-
-def _preview(wish: ApplyWish, changes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"dry_run": True, "changes": changes} if wish.dry_run else {}
-
-
-def _for_judge(applied: ApplyResult, *, settled: bool) -> dict[str, Any]:
-    """Return the result without `alpha`, which would reveal other judges' scores.
-
-    While items are unfinished, drift is only its verdict and, for a held sheet, what exceeds the limit.
-    """
-    told = {key: value for key, value in applied.to_json().items() if key != "alpha"}
-    if applied.unfinished and not settled:
-        verdict = {"verdict": applied.drift.verdict.value}
-        told |= {"drift": verdict | (_beyond(told["drift"]) if applied.held else {}), "self_agreement": None}
-    return told
-
-
-def _beyond(drift: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of the drift that exceed their limits: scales, and pooled error or contrast."""
-    found: dict[str, Any] = {"scales": [scale for scale in drift.get("scales", ()) if scale["beyond"]]}
-    for name in ("error", "contrast"):
-        if drift.get(f"{name}_beyond"):
-            found |= {key: drift[key] for key in (name, f"{name}_limit", f"{name}_beyond")}
-    return found
 
 
 @contextmanager
@@ -239,7 +211,7 @@ def judging_lock(home: Path, place: str) -> Iterator[None]:
             break
         except LockHeld as exc:
             if time.monotonic() > deadline:
-                raise LockHeld("Another sheet is being applied. Nothing was changed: send it again shortly.") from exc
+                raise LockHeld("Another sheet is being applied. Nothing was changed; try again shortly.") from exc
             time.sleep(_POLL_S)
     try:
         yield
@@ -264,7 +236,7 @@ _one_drawing = threading.Lock()  # a page requests many charts at once; leaves a
 
 
 @dataclass(frozen=True)
-class DriftAsk:
+class DriftChart:
     """A drift chart of one judge on one scale."""
 
     judge: str
@@ -278,21 +250,25 @@ def sheet_of(store: RunStore, name: str, sheet: str) -> StoredSheet:
     experiment = get_experiment(store, name)
     found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
     if found is None:
-        raise NotFound(f"{name[:200]} has no sheet {sheet[:64]!r}. Its judges' page lists them.", path="path.sheet")
+        raise NotFound(
+            f"{name[:200]} has no sheet {sheet[:64]!r}. The judges page lists the sheets.", path="path.sheet"
+        )
     return found
 
 
 def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Identity) -> dict[str, Any]:
     """Accept the drift of a held sheet and save the reason. Raises Invalid if the sheet is not held."""
-    wish = ApplyWish.of(who, judge=None, accept=reason, dry_run=False)
+    options = ApplyOptions.of(who, judge=None, accept=reason, dry_run=False)
     judging = sheet_of(store, name, sheet)
     if judging.status is not SheetStatus.HELD:
-        raise Invalid(f"Sheet {sheet[:64]} is {judging.status}, so there is no drift to accept.", path="body.sheet")
+        raise Invalid(
+            f"Sheet {sheet[:64]} is {judging.status}, not held: there is no drift to accept.", path="body.sheet"
+        )
     filled = sheet_json(replace(judging.sheet, judge=judging.owner), judging.answers)
-    return apply_sheet(store, name, filled, wish)
+    return apply_sheet(store, name, filled, options)
 
 
-def drift_svg(queries: Queries, store: RunStore, name: str, ask: DriftAsk) -> str:
+def drift_svg(queries: Queries, store: RunStore, name: str, ask: DriftChart) -> str:
     """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
     experiment = get_experiment(store, name)
     judging = queries.judging_of(store, experiment)

@@ -12,18 +12,18 @@ from tipbench.web.api.models import COMMON, DATA
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
 from tipbench.web.batch_items import (
-    AcceptWish,
+    AcceptRequest,
     BatchAnswer,
     BatchClosedShape,
     BatchDetail,
     BatchList,
     BatchOpened,
-    BatchWish,
+    BatchRequest,
     HistoryShape,
+    ItemRequest,
     ItemSaved,
-    ItemWish,
-    ReturnWish,
-    UndoWish,
+    ReturnRequest,
+    UndoRequest,
 )
 from tipbench.web.batches import BatchService, Conflict, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Judge
@@ -39,7 +39,7 @@ _ID = "^[0-9a-f]{1,64}$"
 SheetPath = Annotated[str, Path(pattern=_ID, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
 ItemPath = Annotated[str, Path(pattern=_ID, description="The item's id.", examples=["9c1d5d6e8f0a"])]
 JudgeName = Annotated[
-    str | None, Query(max_length=200, description="For admins: another judge's batches; * is everybody's.")
+    str | None, Query(max_length=200, description="For admins: another judge's batches; * for all judges.")
 ]
 
 
@@ -61,44 +61,44 @@ def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
 
 
 _SCORES = {"relevance": 4, "actionability": 5, "tone": 4}
-_OPEN = _body(BatchWish, {"kind": "sheet"}, required=False)
-_PUT = _body(ItemWish, {"version": 0, "state": "submitted", "tips": [{"scores": _SCORES}], "seconds": 31.5})
-_UNDO = _body(UndoWish, {"version": 3})
-_ACCEPT = _body(AcceptWish, {"reason": "agreed in the team"})
-_RETURN = _body(ReturnWish, {"note": "Please look at tone again."})
+_OPEN = _body(BatchRequest, {"kind": "sheet"}, required=False)
+_PUT = _body(ItemRequest, {"version": 0, "state": "submitted", "tips": [{"scores": _SCORES}], "seconds": 31.5})
+_UNDO = _body(UndoRequest, {"version": 3})
+_ACCEPT = _body(AcceptRequest, {"reason": "agreed in the team"})
+_RETURN = _body(ReturnRequest, {"note": "Please look at tone again."})
 
 
-def batch_desk(request: Request) -> BatchService:
+def batch_service(request: Request) -> BatchService:
     """Returns the application's batch service."""
     return batch_service_of(request.app)
 
 
-async def read_batch(request: Request, _judge: Judge) -> BatchWish:
+async def read_batch(request: Request, _judge: Judge) -> BatchRequest:
     """Parses and validates the body of a request to open a batch."""
-    return checked(BatchWish, await read_json(request), "body")
+    return checked(BatchRequest, await read_json(request), "body")
 
 
-async def read_item(request: Request, _judge: Judge) -> ItemWish:
+async def read_item(request: Request, _judge: Judge) -> ItemRequest:
     """Parses and validates the body of a request to save an item."""
-    return checked(ItemWish, await read_json(request), "body")
+    return checked(ItemRequest, await read_json(request), "body")
 
 
-async def read_undo(request: Request, _judge: Judge) -> UndoWish:
+async def read_undo(request: Request, _judge: Judge) -> UndoRequest:
     """Parses and validates the body of an undo request."""
-    return checked(UndoWish, await read_json(request), "body")
+    return checked(UndoRequest, await read_json(request), "body")
 
 
-async def read_accept(request: Request, _admin: Admin) -> AcceptWish:
+async def read_accept(request: Request, _admin: Admin) -> AcceptRequest:
     """Parses and validates the body of a request to accept a held batch."""
-    return checked(AcceptWish, await read_json(request), "body")
+    return checked(AcceptRequest, await read_json(request), "body")
 
 
-async def read_return(request: Request, _admin: Admin) -> ReturnWish:
+async def read_return(request: Request, _admin: Admin) -> ReturnRequest:
     """Parses and validates the body of a request to return a held batch."""
-    return checked(ReturnWish, await read_json(request), "body")
+    return checked(ReturnRequest, await read_json(request), "body")
 
 
-Desk = Annotated[BatchService, Depends(batch_desk)]
+Batches = Annotated[BatchService, Depends(batch_service)]
 _CREATED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The open batch, continued.", "model": BatchOpened},
     201: {"description": "A new batch."},
@@ -115,14 +115,18 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     dependencies=[LIMIT_CONCURRENCY],
 )
 def open_batch(
-    experiment: ExperimentPath, wish: Annotated[BatchWish, Depends(read_batch)], who: Judge, desk: Desk, key: Key = None
+    experiment: ExperimentPath,
+    request: Annotated[BatchRequest, Depends(read_batch)],
+    who: Judge,
+    batches: Batches,
+    key: Key = None,
 ) -> Response:
     """Returns the judge's open batch (200) or creates one (201): a blind sheet under the token's name.
 
     Requests with the same Idempotency-Key return the same batch, even after it has been closed.
     """
-    opened = desk.open(who, experiment, kind=wish.kind, limit=wish.limit, key=key)
-    body = {"batch": desk.shown(opened.batch), "new": opened.new}
+    opened = batches.open(who, experiment, kind=request.kind, limit=request.limit, key=key)
+    body = {"batch": batches.shown(opened.batch), "new": opened.new}
     return Json(body, 201 if opened.new else 200)
 
 
@@ -130,7 +134,7 @@ def open_batch(
 def batches(
     experiment: ExperimentPath,
     who: Judge,
-    desk: Desk,
+    batches: Batches,
     judge: JudgeName = None,
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
@@ -139,7 +143,7 @@ def batches(
 
     Admins can list other judges' batches with `judge`; those include only counts and status.
     """
-    items, following = desk.page(who, experiment, judge, limit=limit, after=next)
+    items, following = batches.page(who, experiment, judge, limit=limit, after=next)
     return Json({"items": items, "next": following})
 
 
@@ -153,22 +157,22 @@ def history(
     sheet: SheetPath,
     item: ItemPath,
     who: Judge,
-    desk: Desk,
+    batches: Batches,
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> Response:
     """Returns the saved versions of an item, newest first. Only the batch's judge can read them."""
-    items, following = desk.history(who, sheet, item, experiment, limit=limit, after=next)
+    items, following = batches.history(who, sheet, item, experiment, limit=limit, after=next)
     return Json({"items": items, "next": following})
 
 
 @router.get("/{experiment:path}/batches/{sheet}", summary="Get a batch", response_model=BatchDetail)
-def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
+def one(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> Response:
     """Returns the rubric and the items in order, with the scores saved so far. Does not require MLflow.
 
     For another judge's batch, admins get its status and skipped items instead.
     """
-    return Json(desk.one(who, sheet, experiment))
+    return Json(batches.one(who, sheet, experiment))
 
 
 @router.put(
@@ -181,16 +185,16 @@ def save(
     experiment: ExperimentPath,
     sheet: SheetPath,
     item: ItemPath,
-    wish: Annotated[ItemWish, Depends(read_item)],
+    request: Annotated[ItemRequest, Depends(read_item)],
     who: Judge,
-    desk: Desk,
+    batches: Batches,
 ) -> Response:
     """Saves an item; it is on disk when the response is sent.
 
     If the item's version has changed, nothing is saved and the response (409) contains the current item in `detail`.
     """
     try:
-        return Json(desk.save(who, sheet, item, wish, experiment))
+        return Json(batches.save(who, sheet, item, request, experiment))
     except Conflict as exc:
         return _conflict(exc)
 
@@ -205,13 +209,13 @@ def undo(
     experiment: ExperimentPath,
     sheet: SheetPath,
     item: ItemPath,
-    wish: Annotated[UndoWish, Depends(read_undo)],
+    request: Annotated[UndoRequest, Depends(read_undo)],
     who: Judge,
-    desk: Desk,
+    batches: Batches,
 ) -> Response:
     """Restores the item's previous state as a new version; each further call goes back one more step."""
     try:
-        return Json(desk.undo(who, sheet, item, wish.version, experiment))
+        return Json(batches.undo(who, sheet, item, request.version, experiment))
     except Conflict as exc:
         return _conflict(exc)
 
@@ -222,21 +226,21 @@ def undo(
     response_model=BatchClosedShape,
     dependencies=[LIMIT_CONCURRENCY],
 )
-def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
+def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> Response:
     """Applies the scores of the submitted items, or holds them if the judge exceeds the drift limit.
 
     Other items stay pending. Closing a closed batch returns the same result.
     """
-    return Json(desk.close(who, sheet, experiment))
+    return Json(batches.close(who, sheet, experiment))
 
 
 @router.post("/{experiment:path}/batches/{sheet}/reopen", summary="Reopen a batch", response_model=BatchAnswer)
-def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk) -> Response:
+def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> Response:
     """Reopens a closed batch so that its judge can revise it.
 
     Scores that already count keep counting until the batch is closed again.
     """
-    return Json(desk.reopen(who, sheet, experiment))
+    return Json(batches.reopen(who, sheet, experiment))
 
 
 @deciding.post(
@@ -249,12 +253,12 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, desk: Desk)
 def accept(
     experiment: ExperimentPath,
     sheet: SheetPath,
-    wish: Annotated[AcceptWish, Depends(read_accept)],
+    request: Annotated[AcceptRequest, Depends(read_accept)],
     who: Admin,
-    desk: Desk,
+    batches: Batches,
 ) -> Response:
     """Accepts the scores of a held batch and stores the reason. Returns 409 if the batch is not held."""
-    return Json(desk.accept(who, sheet, wish.reason, experiment))
+    return Json(batches.accept(who, sheet, request.reason, experiment))
 
 
 @deciding.post(
@@ -266,12 +270,12 @@ def accept(
 def send_back(
     experiment: ExperimentPath,
     sheet: SheetPath,
-    wish: Annotated[ReturnWish, Depends(read_return)],
+    request: Annotated[ReturnRequest, Depends(read_return)],
     who: Admin,
-    desk: Desk,
+    batches: Batches,
 ) -> Response:
     """Returns a held batch to its judge for revision, with a note. Returns 409 if the batch is not held."""
-    return Json(desk.send_back(who, sheet, wish.note, experiment))
+    return Json(batches.send_back(who, sheet, request.note, experiment))
 
 
 def _conflict(exc: Conflict) -> Response:

@@ -15,14 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tipbench.judge.sheet_file import parse_sheet
-from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetShape, SheetWish
+from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, SheetOptions, SheetShape
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
 from tipbench.web.deps import LIMIT_CONCURRENCY, Judge, PanelState, Store, concurrency_limits
 from tipbench.web.errors import Invalid, Json, attachment
 from tipbench.web.forms import JSON, content_type, read_json
 from tipbench.web.judge_service import (
-    ApplyWish,
+    ApplyOptions,
     SheetRequest,
     apply_sheet,
     judging_lock,
@@ -41,8 +41,10 @@ CSV = "text/csv"
 _CSV_SCHEMA = {"schema": {"type": "string"}}
 _WISH: dict[str, Any] = {
     "requestBody": {
-        "description": "What shall be on it; may be left out.",
-        "content": {JSON: {"schema": SheetWish.model_json_schema(), "example": {"judge": "reviewer-1", "limit": 40}}},
+        "description": "Export options; optional.",
+        "content": {
+            JSON: {"schema": SheetOptions.model_json_schema(), "example": {"judge": "reviewer-1", "limit": 40}}
+        },
     }
 }
 _FILLED: dict[str, Any] = {
@@ -104,18 +106,22 @@ def apply(
     panel: PanelState,
     store: Store,
     dry_run: Annotated[bool, Query(description="Show what would change; write nothing.")] = False,
-    judge: Annotated[str | None, Query(max_length=200, description="Who filled it, if the sheet does not say.")] = None,
+    judge: Annotated[str | None, Query(max_length=200, description="The judge, if the file has no name.")] = None,
+    final: Annotated[
+        bool, Query(description="Finish the sheet: check the drift now; open items return to the queue.")
+    ] = False,
     accept_drift: Annotated[
-        str | None, Query(max_length=1000, description="Count the scores all the same, and why; for admins.")
+        str | None, Query(max_length=1000, description="Accept the drift, with this reason; admins only.")
     ] = None,
 ) -> Response:
     """Validates the sheet, measures the judge's drift and applies the scores.
 
-    A single error rejects the whole sheet (422).
+    A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
+    a later revision returns its verdict only. 409 if the judge has opened duels in this experiment.
     """
-    wish = ApplyWish.of(who, judge=judge, accept=accept_drift, dry_run=dry_run)
+    options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with judging_lock(panel.settings.home, panel.tracker.open().place):
-        return Json(apply_sheet(store, experiment, filled, wish))
+        return Json(apply_sheet(store, experiment, filled, options))
 
 
 @watching.get("/{experiment:path}", summary="Get judging status", response_model=JudgingShape)

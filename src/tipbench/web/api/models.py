@@ -162,7 +162,7 @@ class AppliedShape(_Shape):
     drift: dict[str, Any] | None
 
 
-class SheetWish(BaseModel):
+class SheetOptions(BaseModel):
     """Options of a sheet export. A judge's token may use `limit`, `all`, `sheet`, `filled` and `format`."""
 
     model_config = ConfigDict(extra="forbid")

@@ -22,7 +22,14 @@ from tipbench.web.batches import ANSWERS, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
 from tipbench.web.errors import Invalid, NotFound, attachment, refused_sheet
 from tipbench.web.forms import read_form, read_parts
-from tipbench.web.judge_service import ApplyWish, apply_sheet, judging_lock, parse_sheet_request, sheet_file, sheet_for
+from tipbench.web.judge_service import (
+    ApplyOptions,
+    apply_sheet,
+    judging_lock,
+    parse_sheet_request,
+    sheet_file,
+    sheet_for,
+)
 from tipbench.web.panel.pages import bias_words, number, page, percent
 from tipbench.web.queries import get_experiment
 from tipbench.web.uploads import Upload, quota_of, uploads_of
@@ -59,27 +66,28 @@ class BatchResult:
         return any(scale.beyond for scale in self.scales)
 
 
+_REVISED = {"ok": "fine", "fine": "fine", "held": "beyond the limit", "beyond the limit": "beyond the limit"}
 _SUMMARIES = {
-    "fine": "Your scores are as close to the agreed ones as an attentive judge's are.",
-    "beyond the limit": "Your scores are further from the agreed ones than chance explains.",
-    "unknown": "Too little is scored to say how close your scores are.",
+    "fine": "Your scores match the reference scores as closely as an attentive judge's.",
+    "beyond the limit": "Your scores differ from the reference scores by more than chance explains.",
+    "unknown": "Too few scores to compare them with the reference scores.",
 }
 
 
 def batch_result(batch: Mapping[str, Any]) -> BatchResult:
     """Returns the result of a closed batch, given as the API's JSON."""
-    told = batch["outcome"] or {}
-    drift = told.get("drift") or {}
-    verdict = drift.get("verdict", "unknown")
+    result = batch["outcome"] or {}
+    drift = result.get("drift") or {}
+    verdict = _REVISED.get(drift.get("verdict", "unknown"), "unknown") if drift else "unknown"
     return BatchResult(
         verdict=verdict,
         summary=_SUMMARIES.get(verdict, _SUMMARIES["unknown"]),
         scales=tuple(_scale(scale) for scale in drift.get("scales", ()) if scale["bias"] is not None),
-        sentences=tuple(_duel_sentences(told) if batch["kind"] == "duel" else drift_sentences(drift)),
-        itself=_itself(told.get("self_agreement")),
-        left=told.get("unfinished", batch["items"] - batch["done"]),
-        kept=told.get("blank", 0),
-        by_file=bool(told.get("by_file")),
+        sentences=tuple(_duel_sentences(result) if batch["kind"] == "duel" else drift_sentences(drift)),
+        itself=_itself(result.get("self_agreement")),
+        left=result.get("unfinished", batch["items"] - batch["done"]),
+        kept=result.get("blank", 0),
+        by_file=bool(result.get("by_file")),
     )
 
 
@@ -91,12 +99,12 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
     """Yields a sentence for each drift limit over all scales that is exceeded."""
     if drift.get("error_beyond"):
         yield (
-            f"Taken one by one, your scores are {number(drift['error'], 1)} points away from the agreed ones; "
+            f"On average your scores differ from the reference scores by {number(drift['error'], 1)} points; "
             f"the limit is {number(drift['error_limit'], 1)}."
         )
     if drift.get("contrast_beyond"):
         yield (
-            "Good and poor tips get scores that are too much alike: where the agreed scores are 1 point apart, yours "
+            "Good and poor tips get similar scores: where the reference scores are 1 point apart, yours "
             f"are {number(drift['contrast'] + 0.0, 1)} apart; the limit is {number(drift['contrast_limit'], 1)}."
         )
 
@@ -105,17 +113,17 @@ def _itself(agreement: Mapping[str, Any] | None) -> str | None:
     if not agreement or not agreement.get("n"):
         return None
     return (
-        f"{plural(agreement['n'], 'tip')} you had scored before came again: {percent(agreement['exact'])} of "
+        f"{plural(agreement['n'], 'tip')} you had scored before were repeated: {percent(agreement['exact'])} of "
         "these scores are the same as the first time."
     )
 
 
-def _duel_sentences(told: Mapping[str, Any]) -> Iterator[str]:
-    both, same = told.get("judged_in_both_orders"), told.get("same_in_both_orders")
+def _duel_sentences(result: Mapping[str, Any]) -> Iterator[str]:
+    both, same = result.get("judged_in_both_orders"), result.get("same_in_both_orders")
     if both:
         yield (
-            f"{plural(both, 'duel')} came in both orders; in {number(same)} of them you said the same whichever side "
-            "came first."
+            f"{plural(both, 'duel')} were shown in both orders; in {number(same)} of them you chose the same answer "
+            "both times."
         )
 
 
@@ -127,11 +135,11 @@ _TEMPLATES = {Kind.SHEET: "judge_batch.html", Kind.DUEL: "judge_duel.html"}
 @batch_router.get("/judge/batches/{sheet}")
 def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse:
     """Shows an open batch for judging, or a closed one with its result; to admins, the progress of another judge's."""
-    desk = batch_service_of(request.app)
-    told = desk.one(judge, sheet)
-    batch = told["batch"]
-    if "skips" in told:
-        return page(request, "judge_other.html", batch=batch, skips=told["skips"], json_url=batch["links"]["self"])
+    batches = batch_service_of(request.app)
+    result = batches.one(judge, sheet)
+    batch = result["batch"]
+    if "skips" in result:
+        return page(request, "judge_other.html", batch=batch, skips=result["skips"], json_url=batch["links"]["self"])
     shown: dict[str, Any] = {
         "batch": batch,
         "judge_url": home_of(batch["experiment"]),
@@ -140,7 +148,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch["status"] != Status.OPEN:
         return page(request, "judge_outcome.html", view=batch_result(batch), **shown)
-    return page(request, _TEMPLATES[Kind(batch["kind"])], recorded=desk.recorded_already(sheet), **shown)
+    return page(request, _TEMPLATES[Kind(batch["kind"])], recorded=batches.recorded_already(sheet), **shown)
 
 
 @batch_router.post("/judge/batches/{sheet}/reopen")
@@ -170,27 +178,27 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     """Shows a form for the experiment's name, then its batches, sheet download and sheet upload."""
     name = experiment.strip()
     try:
-        fault = _fault(panel.tracker.open().store, name) if name else None
+        error = _experiment_error(panel.tracker.open().store, name) if name else None
     except MlflowUnavailable:
         panel.tracker.doubt()
         if not _batches(request, judge, name):
             raise
-        return _desk(request, judge, name, away=True)  # open batches do not require MLflow
-    return _desk(request, judge, name, fault=fault)
+        return _judge_page(request, judge, name, away=True)  # open batches do not require MLflow
+    return _judge_page(request, judge, name, error=error)
 
 
 @working.post("/judge/batches")
 async def open_batch(request: Request, judge: Judge, panel: PanelState) -> Response:
     """Redirects to the judge's open batch, or to a new one."""
     form = await read_form(request)
-    return await run_in_threadpool(_opened, request, panel, judge, form)
+    return await run_in_threadpool(_open_batch, request, panel, judge, form)
 
 
 @working.post("/judge/sheet")
 async def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store) -> Response:
     """Downloads a sheet; returns the open one again while more than half of it is unscored."""
     form = await read_form(request)
-    return await run_in_threadpool(_sheet, request, panel, store, judge, form)
+    return await run_in_threadpool(_download_sheet, request, panel, store, judge, form)
 
 
 @working.post("/judge/preview")
@@ -201,23 +209,29 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
     content = file.content if file is not None else b""
     sent = (name, file.name if file else "", content)
     async with concurrency_limits(request).sheet():
-        return await run_in_threadpool(_previewed, request, panel, store, judge, sent)
+        return await run_in_threadpool(_preview_upload, request, panel, store, judge, sent)
 
 
 @working.post("/judge/uploads/{upload_id}/apply", dependencies=[LIMIT_SHEETS])
 def apply(
-    request: Request, upload_id: UploadId, judge: Judge, panel: PanelState, store: Store, experiment: Name
+    request: Request,
+    upload_id: UploadId,
+    judge: Judge,
+    panel: PanelState,
+    store: Store,
+    experiment: Name,
+    final: bool = False,
 ) -> Response:
-    """Applies the previewed file; repeated requests have no effect."""
+    """Applies the previewed file, and finishes its sheet if `final`; repeated requests have no effect."""
     upload = _upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
-        wish = ApplyWish.of(_as_judge(judge), judge=None, accept=None, dry_run=False)
+        options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
         try:
             with judging_lock(panel.settings.home, panel.tracker.open().place):
-                told = apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
+                result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
         except SheetRefused as exc:
             return _refused(request, judge, upload.experiment, upload.name, exc)
-        uploads_of(request.app).settle(upload, told)
+        uploads_of(request.app).settle(upload, result)
     return RedirectResponse(_url(f"/judge/uploads/{upload_id}", experiment), status_code=303)
 
 
@@ -227,30 +241,30 @@ def outcome(request: Request, upload_id: UploadId, judge: Judge, experiment: Nam
     upload = _upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
         return RedirectResponse(_url("/judge", experiment), status_code=303)
-    return _told(request, judge, upload, upload.outcome, dry=False)
+    return _sheet_page(request, judge, upload, upload.outcome, dry=False)
 
 
-def _desk(
+def _judge_page(
     request: Request,
     judge: Identity,
     experiment: str,
     *,
-    fault: str | None = None,
-    faults: Mapping[str, str] | None = None,
+    error: str | None = None,
+    errors_by_field: Mapping[str, str] | None = None,
     away: bool = False,
     status: int = 200,
 ) -> HTMLResponse:
-    known = bool(experiment) and fault is None
+    known = bool(experiment) and error is None
     batches = _batches(request, judge, experiment) if known else []
     return page(
         request,
         "judge.html",
-        status=404 if fault else status,
+        status=404 if error else status,
         judge=judge.name,
         experiment=experiment,
         known=known,
-        fault=fault,
-        faults=faults or {},
+        fault=error,
+        faults=errors_by_field or {},
         away=away,
         batch=ANSWERS,
         batches=batches[:_BATCHES],
@@ -264,68 +278,74 @@ def _batches(request: Request, judge: Identity, experiment: str) -> list[dict[st
     return batch_service_of(request.app).listed(_as_judge(judge), experiment)
 
 
-def _opened(request: Request, panel: Panel, judge: Identity, form: Mapping[str, str]) -> Response:
+def _open_batch(request: Request, panel: Panel, judge: Identity, form: Mapping[str, str]) -> Response:
     name, kind = form.get("experiment", "").strip(), form.get("kind", str(Kind.SHEET))
     if kind not in set(Kind):
         raise Invalid(f"kind is sheet or duel (got {kind[:40]!r}).", path="body.kind")
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
     except (Invalid, NotFound):
-        return _desk(request, judge, name, fault=_fault(panel.tracker.open().store, name))
+        return _judge_page(request, judge, name, error=_experiment_error(panel.tracker.open().store, name))
     except NotEnoughData as exc:
-        return _desk(request, judge, name, faults={"batch": str(exc)}, status=409)
+        return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
     return RedirectResponse(f"/judge/batches/{opened.batch.sheet}", status_code=303)
 
 
-def _sheet(request: Request, panel: Panel, store: RunStore, judge: Identity, form: Mapping[str, str]) -> Response:
+def _download_sheet(
+    request: Request, panel: Panel, store: RunStore, judge: Identity, form: Mapping[str, str]
+) -> Response:
     name = form.get("experiment", "").strip()
-    if fault := _fault(store, name):
-        return _desk(request, judge, name, fault=fault)
+    if error := _experiment_error(store, name):
+        return _judge_page(request, judge, name, error=error)
     limit = form.get("limit", "").strip()
-    wish: dict[str, Any] = {"format": form.get("format", "json")}
+    options: dict[str, Any] = {"format": form.get("format", "json")}
     if limit:
-        wish["limit"] = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 6 else limit
+        options["limit"] = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 6 else limit
     try:
-        ask = parse_sheet_request(wish, _as_judge(judge), panel.allowed)
+        ask = parse_sheet_request(options, _as_judge(judge), panel.allowed)
         with judging_lock(panel.settings.home, panel.tracker.open().place):
             judging = sheet_for(store, name, ask)
     except Invalid as exc:
         field = (exc.path or "").removeprefix("body.")
-        return _desk(request, judge, name, faults={field: str(exc).removeprefix(f"body.{field}: ")}, status=422)
+        return _judge_page(
+            request, judge, name, errors_by_field={field: str(exc).removeprefix(f"body.{field}: ")}, status=422
+        )
     except NotEnoughData as exc:
-        return _desk(request, judge, name, faults={"sheet": str(exc)}, status=409)
+        return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
     content = sheet_file(judging, ask).encode("utf-8", "backslashreplace")
     return Response(content, media_type=_KINDS[ask.format], headers=attachment(f"sheet-{judging.sheet.id}", ask.format))
 
 
-def _previewed(
+def _preview_upload(
     request: Request, panel: Panel, store: RunStore, judge: Identity, sent: tuple[str, str, bytes]
 ) -> Response:
     name, file_name, content = sent
-    if fault := _fault(store, name):
-        return _desk(request, judge, name, fault=fault)
+    if error := _experiment_error(store, name):
+        return _judge_page(request, judge, name, error=error)
     if not content:
-        fault = "Choose the filled sheet: the JSON or CSV file that was fetched here."
-        return _desk(request, judge, name, faults={"file": fault}, status=422)
-    wish = ApplyWish.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
+        error = "Choose the filled sheet: the JSON or CSV file you downloaded here."
+        return _judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
+    options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
     try:
         with judging_lock(panel.settings.home, panel.tracker.open().place):
-            told = apply_sheet(store, name, parse_sheet(content), wish)
+            result = apply_sheet(store, name, parse_sheet(content), options)
     except SheetRefused as exc:
         return _refused(request, judge, name, file_name, exc)
     upload = uploads_of(request.app).keep(judge.token_id, name, file_name, content, share=quota_of(judge))
-    return _told(request, judge, upload, told, dry=True)
+    return _sheet_page(request, judge, upload, result, dry=True)
 
 
-def _told(request: Request, judge: Identity, upload: Upload, told: Mapping[str, Any], *, dry: bool) -> HTMLResponse:
-    changes, drift = list(told.get("changes", ())), told.get("drift") or {}
-    duels = "judged_in_both_orders" in told
+def _sheet_page(
+    request: Request, judge: Identity, upload: Upload, result: Mapping[str, Any], *, dry: bool
+) -> HTMLResponse:
+    changes, drift = list(result.get("changes", ())), result.get("drift") or {}
+    duels = "judged_in_both_orders" in result
     return page(
         request,
         "judge_sheet.html",
         judge=judge.name,
         upload=upload,
-        told=told,
+        told=result,
         dry=dry,
         verdict=drift.get("verdict"),
         scales=[scale for scale in drift.get("scales", ()) if scale.get("bias") is not None],
@@ -352,21 +372,21 @@ def _refused(request: Request, judge: Identity, name: str, file_name: str, exc: 
     )
 
 
-def _fault(store: RunStore, name: str) -> str | None:
+def _experiment_error(store: RunStore, name: str) -> str | None:
     """Returns the error for an invalid or unknown experiment; judges may not list experiments."""
     try:
         get_experiment(store, name)
     except Invalid:
-        return "An experiment's name begins with tip-bench-. Ask whoever sent you here for it."
+        return "An experiment's name starts with tip-bench-. Ask the person who invited you for the name."
     except NotFound:
-        return "There is no experiment of this name. Ask whoever sent you here for it."
+        return "There is no experiment with this name. Ask the person who invited you for the name."
     return None
 
 
 def _upload(request: Request, upload_id: str, judge: Identity, experiment: str) -> Upload:
     found = uploads_of(request.app).find(upload_id, judge.token_id, experiment)
     if found is None:
-        raise NotFound("This sheet is no longer kept, or was never sent by you. Send the file again.")
+        raise NotFound("This upload has expired or belongs to another user. Upload the file again.")
     return found
 
 

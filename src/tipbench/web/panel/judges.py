@@ -26,7 +26,7 @@ from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, attachme
 from tipbench.web.forms import JSON, Parts, read_parts
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
-    DriftAsk,
+    DriftChart,
     SheetRequest,
     ThemeName,
     accept_drift,
@@ -46,7 +46,7 @@ _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
 _URGENT = {"held": 0, "open": 1}  # waiting for an admin first, then for the judge
 
-Told = Mapping[str, Any]  # a batch or a skip as the API's JSON
+BatchJson = Mapping[str, Any]  # a batch or a skip as the API's JSON
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ScaleView:
     points: tuple[DriftPoint, ...]  # oldest first
 
     @property
-    def said(self) -> str:
+    def chart_text(self) -> str:
         """Text alternative of the chart."""
         return drift_sentence(self.points)
 
@@ -99,8 +99,8 @@ class SheetView:
 class BatchView:
     """A batch in the list."""
 
-    told: Told
-    skips: tuple[Told, ...]
+    told: BatchJson
+    skips: tuple[BatchJson, ...]
     why: tuple[str, ...]  # why it is held, from the control items
 
     @property
@@ -153,26 +153,29 @@ def drift_words(drift: Mapping[str, Any] | None) -> list[str]:
     """Returns sentences on a judge's drift on the control items; never reveals which items are controls."""
     if not drift:
         return []
-    said = [
+    sentences = [
         f"{scale['scale']} is scored {bias_words(scale['bias'])}, more than chance explains."
         for scale in drift.get("scales", ())
         if scale["beyond"]
     ]
     if drift.get("error_beyond"):
-        said.append(
-            f"The scores are {_short(drift['error'])} points away from the agreed ones on average; the limit is "
-            f"{_short(drift['error_limit'])}."
+        sentences.append(
+            f"The scores differ from the reference scores by {_one_decimal(drift['error'])} points on average; "
+            f"the limit is {_one_decimal(drift['error_limit'])}."
         )
     if drift.get("contrast_beyond"):
-        said.append(
-            "Good and poor tips get scores that are too much alike: where the agreed scores are 1 point apart, these "
-            f"are {_short(drift['contrast'])} apart on average; the limit is {_short(drift['contrast_limit'])}."
+        sentences.append(
+            "Good and poor tips get similar scores: where the reference scores are 1 point apart, these "
+            f"are {_one_decimal(drift['contrast'])} apart on average; "
+            f"the limit is {_one_decimal(drift['contrast_limit'])}."
         )
-    if said or "error" not in drift:
-        return said
+    if sentences or "error" not in drift:
+        return sentences
     if drift["verdict"] == "unknown":
-        return ["Unknown: too few control tips have been scored to tell whether the judge drifts."]
-    return [f"No drift shows: the scores are {_short(drift['error'])} points away from the agreed ones on average."]
+        return ["Unknown: too few control tips are scored."]
+    return [
+        f"No drift: the scores differ from the reference scores by {_one_decimal(drift['error'])} points on average."
+    ]
 
 
 def sheet_views(judging: JudgingStatus) -> list[SheetView]:
@@ -197,28 +200,28 @@ def _handed_out(sheet: OpenSheet) -> SheetView:
 
 
 def batch_views(
-    told: Iterable[Told],
-    skips: Callable[[str], Sequence[Told]],
+    found: Iterable[BatchJson],
+    skips: Callable[[str], Sequence[BatchJson]],
     minutes: Mapping[str, float],
     judging: JudgingStatus,
 ) -> list[JudgeBatches]:
-    """Groups batches by judge, judges with held batches first; `told` is ordered by last use, newest first."""
+    """Groups batches by judge, judges with held batches first; `found` is ordered by last use, newest first."""
     drifts = {each.sheet: each.drift for each in judging.history}
-    by_judge: dict[str, list[Told]] = {}
-    for batch in sorted(told, key=_urgency):
+    by_judge: dict[str, list[BatchJson]] = {}
+    for batch in sorted(found, key=_urgency):
         by_judge.setdefault(batch["judge"], []).append(batch)
     ordered = sorted(by_judge.items(), key=lambda each: (_urgency(each[1][0]), each[0]))
-    return [_judges_batches(judge, own, skips, minutes.get(judge), drifts) for judge, own in ordered]
+    return [_judge_batches(judge, own, skips, minutes.get(judge), drifts) for judge, own in ordered]
 
 
-def _urgency(batch: Told) -> int:
+def _urgency(batch: BatchJson) -> int:
     return _URGENT.get(batch["status"], len(_URGENT))
 
 
-def _judges_batches(
+def _judge_batches(
     judge: str,
-    own: Sequence[Told],
-    skips: Callable[[str], Sequence[Told]],
+    own: Sequence[BatchJson],
+    skips: Callable[[str], Sequence[BatchJson]],
     minutes: float | None,
     drifts: Mapping[str, Mapping[str, Any] | None],
 ) -> JudgeBatches:
@@ -245,7 +248,7 @@ def alpha_words(alpha: float | None) -> str:
     return "fair: good enough for careful conclusions" if alpha >= _FAIR_ALPHA else "weak: look at the rubric together"
 
 
-def _short(value: float | None) -> str:
+def _one_decimal(value: float | None) -> str:
     return number(None if value is None else round(value, 1) + 0.0, 1)
 
 
@@ -302,11 +305,14 @@ def judges_response(
     """Renders the page, after an invalid form with its values and errors."""
     found = get_experiment(store, experiment)
     judging = panel.queries.judging_of(store, found)
-    sheets, desk = sheet_views(judging), batch_service_of(request.app)
-    batches, minutes = desk.listed(request.state.identity, experiment, EVERYBODY), desk.minutes_per_item(experiment)
+    sheets, batches_service = sheet_views(judging), batch_service_of(request.app)
+    batches, minutes = (
+        batches_service.listed(request.state.identity, experiment, EVERYBODY),
+        batches_service.minutes_per_item(experiment),
+    )
     in_browser = {batch["sheet"] for batch in batches}
     known = in_browser | {sheet.sheet for sheet in sheets}
-    told = {name: each if each in known else None for name in _CHANGED for each in (shown.get(name),)}
+    batch = {name: each if each in known else None for name in _CHANGED for each in (shown.get(name),)}
     return page(
         request,
         "judges.html",
@@ -315,7 +321,7 @@ def judges_response(
         judging=judging,
         judges=judge_views(judging),
         sheets=sheets,
-        batches=batch_views(batches, desk.skips, minutes, judging),
+        batches=batch_views(batches, batches_service.skips, minutes, judging),
         in_browser=in_browser,
         minutes=minutes,
         alphas=[(name, value, alpha_words(value)) for name, value in judging.alpha.items()],
@@ -333,7 +339,7 @@ def judges_response(
         here_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
         mlflow_url=found.url,
-        **told,
+        **batch,
     )
 
 
@@ -348,7 +354,7 @@ def drift_picture(
     theme: ThemeName = "light",
 ) -> Response:
     """Returns the chart of a judge's drift on one scale over time, as SVG."""
-    picture = drift_svg(panel.queries, store, experiment, DriftAsk(judge, scale, provisional, theme))
+    picture = drift_svg(panel.queries, store, experiment, DriftChart(judge, scale, provisional, theme))
     content = picture.encode("utf-8", "backslashreplace")
     return Response(content, media_type=SVG, headers={"Cache-Control": _KEEP_PICTURE})
 
@@ -374,10 +380,10 @@ def export(
 ) -> Response:
     """Creates a sheet and redirects to the page, which offers it for download."""
     try:
-        ask = parse_sheet_request(_wish(form.fields), who, panel.allowed)
+        ask = parse_sheet_request(_export_options(form.fields), who, panel.allowed)
         judging = sheet_for(store, experiment, ask)
     except (Invalid, NotEnoughData) as exc:
-        return _wrong(request, experiment, panel, store, "export", form.fields, exc)
+        return _form_error(request, experiment, panel, store, "export", form.fields, exc)
     there = experiment_path(experiment, "judges")
     return RedirectResponse(f"{there}?made={judging.sheet.id}&as={ask.format}#made", 303)
 
@@ -387,16 +393,16 @@ def accept(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Accepts held scores; the reason is stored with the sheet."""
-    sheet, desk = form.fields.get("sheet", ""), batch_service_of(request.app)
+    sheet, batches_service = form.fields.get("sheet", ""), batch_service_of(request.app)
     try:
-        reason = _said(form.fields, "reason")
-        if _is_batch(desk, who, sheet, experiment):
-            desk.accept(who, sheet, reason, experiment)
+        reason = _text_field(form.fields, "reason")
+        if _is_batch(batches_service, who, sheet, experiment):
+            batches_service.accept(who, sheet, reason, experiment)
         else:
             with judging_lock(panel.settings.home, panel.tracker.open().place):
                 accept_drift(store, experiment, sheet, reason, who)
     except _Undecided as exc:
-        return _wrong(request, experiment, panel, store, "accept", form.fields, exc)
+        return _form_error(request, experiment, panel, store, "accept", form.fields, exc)
     return RedirectResponse(f"{experiment_path(experiment, 'judges')}?accepted={quote_path(sheet)}#accepted", 303)
 
 
@@ -407,9 +413,9 @@ def send_back(
     """Returns a held batch to its judge with a note."""
     sheet = form.fields.get("sheet", "")
     try:
-        batch_service_of(request.app).send_back(who, sheet, _said(form.fields, "note"), experiment)
+        batch_service_of(request.app).send_back(who, sheet, _text_field(form.fields, "note"), experiment)
     except _Undecided as exc:
-        return _wrong(request, experiment, panel, store, "return", form.fields, exc)
+        return _form_error(request, experiment, panel, store, "return", form.fields, exc)
     return RedirectResponse(f"{experiment_path(experiment, 'judges')}?returned={quote_path(sheet)}#returned", 303)
 
 
@@ -424,23 +430,23 @@ def run_judge(
     try:
         started = start_judge(panel, experiment, {"with": wanted}, started_by=who.name, key=key)
     except _Failures as exc:
-        return _wrong(request, experiment, panel, store, "run", form.fields, exc)
+        return _form_error(request, experiment, panel, store, "run", form.fields, exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)
 
 
-def _wish(fields: Mapping[str, str]) -> dict[str, Any]:
+def _export_options(fields: Mapping[str, str]) -> dict[str, Any]:
     """Converts form fields to the API's options; empty fields are left out."""
-    wish: dict[str, Any] = {name: fields[name].strip() for name in ("judge", "limit", "format") if fields.get(name)}
-    wish = {name: value for name, value in wish.items() if value}
+    options: dict[str, Any] = {name: fields[name].strip() for name in ("judge", "limit", "format") if fields.get(name)}
+    options = {name: value for name, value in options.items() if value}
     if overlap := fields.get("overlap", "").strip():
         try:
-            wish["overlap"] = float(overlap) / 100
+            options["overlap"] = float(overlap) / 100
         except ValueError:
-            wish["overlap"] = overlap
-    return wish | {name: True for name in _TICKED if name in fields}
+            options["overlap"] = overlap
+    return options | {name: True for name in _TICKED if name in fields}
 
 
-def _wrong(
+def _form_error(
     request: Request,
     experiment: str,
     panel: Panel,
@@ -463,7 +469,7 @@ def _wrong(
     )
 
 
-def _said(fields: Mapping[str, str], name: str) -> str:
+def _text_field(fields: Mapping[str, str], name: str) -> str:
     """Returns a text field; raises Invalid if it is too long."""
     text = fields.get(name, "").replace("\r\n", "\n").strip()
     if len(text) > _MOST[name]:
@@ -471,10 +477,10 @@ def _said(fields: Mapping[str, str], name: str) -> str:
     return text
 
 
-def _is_batch(desk: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
+def _is_batch(batches_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
     """Returns whether a sheet is a browser batch, of any judge."""
     try:
-        desk.own(who, sheet, experiment)
+        batches_service.own(who, sheet, experiment)
     except Forbidden:
         return True
     except NotFound:

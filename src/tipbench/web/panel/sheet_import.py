@@ -21,7 +21,7 @@ from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
-from tipbench.web.judge_service import ApplyWish, apply_sheet, judging_lock
+from tipbench.web.judge_service import ApplyOptions, apply_sheet, judging_lock
 from tipbench.web.panel.judges import SentForm, drift_words, judges_response
 from tipbench.web.panel.pages import page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
@@ -31,9 +31,7 @@ router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_sch
 
 _PLACE = "/experiments/{experiment:path}/judges/import"
 _UploadId = Annotated[str, Path(max_length=64)]
-_GONE = (
-    "This upload is no longer here: it was kept for an hour, or until the panel was restarted. Upload the file again."
-)
+_GONE = "This upload has expired: uploads are kept for an hour, until the panel restarts. Upload the file again."
 
 
 @router.post(_PLACE)
@@ -48,7 +46,7 @@ def take_in(
         fault = f"The file {sent.name[:80]} is empty." if sent.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": fault})
     try:
-        ApplyWish.of(who, judge=judge, accept=None, dry_run=True)
+        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)
     except Invalid as exc:
         errors = {"filled_by": str(exc).removeprefix("query.judge takes ")}
         return judges_response(request, experiment, panel, store, status=422, errors=errors)
@@ -87,32 +85,32 @@ def confirm(
     if upload is None:
         return _page(request, experiment, None, status=404, fault=_GONE)
     if not hmac.compare_digest(form.fields.get("sha256", "").encode(), upload.sha256.encode()):
-        fault = "The form names another file than the one that is kept. Look at the preview again."
+        fault = "The form refers to another file than the stored one. Check the preview again."
         return _previewed(request, upload, who, store, status=409, fault=fault)
     if upload.outcome is None:
         try:
-            uploads.settle(upload, _apply(upload, _wish(upload, who, form.fields), panel, store))
+            uploads.settle(upload, _apply(upload, _apply_options(upload, who, form.fields), panel, store))
         except (Invalid, LockHeld, SheetRefused) as exc:
             return _previewed(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
-def _wish(upload: Upload, who: Identity, fields: Mapping[str, str]) -> ApplyWish:
+def _apply_options(upload: Upload, who: Identity, fields: Mapping[str, str]) -> ApplyOptions:
     reason = fields.get("reason", "").strip() or None
-    return ApplyWish.of(who, judge=upload.judge, accept=reason, dry_run=False)
+    return ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final="final" in fields)
 
 
-def _apply(upload: Upload, wish: ApplyWish, panel: Panel, store: RunStore) -> dict[str, Any]:
+def _apply(upload: Upload, options: ApplyOptions, panel: Panel, store: RunStore) -> dict[str, Any]:
     with judging_lock(panel.settings.home, panel.tracker.open().place):
-        return apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
+        return apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
 
 
 def _previewed(
     request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, fault: str | None = None
 ) -> HTMLResponse:
-    wish = ApplyWish.of(who, judge=upload.judge, accept=None, dry_run=True)
+    options = ApplyOptions.of(who, judge=upload.judge, accept=None, dry_run=True)
     try:
-        found = apply_sheet(store, upload.experiment, parse_sheet(upload.content), wish)
+        found = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
     except SheetRefused as exc:
         return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:

@@ -52,7 +52,7 @@ export class Desk extends EventTarget {
     return this.items.filter((item) => item.content.state === state).length;
   }
 
-  /** Seconds that are left, going by the judge's own median; null while that is anybody's guess. */
+  /** Seconds that are left, going by the judge's own median; null while unknown. */
   get secondsLeft() {
     const own = this.items.filter((item) => item.saved.state === "submitted" && item.saved.seconds > 0)
       .map((item) => item.saved.seconds).sort((a, b) => a - b);
@@ -160,11 +160,11 @@ export class Desk extends EventTarget {
       return this.say(`Undone, in item ${step.at + 1}.`);
     }
     const { item } = this;
-    if (this.#outbox.status(item.raw.item)) return this.say("This item is being saved. Undo again in a moment.");
+    if (this.#outbox.status(item.raw.item)) return this.say("This item is being saved. Try again shortly.");
     if (!item.saved.can_undo) return this.say("There is nothing to undo here.");
     const result = await this.#api.undo(item.raw.item, item.saved.version);
     const answer = result.kind === "ok" ? result.told.answer : result.kind === "conflict" ? result.told.detail.answer : null;
-    if (!answer) return this.say(result.message || "The panel does not answer. Undo again in a moment.");
+    if (!answer) return this.say(result.message || "The panel is unreachable. Try again shortly.");
     this.#accept(item, answer);
     this.say("Undone.");
   }
@@ -174,7 +174,7 @@ export class Desk extends EventTarget {
   keepMine() {
     const id = this.item.raw.item;
     this.#outbox.insist(id, this.#outbox.entry(id).other.version);
-    this.say("Yours is kept.");
+    this.say("Kept your version.");
   }
 
   takeOther() {
@@ -184,7 +184,7 @@ export class Desk extends EventTarget {
     this.#accept(item, other);
     this.#noteStep(content); // an undo brings mine back
     this.go(this.at);
-    this.say("The other one is taken.");
+    this.say("Took the other version.");
   }
 
   /** What another tab, or the server, has of an item; ignored where something of ours is on its way. */

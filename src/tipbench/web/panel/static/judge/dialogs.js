@@ -58,10 +58,10 @@ export function showRubric() {
 export function askFinish(desk, whole) {
   const [done, skipped] = [desk.count("submitted"), desk.count("skipped")];
   const open = desk.items.length - done - skipped;
-  byId("finish-title").textContent = open ? "Finish before all is done?" : "All is done";
+  byId("finish-title").textContent = open ? "Finish with open items?" : "All items done";
   const lines = [`${counted(done, "item")} submitted${skipped ? `, ${skipped} skipped` : ""}.`];
-  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} whole and not submitted: ${numbers(desk, whole)}.`);
-  if (open) lines.push(`${counted(open, "item is", "items are")} open and will wait for you or somebody else.`);
+  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} complete and not submitted: ${numbers(desk, whole)}.`);
+  if (open) lines.push(`${counted(open, "item is", "items are")} open and return to the queue.`);
   byId("finish-words").replaceChildren(...lines.map((line) => el("p", {}, line)));
   byId("finish-problem").hidden = true;
   byId("finish-drafts").hidden = whole.length === 0;

@@ -2,7 +2,7 @@
 
 /** Keys of both kinds: [keys, what they do, the command]. */
 const COMMON = [
-  [["Ctrl+Enter"], "Submit, and go to the next open item", "submit"],
+  [["Ctrl+Enter"], "Submit and go to the next open item", "submit"],
   [["j", "PageDown"], "Next item", "next"],
   [["k", "PageUp"], "Item before", "before"],
   [["u"], "Undo the last step", "undo"],
@@ -12,13 +12,13 @@ const COMMON = [
 
 export const TABLES = {
   sheet: [
-    [["1", "2", "3", "4", "5"], "Score the scale in the frame, and move on", "score"],
+    [["1", "2", "3", "4", "5"], "Score the framed scale and move on", "score"],
     [["ArrowLeft"], "Scale before", "left"],
     [["ArrowRight"], "Next scale", "right"],
     [["ArrowUp"], "Tip before", "up"],
     [["ArrowDown"], "Next tip", "down"],
-    [["f"], "Contest whether the format is as asked", "format"],
-    [["o"], "Contest whether this tip is too long", "overlong"],
+    [["f"], "Disagree with the format flag", "format"],
+    [["o"], "Disagree with the length flag", "overlong"],
     [["n"], "Write a note; Escape ends it", "note"],
     ...COMMON,
   ],

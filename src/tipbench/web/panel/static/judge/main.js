@@ -47,7 +47,7 @@ async function loaded(api) {
     if (result.kind === "ok" && result.told.batch.status === "open") return result.told;
     if (result.kind === "ok" || result.kind === "login") return void location.reload(); // the server's page says more
     const away = result.kind === "away";
-    byId("waiting-words").textContent = away ? "The panel does not answer. Trying again…" : result.message || "This batch cannot be shown.";
+    byId("waiting-words").textContent = away ? "The panel is unreachable. Trying again…" : result.message || "This batch cannot be shown.";
     if (!away) return null;
     await new Promise((resolve) => setTimeout(resolve, pause));
   }
@@ -99,7 +99,7 @@ function views(desk, outbox) {
   });
   desk.addEventListener("say", ({ detail }) => announce(parts, detail));
   outbox.addEventListener("stuck", ({ detail }) => {
-    if (detail.stuck === "conflict") announce(parts, "Changed elsewhere: choose which one stands.");
+    if (detail.stuck === "conflict") announce(parts, "Changed elsewhere: choose a version.");
   });
   return { answer, parts, focus };
 }
@@ -159,18 +159,18 @@ function submitDrafts(desk, finish) {
 
 /** Everything that was said goes out first; then the batch is counted, and the server's page shows how it went. */
 async function close(outbox, api) {
-  dialogs.finishing("Saving what is left…");
+  dialogs.finishing("Saving…");
   await outbox.flush();
   if (outbox.size) await outbox.flush(); // it may have been in the middle of a round
   if (outbox.size) {
     return dialogs.finishProblem(outbox.away
-      ? "The panel does not answer. Your scores are kept in this browser; finish when it is back."
+      ? "The panel is unreachable. Your scores are saved in this browser; finish once it is reachable."
       : "Some items are not saved yet: those with an exclamation mark in the queue. Look at them first.");
   }
-  dialogs.finishing("Counting the scores…");
+  dialogs.finishing("Applying the scores…");
   const result = await api.close();
   if (result.kind === "ok") location.reload();
-  else dialogs.finishProblem(result.message || "The panel does not answer. Nothing is lost; finish again in a moment.");
+  else dialogs.finishProblem(result.message || "The panel is unreachable. Nothing is lost; try again shortly.");
 }
 
 /** Time counts while something is done; what others have saved comes in; a connection that is back is used at once. */

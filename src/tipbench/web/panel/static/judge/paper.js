@@ -92,7 +92,7 @@ export class DuelPaper {
 
   lines(content) {
     const better = { a: "A is better", b: "B is better", tie: "a tie" }[content.winner] ?? "–";
-    return [["State", content.state === "skipped" ? `skipped: ${content.reason}` : content.state], ["Said", better]];
+    return [["State", content.state === "skipped" ? `skipped: ${content.reason}` : content.state], ["Winner", better]];
   }
 }
 

@@ -1,7 +1,7 @@
 // The bar: how far the batch is, how the present item is kept, and what can be done with it.
 import { clockTime, counted, el, roughly } from "./words.js";
 
-const SAVED = { empty: "Nothing said yet", draft: "Draft saved", submitted: "Submitted", skipped: "Skipped" };
+const SAVED = { empty: "Not scored", draft: "Draft saved", submitted: "Submitted", skipped: "Skipped" };
 
 export class BarView {
   #parts;
@@ -50,15 +50,15 @@ export function saveState(item, outbox) {
       return { state: item.saved.state, mark: { empty: "○", draft: "◐", submitted: "✓", skipped: "↷" }[item.saved.state], words: SAVED[item.saved.state] + when };
     }
     case "conflict":
-      return { state: "conflict", mark: "!", words: "Conflict: changed elsewhere, choose one" };
+      return { state: "conflict", mark: "!", words: "Conflict: changed elsewhere, choose a version" };
     case "refused":
-      return { state: "refused", mark: "!", words: `Not taken: ${outbox.entry(item.raw.item).message}` };
+      return { state: "refused", mark: "!", words: `Rejected: ${outbox.entry(item.raw.item).message}` };
     case "login":
-      return { state: "away", mark: "!", words: "Session ended: kept here" };
+      return { state: "away", mark: "!", words: "Session ended: saved in this browser" };
     case "closed":
-      return { state: "away", mark: "!", words: "Batch closed elsewhere: kept here" };
+      return { state: "away", mark: "!", words: "Batch closed elsewhere: saved in this browser" };
     case "away":
-      return { state: "away", mark: "↻", words: outbox.keeps ? "Offline: kept here" : "Offline: keep this page open" };
+      return { state: "away", mark: "↻", words: outbox.keeps ? "Offline: saved in this browser" : "Offline: keep this page open" };
     default:
       return { state: "saving", mark: "◌", words: "Saving…" };
   }
@@ -74,15 +74,15 @@ function hint(desk, item, ready) {
 /** What concerns the whole page: offline, logged out. */
 export function paintBanner(box, outbox, stuck) {
   const words = stuck === "login"
-    ? ["Your session has ended. What you said is kept in this browser: log in again and it goes on.", true]
+    ? ["Your session has ended. Your answers are kept in this browser: log in again to send them.", true]
     : stuck === "closed"
-      ? ["This batch was closed in another tab. What you said since is kept in this browser: reopen the batch and it is sent.", true]
+      ? ["This batch was closed in another tab. Later answers are kept in this browser: reopen the batch to send them.", true]
       : outbox.away
-        ? [`The panel does not answer. Go on judging: ${counted(outbox.size, "item is", "items are")} kept in this browser and sent when it is back.`, false]
+        ? [`The panel is unreachable. You can continue: ${counted(outbox.size, "item is", "items are")} kept in this browser and sent later.`, false]
         : null;
   box.hidden = words === null;
   if (!words || box.dataset.words === words[0]) return;
   box.dataset.words = words[0];
-  const again = el("button", { type: "button", class: "button small", onclick: () => location.reload() }, "Load the page again");
+  const again = el("button", { type: "button", class: "button small", onclick: () => location.reload() }, "Reload the page");
   box.replaceChildren(el("span", { "aria-hidden": "true", class: "alert-mark" }, "!"), el("p", {}, words[0]), ...(words[1] ? [again] : []));
 }

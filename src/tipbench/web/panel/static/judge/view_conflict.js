@@ -24,7 +24,7 @@ export class ConflictView {
     const head = ["What", "Yours, here", `The other, saved ${clockTime(entry.other.updated)}`];
     this.#box.replaceChildren(
       el("h2", { class: "conflict-title" }, el("span", { "aria-hidden": "true" }, "! "), "This item was changed elsewhere"),
-      el("p", {}, "Another tab or device saved it since you saw it. Nothing is overwritten: choose which one stands. Where they differ:"),
+      el("p", {}, "Another tab or device saved it since you saw it. Nothing was overwritten. Choose a version. Differences:"),
       el("div", { class: "table-box", role: "region", "aria-label": "Both versions", tabindex: 0 },
         el("table", {}, el("thead", {}, el("tr", {}, ...head.map((each) => el("th", { scope: "col" }, each)))), el("tbody", {}, ...rows))),
       el("p", { class: "actions" },

@@ -1,0 +1,83 @@
+"""`tipbench controls make`: private controls from judged tips on which several judges agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.judge import SuiteOption
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.errors import NotEnoughData
+from tipbench.files import check_output, write_output
+from tipbench.settings import load_settings
+from tipbench.text import plural
+
+app = typer.Typer(help="Controls that measure judges.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    """Controls that measure judges."""
+
+
+@app.command("make")
+def make(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The controls.toml of your own suite.")],
+    experiment: ExperimentOption = None,
+    judges: Annotated[int, typer.Option("--judges", min=2, metavar="NUMBER", help="Judges that must agree.")] = 2,
+    per_scenario: Annotated[
+        int, typer.Option("--per-scenario", min=1, metavar="NUMBER", help="Maximum number of controls per scenario.")
+    ] = 10,
+    suite: SuiteOption = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Make private controls from tips that several judges scored at most one step apart on every scale.
+
+    The built-in controls are public, so a judge may have read them. Use private ones for decisions that matter: put
+    the file into your own suite (`extends = "tips"`), keep it from judges, and use it for later experiments only,
+    because the judges of this one have seen its tips. Exit 3 if no tip qualifies.
+
+    Examples:
+
+      tipbench controls make --experiment tip-bench-pilot --judges 3 --out our-suite/controls.toml
+    """
+    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.judge.material import combine_material, load_suites, read_cells
+    from tipbench.judge.private_controls import agreed_controls, controls_toml
+
+    settings = load_settings()
+    check_output(out, "--out")
+    with open_store(settings, mlflow_url) as store:
+        found = existing_experiment(store, chosen_experiment(settings, experiment))
+        cells = read_cells(store, found.experiment_id)
+    if not cells:
+        raise NotEnoughData(f"{found.name} has no answered cells yet. Run `tipbench collect` first.")
+    material = combine_material(load_suites(cells, suite))
+    known = [example.tip for example in (*material.controls, *material.rubric.anchors)]
+    controls = agreed_controls(
+        [cell for cell in cells if cell.scenario in material.cards],
+        material.rubric,
+        judges=judges,
+        per_scenario=per_scenario,
+        known=known,
+    )
+    if not controls:
+        raise NotEnoughData(
+            f"{found.name} has no tip that {judges} judges scored at most one step apart. "
+            "Let more judges score the same answers: `tipbench judge export --judge NAME --all`."
+        )
+    write_output(out, controls_toml(controls, material.rubric), "--out")
+    scenarios = Counter(control.scenario for control in controls)
+    if json_:
+        print_json({"file": str(out), "controls": len(controls), "scenarios": dict(scenarios)})
+        return
+    print(f"{plural(len(controls), 'control')} for {plural(len(scenarios), 'scenario')} written to {out}")
+    few = sorted(scenario for scenario, count in scenarios.items() if count < 5)
+    if few:
+        print_message(f"fewer than five controls: {', '.join(few)}")
+    print_message("keep the file from judges, and use it for later experiments only")

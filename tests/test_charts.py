@@ -73,14 +73,14 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         check_chart_file(tmp_path / "no" / "chart.png")
 
 
-def test_a_file_that_cannot_be_written_is_told(chart: Any, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(chart: Any, tmp_path: Path) -> None:
     (tmp_path / "chart.svg").mkdir()
     with pytest.raises(UsageError, match=r"could not be written: Is a directory\. Choose another file"):
         save_chart(chart, tmp_path / "chart.svg")
 
 
 @pytest.mark.parametrize("missing", ["altair", "vl_convert"])
-def test_without_the_extra_a_sentence_says_how_to_get_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_has_the_install_command(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UsageError, match=rf"{missing} is missing.*\n?.*tipbench\[charts\]"):
         import_altair()

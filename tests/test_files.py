@@ -40,7 +40,7 @@ def lock(home: Path, resource: str = "Ollama at here") -> ResourceLock:
 
 
 @pytest.mark.process
-def test_the_second_is_told_who_holds_it(home: Path) -> None:
+def test_the_second_gets_the_holder_of_the_lock(home: Path) -> None:
     with other_process(home) as first:
         try:
             with pytest.raises(LockHeld, match=rf"tip-bench-first \(process {first.pid} .*qwen2.5:0.5b.*--wait"):
@@ -111,7 +111,7 @@ def test_a_lock_file_that_may_not_be_opened_is_a_mistake_of_the_user(home: Path)
         lock(home).acquire(wait=False, report=print)
 
 
-def test_a_full_disk_is_told_and_the_lock_is_given_up(home: Path) -> None:
+def test_a_full_disk_is_reported_and_the_lock_is_given_up(home: Path) -> None:
     lock_path(home).parent.mkdir(parents=True)
     lock_path(home).symlink_to("/dev/full")
     with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space") as caught:
@@ -123,7 +123,7 @@ def test_a_full_disk_is_told_and_the_lock_is_given_up(home: Path) -> None:
     again.release()
 
 
-def test_a_disk_that_fills_up_later_is_told(home: Path) -> None:
+def test_a_disk_that_fills_up_later_is_reported(home: Path) -> None:
     mine = lock(home)
     mine.acquire(wait=False, report=print)
     with Path("/dev/full").open("r+b") as full:

@@ -19,7 +19,7 @@ def test_another_machine_is_not_this_one(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:99999", "http://a:0", "http:// a", "ftp://a", "http://", "a"])
-def test_what_is_no_web_address_is_told_apart(url: str) -> None:
+def test_invalid_web_addresses_are_recognised(url: str) -> None:
     assert not is_http_url(url)
 
 

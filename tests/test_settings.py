@@ -90,7 +90,7 @@ def test_a_secret_or_the_home_is_not_read_from_a_file(tmp_path: Path, key: str) 
         settings_of(tmp_path, here=f'{key} = "x"')
 
 
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml cannot be read: .*line 1"):
         settings_of(tmp_path, here="n_tips 3")
 

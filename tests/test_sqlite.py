@@ -67,7 +67,7 @@ def test_a_migration_that_fails_changes_nothing(path: Path, database: Database) 
     assert colours(database) == ["red"]
 
 
-def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
+def test_a_file_of_a_newer_version_is_unchanged(path: Path) -> None:
     with (
         opened(path, FIRST, SECOND),
         pytest.raises(UsageError, match=r"newer tipbench .*version 2.*up to 1.*TIPBENCH_HOME"),

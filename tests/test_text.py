@@ -53,11 +53,11 @@ def test_a_text_keeps_its_lines_and_its_printable_characters(text: str) -> None:
     ("seconds", "said"),
     [(None, "unknown"), (0, "0 s"), (0.2, "under 1 s"), (59.6, "60 s"), (150, "2 min"), (20_000, "5.6 h")],
 )
-def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+def test_durations_are_formatted_for_people(seconds: float | None, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_sizes_are_said_as_people_say_them() -> None:
+def test_sizes_are_formatted_for_people() -> None:
     assert [file_size(n) for n in (None, 0, 384, 98_362_982, 2 * 2**30)] == [
         *(None, "none", "under 1 MiB", "94 MiB", "2.0 GiB")
     ]

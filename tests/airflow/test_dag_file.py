@@ -136,9 +136,7 @@ def test_a_host_may_be_called_like_a_task(parsed: Any) -> None:
         ("of a broken file", ["tipbench.toml cannot be read", "line 1", "Correct it"]),
     ],
 )
-def test_a_list_of_hosts_that_cannot_be_read_is_an_import_error_that_says_what_to_do(
-    parsed: Any, listed: str, words: list[str]
-) -> None:
+def test_an_unreadable_list_of_hosts_is_an_import_error_with_a_fix(parsed: Any, listed: str, words: list[str]) -> None:
     (error,) = parsed[listed]["errors"].values()
     last = error.strip().splitlines()[-1]
     assert all(word in last for word in words), last

@@ -88,7 +88,7 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
     assert ended["progress"]["collected"]["generated"] == 4
 
 
-def test_an_airflow_that_stops_in_mid_run_is_told_and_the_run_is_finished_when_it_is_back(
+def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_is_finished_when_it_is_back(
     served: Served, airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama
 ) -> None:
     scripted.set(call_s=1.0)
@@ -156,7 +156,7 @@ def test_a_token_that_has_become_invalid_is_renewed(airflow: RealAirflow) -> Non
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
 
 
-def test_a_missing_dag_is_told_with_what_to_do(airflow: RealAirflow) -> None:
+def test_a_missing_dag_is_reported_with_what_to_do(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", airflow.password, dag_id="no_such_dag")
     with (
         closing(AirflowApi(access)) as rest,
@@ -165,7 +165,7 @@ def test_a_missing_dag_is_told_with_what_to_do(airflow: RealAirflow) -> None:
         AirflowDag(rest).check_unpaused()
 
 
-def test_a_wrong_password_is_told_without_it(airflow: RealAirflow) -> None:
+def test_a_wrong_password_is_reported_without_it(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", "wrong-a1b2")
     with (
         closing(AirflowApi(access)) as rest,

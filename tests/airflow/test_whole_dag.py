@@ -107,7 +107,7 @@ def test_a_key_that_no_run_knows_fails_the_plan_at_once_and_nothing_is_collected
     assert states(told)["collect"] == ["upstream_failed"]
 
 
-def test_core_without_extras_stands_beside_airflow() -> None:
+def test_core_without_extras_installs_next_to_airflow() -> None:
     done = subprocess.run(
         [airflow_environment() / "bin" / "python", "-m", "pip", "check"], capture_output=True, text=True, check=False
     )

@@ -202,7 +202,7 @@ def test_a_server_that_the_worker_neither_configures_nor_lists_is_refused(
     assert read_conf(listed, load_settings(), uses_ollama=True).mlflow_url == "http://second.example:5000"
 
 
-def test_a_server_that_is_away_is_worth_another_try(conf: dict[str, Any]) -> None:
+def test_a_server_that_is_unavailable_is_worth_another_try(conf: dict[str, Any]) -> None:
     with pytest.raises(OllamaUnavailable):
         plan_models({**conf, "ollama_url": DEAD}, ONE_HOST)
     with pytest.raises(OllamaUnavailable):
@@ -222,14 +222,14 @@ def test_models_that_all_hosts_have_are_shared_out(conf: dict[str, Any]) -> None
     assert {len(planned["collect_on_a"]), len(planned["collect_on_b"])} == {1}
 
 
-def test_a_host_that_is_away_is_done_without_when_the_others_have_everything(conf: dict[str, Any]) -> None:
+def test_an_unavailable_host_is_skipped_when_the_others_have_every_model(conf: dict[str, Any]) -> None:
     with ScriptedOllama(models=[ALPHA, BETA]) as only:
         hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
         planned = plan_models({**conf, "ollama_url": None}, hosts)
     assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA, BETA])
 
 
-def test_what_only_a_host_that_is_away_may_have_is_refused_and_the_others_run(conf: dict[str, Any]) -> None:
+def test_a_model_that_only_an_unavailable_host_may_have_is_refused_and_the_others_run(conf: dict[str, Any]) -> None:
     with ScriptedOllama(models=[ALPHA]) as only:
         hosts = {"collect_on_a": DEAD, "collect_on_b": only.url}
         planned = plan_models({**conf, "ollama_url": None}, hosts)
@@ -287,7 +287,7 @@ def test_a_collect_prints_words_and_events_line_by_line_and_returns_its_counts(
     assert str(home.parent) not in json.dumps(results), "no local path is passed on"
 
 
-def test_what_a_command_says_is_not_taken_for_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_command_is_not_parsed_as_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     forged = event_line(Failure("forged"), 1.0).decode().rstrip()
     child = ChildProcess([], {})
     child._read_message(forged.encode() + b"\n")
@@ -378,7 +378,7 @@ def test_answers_of_an_older_build_of_a_model_are_not_this_runs(
     assert export_for_judge(own)["pending"] == 2
 
 
-def test_an_export_of_nothing_says_where_to_look(conf: dict[str, Any]) -> None:
+def test_an_export_without_answers_refers_to_the_logs(conf: dict[str, Any]) -> None:
     plan_models(conf, ONE_HOST)
     with pytest.raises(NotEnoughData, match="logs of the collect tasks"):
         export_for_judge(conf)

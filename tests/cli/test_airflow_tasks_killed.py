@@ -111,7 +111,7 @@ def test_a_task_that_is_killed_takes_its_command_along_which_sees_the_memory_fre
     assert slow.resident == ()
 
 
-def test_a_task_that_is_told_to_end_waits_for_its_command_and_says_that_the_next_try_continues(
+def test_a_terminated_task_waits_for_its_command_and_the_next_attempt_continues(
     conf: dict[str, Any], slow: ScriptedOllama
 ) -> None:
     with collecting(conf, slow) as task:

@@ -51,7 +51,7 @@ def test_a_terminal_that_is_closed_stops_nothing(mlflow_url: str, tmp_path: Path
     assert f"{CELLS} generated now" in (tmp_path / "out").read_text()
 
 
-def test_a_run_with_failures_that_nobody_reads_still_ends_with_1(mlflow_url: str) -> None:
+def test_failures_with_closed_output_still_exit_with_1(mlflow_url: str) -> None:
     ours, theirs = os.pipe()
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
         server.add_faults(Fault("error_line"))

@@ -57,7 +57,7 @@ def test_json_is_all_there_is_on_stdout(mlflow_url: str) -> None:
     assert ended.json["pairs"][0] | {"model": "alpha:135m", "answered": 2} == ended.json["pairs"][0]
 
 
-def test_a_second_collect_says_that_everything_is_there(mlflow_url: str) -> None:
+def test_a_second_collect_reports_that_everything_is_recorded(mlflow_url: str) -> None:
     with ScriptedOllama() as server:
         first = invoke("collect", *options(server, mlflow_url, "again"), "--json").json
         ended = invoke("collect", *options(server, mlflow_url, "again"))
@@ -118,7 +118,7 @@ def test_an_ollama_unavailable_at_the_start_is_exit_1_at_once_or_after_the_wait(
     assert "Traceback" not in done.stderr
 
 
-def test_an_mlflow_that_is_away_is_waited_for_and_then_exit_1() -> None:
+def test_an_mlflow_that_is_unavailable_is_waited_for_and_then_exit_1() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with ScriptedOllama() as server:
         ended = invoke("collect", *options(server, url, "away"), "--server-wait-s", "1")
@@ -127,7 +127,7 @@ def test_an_mlflow_that_is_away_is_waited_for_and_then_exit_1() -> None:
     assert f"error: MLflow at {url}" in ended.stderr
 
 
-def test_failed_cells_are_told_and_end_the_run_with_1(mlflow_url: str) -> None:
+def test_failed_cells_are_reported_and_end_the_run_with_1(mlflow_url: str) -> None:
     with ScriptedOllama(script=[Fault("error_line", value=2, calls=(1,))]) as server:
         ended = invoke("collect", *options(server, mlflow_url, "failing"))
         again = invoke("collect", *options(server, mlflow_url, "failing"), "--json")

@@ -34,7 +34,7 @@ def test_a_table_without_a_terminal_is_whole_and_has_no_trailing_blanks(capsys: 
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_a_narrow_terminal_drops_columns_from_the_right_and_says_so(
+def test_a_narrow_terminal_drops_columns_from_the_right_and_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")

@@ -18,14 +18,14 @@ class Screen(io.StringIO):
         return True
 
 
-def test_quick_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_work_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_counter("applying") as count:
         for done in range(1, 101):
             count(done, 100)
     assert capsys.readouterr() == ("", "")
 
 
-def test_slow_work_says_now_and_then_how_far_it_is_and_not_at_the_end(
+def test_slow_work_shows_progress_at_intervals_and_not_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

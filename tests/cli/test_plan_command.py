@@ -79,7 +79,7 @@ def test_a_plan_counts_what_is_recorded_and_what_failed(mlflow_url: str) -> None
     assert other["recorded"] == 0
 
 
-def test_a_plan_of_a_finished_grid_says_so(mlflow_url: str) -> None:
+def test_a_plan_of_a_finished_grid_reports_it(mlflow_url: str) -> None:
     options = ("--models", "baseline:template", "--mlflow-url", mlflow_url, "--experiment", "tip-bench-whole", *SMALL)
     assert invoke("collect", *options).code == 0
     assert invoke("plan", *options).stdout.endswith("6 cells, all recorded; nothing to generate\n")
@@ -94,7 +94,7 @@ def test_a_plan_without_its_mlflow_warns_and_counts_nothing() -> None:
 
 
 @pytest.mark.usefixtures("no_usual_mlflow")
-def test_a_plan_tells_refused_models_and_exits_2_unless_they_are_skipped() -> None:
+def test_a_plan_shows_refused_models_and_exits_2_unless_they_are_skipped() -> None:
     with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)]) as server:
         options = ("plan", "--models", "alpha:135m,x:e2b", "--ollama-url", server.url)
         ended = invoke(*options, "--json")

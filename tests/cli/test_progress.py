@@ -19,7 +19,7 @@ from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Me
 CELL = Cell("alpha:135m", "v1", "nurse@morning")
 
 
-def test_lines_tell_blocks_failures_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_show_blocks_failures_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress() as view:
         view(BlockStarted("alpha:135m", 24, 10))
         view(CellFinished(CELL))

@@ -120,7 +120,7 @@ def test_csv_has_whole_ids_and_every_column() -> None:
     assert len(row["model_digest"]) == 64
 
 
-def test_an_empty_list_says_so_on_stderr() -> None:
+def test_an_empty_list_reports_it_on_stderr() -> None:
     ended = invoke("runs", "list", "--model", "nosuch:1b")
     assert (ended.code, ended.stdout) == (0, "")
     assert f"no run of {EXPERIMENT} matches" in ended.stderr
@@ -143,7 +143,7 @@ def test_nothing_ever_recorded_is_not_enough_data(monkeypatch: pytest.MonkeyPatc
     assert not home.exists()
 
 
-def test_an_mlflow_that_is_away_ends_with_1() -> None:
+def test_an_mlflow_that_is_unavailable_ends_with_1() -> None:
     ended = invoke("runs", "list", "--mlflow-url", f"http://127.0.0.1:{free_port()}")
     assert (ended.code, ended.stdout) == (1, "")
     assert "cannot be reached" in ended.stderr
@@ -212,7 +212,7 @@ def test_experiments_are_listed_with_their_cells(reading: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("format_", ["csv"])
-def test_a_reader_that_leaves_early_is_no_failure(format_: str, reading: str) -> None:
+def test_a_reader_that_leaves_early_is_not_a_failure(format_: str, reading: str) -> None:
     """As in `tipbench runs list | head -1`, and with nobody reading at all."""
     command = [sys.executable, "-m", "tipbench", "runs", "list", "--format", format_, "--mlflow-url", reading]
     reader, writer = os.pipe()

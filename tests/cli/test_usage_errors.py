@@ -105,7 +105,7 @@ def test_an_mlflow_address_that_is_none_is_refused() -> None:
         assert "URL" in refused("runs", "list", "--mlflow-url", url)
 
 
-def test_a_port_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "box:eleven")
     assert "OLLAMA_HOST is 'box:eleven'" in refused("models", "list")
 

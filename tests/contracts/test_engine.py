@@ -122,7 +122,7 @@ def test_a_prompt_beyond_the_window_is_never_answered_in_silence(subject: Subjec
         assert result.kind is FailureKind.PROMPT_TOO_LONG
 
 
-def test_it_can_be_asked_again_after_its_weights_were_released(subject: Subject) -> None:
+def test_a_model_can_be_used_again_after_its_weights_were_released(subject: Subject) -> None:
     subject.engine.release(subject.model)
     subject.engine.prepare(subject.engine.facts(subject.model))
     completed(subject.engine.complete(subject.ask(num_predict=4)))

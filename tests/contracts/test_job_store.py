@@ -99,7 +99,7 @@ def test_without_a_key_every_order_is_a_job(store: JobStore) -> None:
     assert len({store.add(ORDER)[0].id for _ in range(20)}) == 20
 
 
-def test_what_is_no_key_is_refused(store: JobStore) -> None:
+def test_what_is_not_a_key_is_refused(store: JobStore) -> None:
     for key in ["", "  ", "x" * 201, "a\nb", "a\x00"]:
         with pytest.raises(UsageError, match="1 to 200 printable characters"):
             store.add(ORDER, key)
@@ -225,7 +225,7 @@ def test_a_key_whose_job_is_forgotten_is_free_again(store: JobStore) -> None:
     assert again.id != job.id
 
 
-def test_a_job_that_nobody_has_is_missing(store: JobStore) -> None:
+def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
     with pytest.raises(JobNotFound, match="no job 'nosuch'"):
         store.get("nosuch")
     with pytest.raises(JobNotFound):
@@ -255,7 +255,7 @@ def test_the_list_can_be_narrowed(store: JobStore) -> None:
     assert store.counts()[JobState.QUEUED] == 2
 
 
-def test_a_page_that_nobody_gave_is_refused(store: JobStore) -> None:
+def test_a_page_that_was_never_returned_is_refused(store: JobStore) -> None:
     for limit, after in [(0, None), (501, None), (10, "x"), (10, "-1"), (10, "9" * 30), (10, "¹")]:
         with pytest.raises(UsageError):
             store.page(limit=limit, after=after)

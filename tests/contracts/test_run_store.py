@@ -180,7 +180,7 @@ def test_newest_runs_come_first_and_limit_counts(bench: Bench) -> None:
     assert list(bench.store.search(bench.experiment, where={}, limit=0)) == []
 
 
-def test_a_half_written_run_does_not_count_unless_asked_for(bench: Bench) -> None:
+def test_a_half_written_run_does_not_count_unless_requested(bench: Bench) -> None:
     half = bench.half_write(a_run())
     assert bench.done() == []
     assert [run.run_id for run in bench.all()] == [half]
@@ -221,7 +221,7 @@ def test_an_older_half_of_another_record_is_cleared_away(bench: Bench) -> None:
     assert [run.run_id for run in bench.all()] == [run_id]
 
 
-def test_halves_are_cleared_away_beside_a_finished_run(bench: Bench) -> None:
+def test_halves_are_cleared_away_next_to_a_finished_run(bench: Bench) -> None:
     first = bench.store.record(bench.experiment, a_run())
     run = a_run(start_ms=1_700_000_000_005)
     bench.half_write(run)
@@ -235,7 +235,7 @@ def test_a_younger_half_of_another_record_is_left_to_its_writer(bench: Bench) ->
     assert {run.run_id for run in bench.all()} == {half, run_id}
 
 
-def test_a_half_of_another_key_is_left_alone(bench: Bench) -> None:
+def test_a_half_of_another_key_is_unchanged(bench: Bench) -> None:
     half = bench.half_write(a_run(cell_key="key-2", start_ms=1_600_000_000_000))
     bench.store.record(bench.experiment, a_run(), maybe_there=True)
     assert half in {run.run_id for run in bench.all()}
@@ -267,7 +267,7 @@ def test_superseding_is_made_up_for_when_only_that_was_missing(bench: Bench) -> 
     assert bench.done(superseded="true") == [old]
 
 
-def test_superseding_a_run_that_is_gone_is_no_error(bench: Bench) -> None:
+def test_superseding_a_run_that_is_gone_is_not_an_error(bench: Bench) -> None:
     gone = bench.half_write(a_run(start_ms=1))
     bench.store.record(bench.experiment, a_run(), maybe_there=True)
     bench.store.record(bench.experiment, a_run(supersedes=("0" * 32, gone)))
@@ -421,7 +421,7 @@ def test_read_sees_damage_only_in_the_wanted_texts(bench: Bench) -> None:
         list(bench.store.read(bench.experiment, where={}, texts=["artifact:raw.txt"]))
 
 
-def test_reading_what_is_no_key_of_a_text_is_a_bug(bench: Bench) -> None:
+def test_reading_what_is_not_a_key_of_a_text_is_a_bug(bench: Bench) -> None:
     for key in ("candidates.json", "artifact:raw.txt.meta", "artifact:raw.txt.001"):
         with pytest.raises(ValueError, match="key"):
             bench.store.read(bench.experiment, where={}, texts=[key])

@@ -312,7 +312,7 @@ def test_a_judge_is_a_job_too(bench: Bench) -> None:
     assert (judged.judge, judged.provisional, judged.unscored) == ("rules", True, 0)
 
 
-def test_a_job_that_cannot_do_its_work_has_failed_and_says_why(any_bench: Bench, slow: ScriptedOllama) -> None:
+def test_a_job_that_cannot_do_its_work_has_failed_with_a_reason(any_bench: Bench, slow: ScriptedOllama) -> None:
     bench = any_bench
     job = bench.collect(models="nosuch:1b", ollama_url=slow.url)
     seen = bench.run(job)

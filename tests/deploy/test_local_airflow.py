@@ -69,14 +69,14 @@ def local(tmp_path: Path) -> Iterator[LocalAirflow]:
         yield LocalAirflow(tmp_path, stack)
 
 
-def test_an_environment_without_airflow_is_told_with_what_makes_it(local: LocalAirflow) -> None:
+def test_an_environment_without_airflow_is_an_error_with_the_command_that_creates_it(local: LocalAirflow) -> None:
     (local.folder / "bin" / "airflow").unlink()
     process = local.start()
     assert "make airflow-environment" in process.communicate(timeout=30)[1]
     assert process.returncode == 1
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_set_up(local: LocalAirflow) -> None:
+def test_a_port_that_is_taken_is_reported_before_anything_is_set_up(local: LocalAirflow) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
         process = local.start("--port", port)

@@ -72,7 +72,7 @@ def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Place(Desk(store, experiment), mlflow_url, suite)
 
 
-def test_a_sheet_of_real_cells_says_nothing_of_where_they_came_from(place: Place, home: Path, tmp_path: Path) -> None:
+def test_a_sheet_of_real_cells_does_not_reveal_their_origin(place: Place, home: Path, tmp_path: Path) -> None:
     """Before anything is judged: the files' bytes against every name, id and hash that is recorded of the cells."""
     needles = {
         "unmistakable",

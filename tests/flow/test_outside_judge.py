@@ -175,7 +175,7 @@ def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
     assert payload["pending"] == CELLS
 
 
-def test_a_receiver_that_was_down_is_told_later_though_the_panel_was_killed_meanwhile(
+def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_killed(
     home: Path, mlflow_url: str
 ) -> None:
     name = f"tip-bench-outside-down-{uuid4().hex[:8]}"

@@ -69,7 +69,7 @@ def test_a_near_copy_is_less_diverse_than_a_new_idea() -> None:
     assert near.score < 0.6 < new.score
 
 
-def test_a_copy_in_another_word_order_is_told_apart_from_an_exact_copy() -> None:
+def test_a_copy_in_another_word_order_differs_from_an_exact_copy() -> None:
     found = diversity(["kettle timer drawer letter", "letter drawer timer kettle"])
     assert found is not None
     assert 0.0 < found.score < 1.0

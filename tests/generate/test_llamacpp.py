@@ -120,12 +120,12 @@ def test_an_answer_comes_with_its_measures(engine: LlamaCppEngine) -> None:
         assert 0 < done.ttft_s <= done.latency_s <= done.wall_s
 
 
-def test_an_answer_cut_at_the_limit_says_length(engine: LlamaCppEngine) -> None:
+def test_an_answer_cut_at_the_limit_has_reason_length(engine: LlamaCppEngine) -> None:
     done = answered(engine.complete(replace(ASK, options=options(num_predict=3))))
     assert (done.done_reason, done.output_tokens) == ("length", 3)
 
 
-def test_an_answer_that_ends_by_itself_says_stop(engine: LlamaCppEngine) -> None:
+def test_an_answer_that_ends_by_itself_has_reason_stop(engine: LlamaCppEngine) -> None:
     ask = replace(ASK, user="Say only: yes", options=options(temperature=0, num_predict=200))
     assert answered(engine.complete(ask)).done_reason == "stop"
 
@@ -148,7 +148,7 @@ def test_no_seed_means_a_random_one(engine: LlamaCppEngine) -> None:
         assert answered(engine.complete(ask)).text == answered(engine.complete(ask)).text
 
 
-def test_a_text_that_is_no_unicode_is_rejected(engine: LlamaCppEngine) -> None:
+def test_a_text_that_is_not_unicode_is_rejected(engine: LlamaCppEngine) -> None:
     assert failed(engine.complete(replace(ASK, user="\ud800"))).kind is FailureKind.REJECTED
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_written_to_the_terminal(engine: LlamaCppEngine, capfd: pytes
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_port_that_xllamacpp_opens_answers_nobody(engine: LlamaCppEngine) -> None:
+def test_the_port_that_xllamacpp_opens_accepts_no_connection(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1)))
     address = llamacpp._RESIDENT.server.listening_address
     with httpx.Client(base_url=address, trust_env=False) as client:
@@ -179,7 +179,7 @@ def test_the_port_that_xllamacpp_opens_answers_nobody(engine: LlamaCppEngine) ->
         assert client.get("/slots").status_code == 401
 
 
-def test_a_file_that_is_no_model_fails_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_a_model_fails_to_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(SMOLLM2, size=4, sha256=hashlib.sha256(b"GGUF").hexdigest())
     monkeypatch.setattr(weights, "EMBEDDED_MODELS", {broken.name: broken})
     monkeypatch.setattr(llamacpp, "EMBEDDED_MODELS", {broken.name: broken})

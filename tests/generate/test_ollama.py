@@ -92,7 +92,7 @@ def test_an_option_that_ollama_would_ignore_is_our_bug(engine: OllamaEngine) -> 
         (Fault("no_done", 0), FailureKind.INCOMPLETE, 2),
     ],
 )
-def test_failures_are_told_apart_and_tried_again_only_where_it_helps(
+def test_failures_are_distinguished_and_tried_again_only_where_it_helps(
     engine: OllamaEngine, server: ScriptedOllama, fault: Fault, kind: FailureKind, calls: int
 ) -> None:
     server.add_faults(fault)
@@ -142,7 +142,7 @@ def test_a_call_that_does_not_end_in_time_is_a_timeout(
     assert chats(server) == 1
 
 
-def test_a_server_that_went_away_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_a_server_that_became_unavailable_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.pause_listening()
     assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
     assert not engine.alive()
@@ -202,7 +202,7 @@ def test_a_huge_answer_with_nuls_arrives_whole(engine: OllamaEngine, server: Scr
     assert "\x00" in text
 
 
-def test_a_call_cut_short_says_length(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_a_call_cut_short_has_reason_length(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("length"))
     assert completed(engine.complete(ask())).done_reason == "length"
 
@@ -241,14 +241,14 @@ def test_what_may_not_run_is_refused_with_its_reason(
     assert said in (rejection_reason(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
 
 
-def test_a_thinking_model_is_told_not_to(server: ScriptedOllama, engine: OllamaEngine) -> None:
+def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: OllamaEngine) -> None:
     server.add_model(ModelSpec("deep:1b", capabilities=("completion", "thinking")))
     assert engine.facts("deep:1b").thinking
     assert engine._body(dataclasses.replace(ask(), thinking=True))["think"] is False
     assert "think" not in engine._body(ask())
 
 
-def test_a_missing_model_says_how_to_get_it(engine: OllamaEngine) -> None:
+def test_a_missing_model_is_refused_with_the_pull_command(engine: OllamaEngine) -> None:
     with pytest.raises(ModelRefused, match="ollama pull nosuch:1b"):
         engine.facts("nosuch:1b")
 
@@ -260,7 +260,7 @@ def test_a_name_without_a_tag_means_latest() -> None:
     assert find_entry(listed, "m:1b") == {}
 
 
-def test_nobody_there_and_somebody_else_there_are_said_plainly(mlflow_url: str) -> None:
+def test_no_server_and_another_server_are_different_errors(mlflow_url: str) -> None:
     with closing(OllamaEngine("http://127.0.0.1:9")) as nobody, pytest.raises(OllamaUnavailable, match="ollama serve"):
         nobody.facts("m")
     with closing(OllamaEngine(mlflow_url)) as other, pytest.raises(OllamaError, match="not an Ollama response"):
@@ -328,7 +328,7 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: Scri
     assert "beta:135m" in said[0]
 
 
-def test_a_tag_moved_before_its_block_is_not_asked_under_its_old_digest(
+def test_a_tag_moved_before_its_block_is_not_generated_under_its_old_digest(
     server: ScriptedOllama, engine: OllamaEngine
 ) -> None:
     facts = engine.facts("alpha:135m")

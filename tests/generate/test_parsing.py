@@ -54,7 +54,7 @@ def test_recorded_tips_are_an_exact_answer_themselves(tips: list[Tip]) -> None:
     assert parse_answer(tips_json(tips), len(tips)) == Answer(tuple(tips), format_ok=True)
 
 
-def test_anything_but_the_asked_array_loses_format_ok() -> None:
+def test_anything_but_the_requested_array_loses_format_ok() -> None:
     for raw in [
         json.dumps(TWO[:1]),
         json.dumps([*TWO, TWO[0]]),
@@ -216,7 +216,7 @@ def test_what_holds_no_tip_gives_none() -> None:
         assert parse_answer(raw, 2) == Answer((), format_ok=False)
 
 
-def test_the_rationale_is_found_beside_its_tip() -> None:
+def test_the_rationale_is_found_next_to_its_tip() -> None:
     for raw, rationale in [
         ('[{"rationale": "first", "tip": "Do it now"}]', "first"),
         ('{"tip": {"title": "Do it now"}, "reasoning": "beside"}', "beside"),

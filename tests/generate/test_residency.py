@@ -84,7 +84,7 @@ def test_what_a_dead_collect_left_is_unloaded_without_asking() -> None:
     assert memory.unloaded == ["ours:1b"]
 
 
-def test_leftovers_do_not_excuse_a_foreign_model_beside_them() -> None:
+def test_leftovers_do_not_excuse_a_foreign_model_next_to_them() -> None:
     memory = Memory([(OURS, FOREIGN)])
     with pytest.raises(ResidencyError, match="theirs:7b"):
         require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)

@@ -121,7 +121,7 @@ def test_odd_tasks_and_no_habits_still_give_exact_short_answers() -> None:
         assert not any(is_overlong(tip.tip, 39) for tip in parsed.tips)
 
 
-def test_facts_say_that_nothing_is_loaded() -> None:
+def test_facts_report_that_nothing_is_loaded() -> None:
     facts = TemplateEngine().facts(MODEL)
     assert (facts.engine, facts.params_b, facts.file_bytes, facts.remote) == ("baseline", 0.0, 0, False)
     assert re.fullmatch(r"[0-9a-f]{64}", facts.digest)

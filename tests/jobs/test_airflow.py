@@ -88,7 +88,7 @@ def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> 
     assert site.ended(job).state is JobState.CANCELLED
 
 
-def test_a_job_that_airflow_never_heard_of_is_cancelled_without_it(site: Site) -> None:
+def test_a_job_that_airflow_does_not_have_is_cancelled_without_it(site: Site) -> None:
     job = site.job()
     site.airflow.fault = "away"
     with pytest.raises(AirflowUnavailable):
@@ -97,7 +97,7 @@ def test_a_job_that_airflow_never_heard_of_is_cancelled_without_it(site: Site) -
     assert site.runner.observe(job).state is JobState.CANCELLED
 
 
-def test_a_paused_dag_is_told_and_waited_for(site: Site) -> None:
+def test_a_paused_dag_is_reported_and_waited_for(site: Site) -> None:
     site.airflow.paused = True
     job = site.job()
     with pytest.raises(AirflowUnavailable, match=f"The DAG {DAG} is paused in Airflow. Unpause it"):
@@ -108,7 +108,7 @@ def test_a_paused_dag_is_told_and_waited_for(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_paused_dag_is_not_asked_about_each_time_the_queue_tries(site: Site) -> None:
+def test_a_paused_dag_is_not_queried_at_every_start_attempt(site: Site) -> None:
     site.airflow.paused = True
     job = site.job()
     runner = AirflowRunner(site.home, site.rest, site.cells, poll_s=60)
@@ -118,7 +118,7 @@ def test_a_paused_dag_is_not_asked_about_each_time_the_queue_tries(site: Site) -
     assert site.airflow.asked("GET", f"/dags/{DAG}") == 1
 
 
-def test_a_cancel_that_airflow_does_not_allow_is_told_once(site: Site) -> None:
+def test_a_cancel_that_airflow_does_not_allow_is_reported_once(site: Site) -> None:
     job = site.job(wait_for_judge=True)
     site.cells.waiting = 2
     site.runner.start(job)
@@ -150,7 +150,7 @@ def test_without_an_mlflow_there_is_nothing_to_start(site: Site) -> None:
     assert not site.airflow.requests
 
 
-def test_the_conf_is_what_the_job_says_without_logins(site: Site) -> None:
+def test_the_conf_has_the_job_options_without_logins(site: Site) -> None:
     job = site.job(ollama_url="http://box:1", mlflow_url="http://anna:secret-7@mlflow.example:5000")
     conf = conf_of(job, site.cells.address(job))
     assert (conf["mlflow_url"], conf["models"], conf["ollama_url"]) == (MLFLOW, MODELS, "http://box:1")
@@ -162,7 +162,7 @@ def test_the_conf_is_what_the_job_says_without_logins(site: Site) -> None:
 # following
 
 
-def test_a_run_of_two_models_is_told_as_one_job(site: Site) -> None:
+def test_a_run_of_two_models_is_reported_as_one_job(site: Site) -> None:
     job = site.job()
     site.runner.start(job)
     seen = site.ended(job)
@@ -209,7 +209,7 @@ def test_what_a_dead_panel_wrote_without_saving_is_written_anew(site: Site) -> N
     assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
 
 
-def test_airflow_away_in_mid_run_is_lost_then_found_and_nothing_is_missing(site: Site) -> None:
+def test_airflow_unavailable_in_mid_run_is_lost_then_found_and_nothing_is_missing(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
     with Supervisor(site.store, {"airflow": site.runner}, site.home / "jobs" / "lock", tick_s=0.02):
@@ -225,7 +225,7 @@ def test_airflow_away_in_mid_run_is_lost_then_found_and_nothing_is_missing(site:
     assert site.store.get(job.id).links["airflow"].endswith(run_id_of(job))
 
 
-def test_a_missing_pool_is_named_once_and_the_run_goes_on_when_it_is_there(site: Site) -> None:
+def test_a_missing_pool_is_named_once_and_the_run_continues_when_it_is_there(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
     site.runner.start(job)
@@ -240,7 +240,7 @@ def test_a_missing_pool_is_named_once_and_the_run_goes_on_when_it_is_there(site:
     assert len(warnings) == 1
 
 
-def test_a_dag_that_is_paused_after_the_trigger_is_told(site: Site) -> None:
+def test_a_dag_that_is_paused_after_the_trigger_is_reported(site: Site) -> None:
     site.airflow.pause_on_trigger = True
     job = site.job()
     site.runner.start(job)
@@ -250,7 +250,7 @@ def test_a_dag_that_is_paused_after_the_trigger_is_told(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_away(site: Site) -> None:
+def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_unavailable(site: Site) -> None:
     job = site.job(models="alpha:1b")
     site.runner.start(job)
     site.airflow.fault = "away"
@@ -292,7 +292,7 @@ def test_what_a_task_waited_for_and_had_on_the_way_ends_with_its_attempt(site: S
     assert [event for event in events if isinstance(event, wire.Resumed | wire.Recording)][-2:] == closing
 
 
-def test_what_only_follows_from_the_first_failure_is_no_reason() -> None:
+def test_what_only_follows_from_the_first_failure_is_not_a_reason() -> None:
     names = ("plan", "export_for_judge", "outcome")
     failed = [TaskInstance(task_id=name, state="failed") for name in names]
     kept = StoredProgress(tallies={name: TaskTotals(failure=f"{name} failed.") for name in names})
@@ -311,7 +311,7 @@ def test_a_cancel_whose_answer_is_lost_ends_as_cancelled(site: Site) -> None:
 # the judge
 
 
-def test_a_job_waits_for_the_judge_and_goes_on_when_no_cell_is_pending(site: Site) -> None:
+def test_a_job_waits_for_the_judge_and_continues_when_no_cell_is_pending(site: Site) -> None:
     site.cells.waiting = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
@@ -333,7 +333,7 @@ def test_somebody_who_answers_in_airflow_is_as_good(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_an_mlflow_that_is_away_keeps_the_job_waiting(site: Site) -> None:
+def test_an_mlflow_that_is_unavailable_keeps_the_job_waiting(site: Site) -> None:
     site.cells.trouble = MlflowUnavailable("MLflow cannot be reached.")
     job = site.job(wait_for_judge=True)
     site.runner.start(job)

@@ -74,7 +74,7 @@ def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: ScriptedAir
     assert airflow.logins == 0
 
 
-def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: ScriptedAirflow, clock: Clock) -> None:
+def test_a_wrong_password_is_reported_and_not_tried_again_and_again(airflow: ScriptedAirflow, clock: Clock) -> None:
     with closing(AirflowApi(AirflowAccess(airflow.url, USER, "wrong-a1b2"), clock=clock)) as rest:
         for _ in range(3):
             with pytest.raises(
@@ -97,7 +97,7 @@ def test_a_wrong_password_is_told_and_not_tried_again_and_again(airflow: Scripte
         ("html", "Something else than Airflow answers .*Check airflow_url"),
     ],
 )
-def test_what_does_not_answer_is_away_and_comes_back(
+def test_what_does_not_answer_is_unavailable_and_comes_back(
     airflow: ScriptedAirflow, rest: AirflowApi, clock: Clock, fault: str, words: str
 ) -> None:
     rest.get(f"dags/{DAG}")
@@ -109,7 +109,7 @@ def test_what_does_not_answer_is_away_and_comes_back(
     assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
 
 
-def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
+def test_an_unavailable_server_is_not_queried_by_every_caller(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
     airflow.fault = "busy"
     for _ in range(5):
         with pytest.raises(AirflowUnavailable):
@@ -117,7 +117,7 @@ def test_a_server_that_is_away_is_not_asked_by_everybody(airflow: ScriptedAirflo
     assert len(airflow.requests) == 1
 
 
-def test_a_server_that_is_silent_is_asked_more_seldom(clock: Clock) -> None:
+def test_a_silent_server_is_queried_less_often(clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         access = AirflowAccess(f"http://127.0.0.1:{silent.getsockname()[1]}", USER, PASSWORD)
         with closing(AirflowApi(access, timeout_s=0.3, clock=clock)) as rest:
@@ -131,7 +131,7 @@ def test_a_server_that_is_silent_is_asked_more_seldom(clock: Clock) -> None:
     assert took == [True, False, True]
 
 
-def test_nobody_there_is_away() -> None:
+def test_no_server_is_unavailable() -> None:
     with (
         closing(AirflowApi(AirflowAccess(NOBODY, USER, PASSWORD))) as rest,
         pytest.raises(AirflowUnavailable, match=f"Airflow at {NOBODY} cannot be reached"),

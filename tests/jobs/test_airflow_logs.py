@@ -159,9 +159,7 @@ def test_logs_that_airflow_does_not_give_cost_their_progress_and_not_the_job(sit
     assert f"HTTP {status}" in " ".join(warnings(site, job))
 
 
-def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends_all_the_same(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
 
     def chatty(model: str, log: list[str]) -> int:

@@ -59,7 +59,7 @@ def _version() -> str:
     return package.__version__
 
 
-def test_why_it_gave_up_is_told_in_the_sentence_it_prints(file: Path, home: Path) -> None:
+def test_why_it_gave_up_is_reported_in_the_sentence_it_prints(file: Path, home: Path) -> None:
     done = tipbench("collect", "--n-tips", "many", home=home, check=False)
     failure = next(event for event in told(file) if isinstance(event, wire.Failure))
     assert done.stderr == f"error: {failure.text}\n"
@@ -76,7 +76,7 @@ def test_failed_cells_are_counted_and_named(file: Path, home: Path, mlflow_url: 
     assert told(file)[-1] == wire.Exit(1)
 
 
-def test_an_ollama_that_goes_away_is_waited_for_visibly(file: Path, home: Path, mlflow_url: str) -> None:
+def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(call_s=0.2) as server:
         server.pause_listening()
         where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("away"))
@@ -93,7 +93,7 @@ def test_an_ollama_that_goes_away_is_waited_for_visibly(file: Path, home: Path, 
     assert pauses == [wire.Waiting("Ollama", 300), wire.Resumed("Ollama")]
 
 
-def test_an_interrupted_command_says_130_and_that_the_model_is_unloaded(
+def test_an_interrupted_command_reports_130_and_that_the_model_is_unloaded(
     file: Path, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(call_s=0.5) as server:

@@ -93,7 +93,7 @@ def test_damage_and_odd_cursors_never_raise_and_never_hide_what_follows(
     read_result(path)
 
 
-def test_what_is_no_event_is_passed_over() -> None:
+def test_what_is_not_an_event_is_passed_over() -> None:
     for line in [
         *(b"", b"\n", b"{", b"null", b"[1]", b'"x"', b"{}", b'{"at": "x"}', b'{"at": 1, "event": "nosuch"}'),
         *(b'{"at": "x", "event": []}', b'{"at": "x", "event": "exit", "code": "many"}', b"[" * 50_000),

@@ -76,7 +76,7 @@ def test_a_judges_order_becomes_its_command() -> None:
     assert (understood["all_"], understood["rejudge"]) == (True, False)
 
 
-def test_what_is_no_judges_order_is_refused() -> None:
+def test_an_invalid_judge_request_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"bogus": 1}, "not an option"),
         ({"with": ""}, "with takes"),

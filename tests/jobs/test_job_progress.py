@@ -33,7 +33,7 @@ STORY: list[wire.Event] = [
 ]
 
 
-def test_a_model_is_loaded_asked_unloaded_and_seen_gone() -> None:
+def test_a_model_goes_through_loading_generating_unloading_and_empty() -> None:
     phases = []
     progress = Progress()
     for event in STORY[:5]:
@@ -57,7 +57,7 @@ def test_who_ended_in_the_middle_is_stopped_and_not_empty() -> None:
     assert progress.messages == (wire.Message("a:1b unloaded"),)
 
 
-def test_a_server_that_is_away_is_named_until_it_is_back() -> None:
+def test_a_server_that_is_unavailable_is_named_until_it_is_back() -> None:
     away = progress_of([wire.Waiting("ollama", 300), wire.Waiting("MLflow"), wire.Waiting("ollama", 300)])
     assert away.waiting_for == ("MLflow", "ollama")
     assert away.after(wire.Resumed("MLflow")).waiting_for == ("ollama",)
@@ -69,7 +69,7 @@ def test_only_the_last_messages_are_kept() -> None:
     assert [message.text for message in progress.messages] == [str(number) for number in range(80, 100)]
 
 
-def test_a_judge_tells_how_far_it_is() -> None:
+def test_judging_events_show_the_progress_of_a_judge() -> None:
     judged = wire.Judged("s1", "rules", 40, 0, held=False, provisional=True)
     progress = progress_of([wire.Judging("rules", 10, 0, 40), wire.Judging("rules", 40, 0, 40), judged])
     assert (progress.judging, progress.judged) == (wire.Judging("rules", 40, 0, 40), judged)
@@ -86,5 +86,5 @@ def test_at_any_moment_it_is_plain_json(cut: int) -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-def test_who_joins_late_still_knows_how_far_it_is() -> None:
+def test_progress_is_complete_for_a_late_reader() -> None:
     assert progress_of(STORY[3:4]).models[0].done == 3

@@ -111,7 +111,7 @@ def test_what_is_left_of_an_ended_process_is_not_alive() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
-def test_a_system_without_proc_is_asked_by_ps(
+def test_a_system_without_proc_uses_ps(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(local, "_PROC", tmp_path / "no-proc")
@@ -131,7 +131,7 @@ def test_processes_below_are_found_in_whatever_group_they_are(sleeper: subproces
 
 
 @pytest.mark.process
-def test_who_does_not_end_when_asked_is_ended_after_the_grace_period(home: Path, mlflow_url: str) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(call_s=5) as server:
         job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url)
         now = [1000.0]
@@ -202,7 +202,7 @@ def test_the_command_gets_the_panels_settings_but_not_its_secrets(home: Path) ->
     assert b"--models=baseline:template" in words
 
 
-def test_a_command_that_cannot_be_started_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_be_started_gives_the_reason(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = accepted(home)
     monkeypatch.setattr(sys, "executable", str(home / "nosuch-python"))
     with pytest.raises(JobStartError, match="nosuch-python"):
@@ -212,14 +212,14 @@ def test_a_command_that_cannot_be_started_says_why(home: Path, monkeypatch: pyte
     assert JobFolder(home / "jobs", job.id).process is None
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(home: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_in_a_sentence(home: Path) -> None:
     job = accepted(home)
     (home / "jobs" / job.id).write_text("a file in its place")
     with pytest.raises(UsageError, match="cannot be created"):
         LocalRunner(home).start(job)
 
 
-def test_what_is_no_id_leads_to_no_folder(tmp_path: Path) -> None:
+def test_what_is_not_an_id_leads_to_no_folder(tmp_path: Path) -> None:
     for job_id in ("", "..", "a/b", "/etc", "x" * 65, "a\n", "-rf"):
         with pytest.raises(UsageError, match="letters, digits and dashes"):
             JobFolder(tmp_path, job_id)

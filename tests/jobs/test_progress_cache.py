@@ -70,14 +70,14 @@ def test_all_events_are_folded_and_each_once(telling: Telling) -> None:
     assert telling.given == 1203
 
 
-def test_the_state_at_an_earlier_place_is_told_too(telling: Telling) -> None:
+def test_the_state_at_an_earlier_place_is_reported_too(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
     assert [last(book.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
 
-def test_what_is_known_is_told_while_the_runner_is_away(telling: Telling) -> None:
+def test_what_is_known_is_reported_while_the_runner_is_unavailable(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
     book.current(JOB)
     telling.away = True

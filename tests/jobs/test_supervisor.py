@@ -122,13 +122,13 @@ def test_a_place_in_the_queue_counts_those_who_need_the_same(desk: Desk) -> None
     assert running.id not in queue_positions(queued)
 
 
-def test_a_job_that_needs_nothing_waits_for_nobody_but_for_room(desk: Desk) -> None:
+def test_a_job_that_needs_nothing_waits_for_no_other_but_for_room(desk: Desk) -> None:
     jobs = [desk.order() for _ in range(6)]
     desk.supervisor.tick()
     assert desk.runner.started == [job.id for job in jobs[:4]]
 
 
-def test_a_lost_job_holds_nobody_up_and_is_found_again(desk: Desk) -> None:
+def test_a_lost_job_blocks_no_other_and_is_found_again(desk: Desk) -> None:
     job, behind = desk.order(ONE), desk.order(ONE)
     desk.tick(job)
     lost = desk.sees(job, JobState.LOST, reason="out of sight")
@@ -154,7 +154,7 @@ def test_who_waits_for_a_judge_gives_up_its_place(desk: Desk) -> None:
     assert desk.sees(job, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
 
 
-def test_a_runner_that_is_away_makes_its_jobs_lost_until_it_is_back(desk: Desk) -> None:
+def test_a_runner_that_is_unavailable_makes_its_jobs_lost_until_it_is_back(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE))
     desk.runner.trouble = ServerUnavailable("Airflow does not answer")
     away = desk.tick(job)
@@ -163,7 +163,7 @@ def test_a_runner_that_is_away_makes_its_jobs_lost_until_it_is_back(desk: Desk) 
     assert desk.tick(job).state is JobState.RUNNING
 
 
-def test_a_job_whose_runner_is_away_stays_queued_and_says_why(desk: Desk) -> None:
+def test_a_job_whose_runner_is_unavailable_stays_queued_with_a_reason(desk: Desk) -> None:
     desk.runner.trouble = ServerUnavailable("Airflow does not answer")
     job = desk.tick(desk.order(ONE))
     assert (job.state, job.reason) == (JobState.QUEUED, "Airflow does not answer")
@@ -171,7 +171,7 @@ def test_a_job_whose_runner_is_away_stays_queued_and_says_why(desk: Desk) -> Non
     assert desk.tick(job).state is JobState.RUNNING
 
 
-def test_a_job_of_a_runner_that_is_not_configured_waits_and_says_so(desk: Desk) -> None:
+def test_a_job_of_a_runner_that_is_not_configured_waits_and_reports_it(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE, runner="airflow"))
     assert job.state is JobState.QUEUED
     assert "airflow, which is not configured" in job.reason
@@ -215,7 +215,7 @@ def test_a_job_cancelled_while_its_leader_died_starting_it_is_not_started(desk: 
     assert (desk.runner.started, desk.runner.cancelled) == ([], [job.id])
 
 
-def test_a_job_started_by_a_leader_that_died_before_it_could_say_so_is_running(desk: Desk) -> None:
+def test_a_job_started_by_a_leader_that_died_before_recording_it_is_running(desk: Desk) -> None:
     job = desk.order(ONE)
     claimed = desk.store.claim(job.id)
     assert claimed is not None

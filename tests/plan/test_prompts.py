@@ -72,7 +72,7 @@ def test_few_shot_examples_are_about_nobody_in_the_scenarios() -> None:
         assert not any(task.title in examples for task in scenario.persona.tasks)
 
 
-def test_tasks_are_told_with_due_date_and_age_relative_to_the_day() -> None:
+def test_tasks_are_rendered_with_due_date_and_age_relative_to_the_day() -> None:
     scenario = TIPS.scenarios[0]
     task = scenario.persona.tasks[0]
     dues = [None, date(2026, 4, 26), date(2026, 4, 27), date(2026, 4, 28), date(2026, 4, 30)]
@@ -113,7 +113,7 @@ def test_windows_line_ends_make_the_same_prompt() -> None:
     assert parsed(text.replace("\n", "\r\n")).hash == parsed(text).hash
 
 
-def test_hash_tells_system_and_user_texts_apart() -> None:
+def test_hash_distinguishes_system_and_user_texts() -> None:
     hashes = {Prompt("v", "a", "b").hash, Prompt("v", "b", "a").hash, Prompt("v", "ab", "").hash}
     assert len(hashes) == 3
     assert Prompt("v", "a", "b").hash == Prompt("w", "a", "b").hash

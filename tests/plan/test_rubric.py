@@ -84,7 +84,7 @@ def test_built_in_suite_has_controls_for_every_scenario() -> None:
     assert min(counts[scenario.id] for scenario in TIPS.scenarios) >= 3
 
 
-def test_every_built_in_control_can_hide_among_answers_in_the_asked_form() -> None:
+def test_every_built_in_control_can_hide_among_answers_in_the_requested_form() -> None:
     assert [control.tip for control in TIPS.controls if not control.rationale] == []
 
 
@@ -134,7 +134,7 @@ def test_broken_rubric_is_refused_with_line_and_reason(folder: SuiteFolder, old:
     assert refused.value.line == (line if "is missing" not in reason else 2)
 
 
-def test_missing_weight_is_told_at_its_table(folder: SuiteFolder) -> None:
+def test_missing_weight_is_reported_at_its_table(folder: SuiteFolder) -> None:
     line = folder.replace("rubric.md", "[weights] ", "[weights] ")
     folder.replace("rubric.md", "overlong = -1\n", "")
     with pytest.raises(SuiteError, match=f"rubric.md:{line}: 'overlong' is missing in 'weights'"):
@@ -179,7 +179,7 @@ def test_broken_control_is_refused_with_line_and_reason(folder: SuiteFolder, old
     assert refused.value.line == (line if "missing" not in reason else 1)
 
 
-def test_control_that_stands_twice_is_refused(folder: SuiteFolder) -> None:
+def test_control_that_is_listed_twice_is_refused(folder: SuiteFolder) -> None:
     text = (folder.path / "controls.toml").read_text()
     folder.write("controls.toml", text + "\n" + text)
     with pytest.raises(SuiteError, match="listed twice for curator@opening"):

@@ -114,7 +114,7 @@ def test_hash_of_a_fixed_scenario_never_moves() -> None:
     assert a_scenario().content_hash == "a2a5d7870307fcf43468c180b4914d7aee7d02dc529318e07d961e69e09cdd40"
 
 
-def test_card_is_plain_json_and_says_what_is_overdue() -> None:
+def test_card_is_plain_json_and_marks_what_is_overdue() -> None:
     card = dataclasses.replace(a_scenario(), day=date(2026, 4, 30)).to_card()
     assert json.loads(json.dumps(card)) == card
     assert (card["id"], card["weekday"], card["slot"]["time"]) == ("p0@s0", "Thursday", "00:30")

@@ -148,7 +148,7 @@ def test_broken_suite_file_is_refused_with_line_and_reason(
         assert error.line == line
 
 
-def test_missing_key_is_told_at_its_table(folder: SuiteFolder) -> None:
+def test_missing_key_is_reported_at_its_table(folder: SuiteFolder) -> None:
     folder.replace("suite.toml", "age_days = 35", "")
     text = (folder.path / "suite.toml").read_text()
     last_task = text[: text.rindex("[[personas.tasks]]")].count("\n") + 1
@@ -321,7 +321,7 @@ def test_inherited_prompt_version_cannot_be_taken_again(folder: SuiteFolder) -> 
     assert "has a prompt 'v1'" in refusal(child).reason
 
 
-def test_unknown_extends_is_told_at_its_line(folder: SuiteFolder) -> None:
+def test_unknown_extends_is_reported_at_its_line(folder: SuiteFolder) -> None:
     error = refusal(extend(folder, "../nowhere"))
     assert error.line == 3
     assert "Built-in suites: tips, tips-32" in error.reason

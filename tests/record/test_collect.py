@@ -103,7 +103,7 @@ def test_a_larger_grid_generates_only_what_is_new(bench: Collecting, server: Scr
     assert len(bench.finished()) == CELLS
 
 
-def test_progress_is_told_block_by_block(bench: Collecting) -> None:
+def test_progress_is_reported_block_by_block(bench: Collecting) -> None:
     bench.run()
     blocks = [event for event in bench.events if isinstance(event, BlockStarted | BlockFinished)]
     assert blocks == [
@@ -164,7 +164,7 @@ def test_a_cell_that_fails_again_supersedes_its_first_failure(bench: Collecting,
     assert states == ["no", "true"]
 
 
-def test_a_model_deleted_in_mid_run_is_not_asked_for_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_model_deleted_in_mid_run_is_not_requested_for_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
     server.add_faults(Fault("missing", model="alpha:135m", calls=tuple(range(3, 99))))
     summary = bench.run()
     assert summary.failed == 10
@@ -198,7 +198,7 @@ def test_an_ollama_that_comes_back_costs_no_cell(bench: Collecting, server: Scri
     assert any(isinstance(event, Resumed) for event in bench.events)
 
 
-def test_an_ollama_that_stays_away_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
+def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)
     when_asked(server, 4, server.pause_listening)
     with pytest.raises(OllamaUnavailable, match="was unavailable for 1 s"):
@@ -223,7 +223,7 @@ def go_away(bench: Collecting, server: ScriptedOllama, *, after: int, for_s: flo
     threading.Thread(target=act).start()
 
 
-def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
+def test_without_mlflow_generation_continues_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
     server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
     go_away(bench, server, after=6, for_s=1.0)
@@ -233,7 +233,7 @@ def test_without_mlflow_generation_goes_on_into_the_journal(bench: Collecting, s
     assert "Results are kept in the journal" in bench.said()
 
 
-def test_an_mlflow_that_stays_away_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
+def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
     server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
     go_away(bench, server, after=6, for_s=None)
@@ -334,7 +334,7 @@ def test_a_second_collect_on_the_same_server_leaves_or_waits(bench: Collecting, 
     assert server.log.max_resident == 1
 
 
-def test_what_is_in_memory_at_the_start_is_evicted_only_when_asked(bench: Collecting, server: ScriptedOllama) -> None:
+def test_what_is_in_memory_at_the_start_is_evicted_only_on_request(bench: Collecting, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("foreign:7b"))
     server.load_foreign("foreign:7b")
     with pytest.raises(
@@ -347,7 +347,7 @@ def test_what_is_in_memory_at_the_start_is_evicted_only_when_asked(bench: Collec
     assert server.log.max_resident == 1
 
 
-def test_a_foreign_model_in_mid_run_is_reported_and_the_cells_beside_it_marked(
+def test_a_foreign_model_in_mid_run_is_reported_and_its_cells_are_marked(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
@@ -387,7 +387,7 @@ def test_a_foreign_model_between_two_models_ends_the_run_at_the_deadline(
     assert server.log.calls("beta:135m") == []
 
 
-def test_unload_call_pauses_for_an_absent_server_and_lives_beside_a_foreign_model(
+def test_unload_call_pauses_for_an_absent_server_and_tolerates_a_foreign_model(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
@@ -452,13 +452,15 @@ def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_o
     assert bench.run(models="alpha:135m", evict=True).generated == 12
 
 
-def test_an_alias_is_counted_once_and_said(bench: Collecting, server: ScriptedOllama) -> None:
+def test_an_alias_is_counted_once_and_reported(bench: Collecting, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("alias:135m", digest=ModelSpec("alpha:135m").manifest))
     assert bench.run(models="alpha:135m,alias:135m").cells == 12
     assert "alias:135m is the same model as alpha:135m" in bench.said()
 
 
-def test_a_mlflow_away_since_long_is_still_waited_for_at_the_end(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(
+    bench: Collecting, server: ScriptedOllama
+) -> None:
     server.set(call_s=0.1)
     go_away(bench, server, after=2, for_s=1.5)
     summary = bench.run(models="alpha:135m", server_wait_s=1)
@@ -497,7 +499,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
     assert len(bench.finished()) == 12
 
 
-def test_an_mlflow_that_refuses_everything_stops_the_run_and_says_what_is_safe(
+def test_an_mlflow_that_refuses_everything_stops_the_run_and_reports_what_is_safe(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.set(call_s=0.05)

@@ -97,7 +97,7 @@ def test_what_was_not_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_a_journal_in_use_is_unchanged(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run()])
     code = (
@@ -111,7 +111,7 @@ def test_a_journal_in_use_is_left_alone(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_line_torn_by_a_crash_is_no_result(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_crash_is_not_a_result(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("whole")])
     journal.append([run("torn")])
@@ -149,7 +149,7 @@ def test_a_full_disk_stops_the_run_and_leaves_no_half_line(tmp_path: Path, monke
     assert [found.name for found in taken_over(tmp_path)] == ["before", "later"]
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.raises(JournalError, match="cannot be opened"):
@@ -278,7 +278,7 @@ journal.close()
 
 @pytest.mark.process
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
-def test_a_signal_inside_fsync_leaves_a_journal_that_goes_on(tmp_path: Path, signal: str) -> None:
+def test_a_signal_inside_fsync_leaves_a_journal_that_continues(tmp_path: Path, signal: str) -> None:
     command = [sys.executable, "-c", SIGNALLED, str(tmp_path), signal]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["interrupted", "before", "after"]
@@ -454,7 +454,7 @@ def test_an_entry_put_back_last_comes_after_all_others(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_result_set_aside_is_kept_beside_the_journal_and_not_drained_again(tmp_path: Path) -> None:
+def test_a_result_set_aside_is_kept_next_to_the_journal_and_not_drained_again(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
     lines = journal.path.read_bytes()

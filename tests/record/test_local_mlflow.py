@@ -154,7 +154,7 @@ def test_a_port_taken_at_the_last_moment_is_replaced(local: LocalMlflow, monkeyp
         assert local.up(report=quiet) != f"http://127.0.0.1:{port}"
 
 
-def test_a_process_that_got_the_number_of_a_dead_server_is_left_alone(local: LocalMlflow) -> None:
+def test_a_process_that_reuses_the_pid_of_a_dead_server_is_not_stopped(local: LocalMlflow) -> None:
     local.up(report=quiet)
     local.down()
     facts = local.folder / "server.json"
@@ -220,7 +220,7 @@ def test_a_database_of_another_version_names_the_upgrade(home: Path, line: str) 
         failing(home, f"import sys; sys.exit({line!r})").up(report=quiet)
 
 
-def test_a_damaged_server_json_is_no_end(local: LocalMlflow) -> None:
+def test_a_damaged_server_json_does_not_prevent_a_start(local: LocalMlflow) -> None:
     local.folder.mkdir(parents=True)
     for content in ("", "[]", '{"port": "x", "pid": []}', "\x00"):
         (local.folder / "server.json").write_text(content)
@@ -298,7 +298,7 @@ def test_somebody_else_on_the_port_of_the_local_server_is_not_it(home: Path, mlf
     assert find(mlflow_url, home).identity == canonical_url(mlflow_url)
 
 
-def test_the_local_server_is_started_when_asked(
+def test_the_local_server_is_started_on_request(
     local: LocalMlflow, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tipbench.record.mlflow.LocalMlflow", lambda _: local)
@@ -333,7 +333,7 @@ def test_a_file_that_may_not_be_written_is_named(home: Path, name: str, what: st
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
 
 
-def test_a_full_disk_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -342,7 +342,7 @@ def test_a_full_disk_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
 
 
-def test_with_local_only_an_mlflow_on_the_usual_port_is_left_alone(
+def test_with_local_only_an_mlflow_on_the_usual_port_is_ignored(
     local: LocalMlflow, home: Path, mlflow_url: str
 ) -> None:
     url = local.up(report=quiet)

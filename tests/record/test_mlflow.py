@@ -122,7 +122,7 @@ def an_experiment(store: MlflowStore) -> str:
 # The server: real where its own messages matter, else the scripted one
 
 
-def test_a_deleted_experiment_is_not_there_and_says_how_to_come_back(store: MlflowStore) -> None:
+def test_a_deleted_experiment_is_missing_and_the_error_has_the_restore_command(store: MlflowStore) -> None:
     made = store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}")
     body = {"experiment_id": made.experiment_id}
     httpx.post(f"{store.url}/api/2.0/mlflow/experiments/delete", json=body, trust_env=False).raise_for_status()
@@ -168,7 +168,7 @@ def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.M
     assert experiment in {each.experiment_id for each in store.experiments()}
 
 
-def test_a_page_that_is_too_large_is_asked_for_in_smaller_pieces(
+def test_a_page_that_is_too_large_is_requested_in_smaller_pieces(
     store: MlflowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = an_experiment(store)
@@ -267,7 +267,7 @@ def test_an_update_of_a_deleted_run_is_refused(store: MlflowStore) -> None:
 # Addresses and logins
 
 
-def test_what_is_no_http_address_is_a_mistake_of_the_user() -> None:
+def test_an_invalid_http_address_is_a_usage_error() -> None:
     for url in ["file:/tmp/mlruns", "sqlite:///mlflow.db", "localhost:5000", "", "http://", "databricks"]:
         with pytest.raises(UsageError):
             MlflowStore(url)
@@ -337,7 +337,7 @@ def test_certificates_that_cannot_be_read_are_a_mistake_of_the_user(
 # Faults
 
 
-def test_a_server_that_is_not_available_is_away(scripted: Scripted) -> None:
+def test_a_response_of_not_available_is_unavailable(scripted: Scripted) -> None:
     for status in [408, 429, 502, 503, 504]:
         scripted.says(status, b"<html>Bad gateway</html>", "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match=str(status)) as caught:
@@ -345,13 +345,13 @@ def test_a_server_that_is_not_available_is_away(scripted: Scripted) -> None:
         assert f"Host: 127.0.0.1:{scripted.server_port}" in str(caught.value)
 
 
-def test_a_locked_database_is_away(scripted: Scripted) -> None:
+def test_a_locked_database_is_unavailable(scripted: Scripted) -> None:
     scripted.says(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match="database is locked"):
         store.experiments()
 
 
-def test_nobody_there_is_away() -> None:
+def test_no_server_is_unavailable() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with MlflowStore(url) as store, pytest.raises(MlflowUnavailable, match=url):
         store.experiments()
@@ -368,14 +368,14 @@ def test_a_server_that_comes_back_is_used_again() -> None:
             store.touch("1")
 
 
-def test_a_server_that_hangs_is_away() -> None:
+def test_a_server_that_hangs_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with MlflowStore(url, timeout_s=0.2) as store, pytest.raises(MlflowUnavailable, match=r"within 0\.2 s"):
             store.experiments()
 
 
-def test_an_answer_that_only_trickles_is_away() -> None:
+def test_an_answer_that_only_trickles_is_unavailable() -> None:
     def trickle(server: socket.socket) -> None:
         connection, _ = server.accept()
         with connection:
@@ -524,7 +524,7 @@ def test_every_request_stays_within_the_limits() -> None:
     assert tags[:4] == ["kind", "tipbench.record", "mlflow.runName", "cell_key"]
 
 
-def test_what_a_filter_cannot_say_is_left_to_us() -> None:
+def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     where = {"a": "it's", "b": "plain", "c": "' and \"", "d`": "x", "params.e": 'say "x"', "f": "back\\"}
     assert (
         filter_of(where, half_written=True) == "tags.`a` = \"it's\" AND tags.`b` = 'plain' AND params.`e` = 'say \"x\"'"

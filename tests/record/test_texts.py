@@ -82,7 +82,7 @@ def test_more_than_999_parts_are_fine() -> None:
     assert from_tags(tags)[0][KEY] == text
 
 
-def test_other_tags_are_left_alone() -> None:
+def test_other_tags_are_unchanged() -> None:
     tags = {"kind": "cell", "note": "␛0000"} | to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
     texts, rest = from_tags(tags)
     assert texts == {KEY: LONG, "artifact:prompt.txt": "hello"}
@@ -214,7 +214,7 @@ def test_damage_of_a_text_that_is_not_wanted_is_not_seen() -> None:
         from_tags(tags, {KEY})
 
 
-def test_leftovers_of_a_text_with_a_nonsensical_meta_are_left_alone() -> None:
+def test_leftovers_of_a_text_with_a_nonsensical_meta_are_unchanged() -> None:
     assert leftovers(KEY, {KEY: "x", KEY + ".meta": "nonsense", KEY + ".001": "y"}) == []
     huge = json.dumps({"parts": 10**15, "chars": 10**16, "sha256": ""})
     assert leftovers(KEY, {KEY + ".meta": huge, KEY + ".001": "y"}) == []

@@ -62,7 +62,7 @@ SHORT = {"num_predict": 2, "num_ctx": 512, "num_thread": 1}  # its threads spin:
 
 
 class TestContract:
-    def test_tags_and_show_tell_digest_size_and_true_parameter_count(self, site: Site) -> None:
+    def test_tags_and_show_have_digest_size_and_true_parameter_count(self, site: Site) -> None:
         tags = get(site.url, "/api/tags")["models"]
         assert isinstance(tags, list)
         by_name = {model["name"]: model for model in tags}

@@ -30,7 +30,7 @@ def test_watcher_counts_two_models_of_the_scripted_server() -> None:
     assert seen.max_resident == server.log.max_resident == 2
 
 
-def test_named_binary_that_is_no_ollama_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_named_binary_that_is_not_ollama_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "ollama"
     fake.write_text("#!/bin/sh\necho ollama version is 0.32.1\n")
     fake.chmod(0o755)

@@ -52,7 +52,7 @@ def server() -> Iterator[ScriptedOllama]:
 
 
 class TestAnswers:
-    def test_default_answer_is_the_asked_array_and_repeats_itself(self, server: ScriptedOllama) -> None:
+    def test_default_answer_is_the_requested_array_and_repeats_itself(self, server: ScriptedOllama) -> None:
         first, second = chat(server.url).text, chat(server.url).text
         assert first == second
         assert [set(tip) for tip in json.loads(first)] == [{"tip", "rationale"}] * 2
@@ -105,7 +105,7 @@ class TestMemory:
         assert resident(server.url) == [A]
         assert until_empty(server.url)
 
-    def test_second_model_in_the_unload_window_is_seen_beside_the_first(self, server: ScriptedOllama) -> None:
+    def test_second_model_in_the_unload_window_is_seen_next_to_the_first(self, server: ScriptedOllama) -> None:
         server.set(unload_s=0.6)
         chat(server.url, A, keep_alive=0)
         chat(server.url, B, keep_alive=0)
@@ -327,7 +327,7 @@ class TestFaults:
         server.add_faults(Fault("torn"))
         assert chat(server.url).text == plain
 
-    def test_length_cuts_the_answer_and_says_so(self, server: ScriptedOllama) -> None:
+    def test_length_cuts_the_answer_and_reports_it(self, server: ScriptedOllama) -> None:
         plain = chat(server.url).text
         server.add_faults(Fault("length"))
         cut = chat(server.url)

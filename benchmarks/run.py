@@ -17,6 +17,7 @@ import panel_pages
 import real_ollama
 import report
 import serving
+import simulation
 from work import Work
 
 
@@ -63,12 +64,18 @@ def run_serving(size: Size) -> report.Result:
     return serving.measure(size.rounds, requests, users, size.note)
 
 
+def run_simulation(size: Size) -> report.Result:
+    """Simulated decisions per CPU-second, and the CPU time of a promotion check."""
+    return simulation.measure(size.rounds, 20_000 if size.quick else 200_000, size.note)
+
+
 BENCHMARKS: dict[str, Callable[[Size], report.Result]] = {
     "collect": run_collect,
     "real-ollama": run_real_ollama,
     "compare": run_compare,
     "panel": run_panel,
     "serving": run_serving,
+    "simulation": run_simulation,
 }
 
 

@@ -22,7 +22,7 @@ def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int 
     ]
     colours = [theme.palette[at % len(theme.palette)] for at in range(len(names))]
     dashes = [_DASHES[at % len(_DASHES)] for at in range(len(names))]
-    legend = alt.Legend(orient="bottom", columns=3, title=None, symbolStrokeWidth=2)
+    legend = alt.Legend(orient="bottom", columns=2, title=None, symbolStrokeWidth=2, columnPadding=24)
     config = result["config"]
     seeds = f"{result['seeds_done']} of {config['seeds']} seeds"
     title = f"World {config['world']}: {config['users']} users × {config['rounds']} rounds, {seeds}"

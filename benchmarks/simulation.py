@@ -1,0 +1,68 @@
+"""Simulated decisions per CPU-second of each policy, and the CPU time of a gate; world included.
+
+python benchmarks/run.py simulation
+python benchmarks/simulation.py --null     how many of 100 seeds of the null world pass clauses a to c (minutes)
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+from report import Claim, Result
+from tipbench.simulate.promotion_gate import FULL, WORLDS, Size, simulation_clauses
+from tipbench.simulate.rollout import find_arm, rollout
+from tipbench.simulate.simulation import ALL_POLICIES
+from tipbench.simulate.world import World, WorldName
+
+_USERS = 1000
+
+
+def measure(rounds: int, decisions: int, note: str) -> Result:
+    """Measure each policy alone on one core, `rounds` times, with `decisions` decisions each."""
+    per_s: dict[str, list[float]] = {name: [] for name in ALL_POLICIES}
+    gate: list[float] = []
+    for number in range(rounds):
+        for name in ALL_POLICIES:
+            started = time.process_time()
+            rollout(World("standard", number, _USERS, decisions // _USERS), [find_arm(name)])
+            per_s[name].append(decisions / (time.process_time() - started))
+        started = time.process_time()
+        small = Size(1, _USERS, decisions // _USERS)
+        simulation_clauses("egreedy/v3", "egreedy/v1", small, workers=1, seed=number)
+        share = FULL.seeds * FULL.users * FULL.rounds / (small.users * small.rounds)
+        gate.append((time.process_time() - started) * share)
+    v3 = tuple(1e6 / speed for speed in per_s["egreedy/v3"])
+    speeds = ", ".join(f"{name} {statistics.median(speed) / 1000:.0f}k/s" for name, speed in per_s.items())
+    claims = (
+        Claim("simulate: CPU time of 1M decisions of egreedy/v3", 4.0, "s", v3, speeds),
+        Claim(
+            f"promote check: CPU time of clauses a to c ({FULL}, {len(WORLDS)} worlds, two policies)",
+            360.0,  # three minutes on two cores
+            "s",
+            tuple(gate),
+            "extrapolated from one seed",
+        ),
+    )
+    rows = [
+        {"per_cpu_s": {name: speed[at] for name, speed in per_s.items()}, "gate_cpu_s": gate[at]}
+        for at in range(rounds)
+    ]
+    return Result("simulation", note, claims, rows)
+
+
+def null_passes(seeds: int = 100) -> int:
+    """Return how many seeds pass clauses a to c where every world is the null world."""
+    worlds = [WorldName.NULL] * len(WORLDS)
+    return sum(
+        all(
+            clause.passed
+            for clause in simulation_clauses("egreedy/v3", "egreedy/v1", Size(1, 200, 100), worlds=worlds, seed=seed)
+        )
+        for seed in range(seeds)
+    )
+
+
+if __name__ == "__main__" and "--null" in sys.argv:
+    print(f"{null_passes()} of 100 seeds of the null world pass")

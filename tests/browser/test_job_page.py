@@ -45,7 +45,7 @@ def fill(page: Page, models: Sequence[str], name: str, **numbers: int) -> None:
     for prompt in ("v2-mentor", "v3-few-shot"):
         page.get_by_role("checkbox", name=prompt).uncheck()
     page.get_by_label("Experiment", exact=True).fill(f"tip-bench-{name}-{uuid4().hex[:8]}")
-    for label, value in {"Scenarios": 1, "Tips a cell": 1, **numbers}.items():
+    for label, value in {"Number of scenarios (0 = all)": 1, "Tips per answer": 1, **numbers}.items():
         page.get_by_label(label, exact=True).fill(str(value))
 
 

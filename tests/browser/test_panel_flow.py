@@ -70,8 +70,8 @@ def start_run(page: Page, experiment: str, *, models: tuple[str, ...], scenarios
     for prompt in ("v2-mentor", "v3-few-shot"):
         page.get_by_role("checkbox", name=prompt).uncheck()
     page.get_by_label("Experiment", exact=True).fill(experiment)
-    page.get_by_label("Scenarios", exact=True).fill(str(scenarios))
-    page.get_by_label("Tips a cell", exact=True).fill("3")
+    page.get_by_label("Number of scenarios (0 = all)").fill(str(scenarios))
+    page.get_by_label("Tips per answer", exact=True).fill("3")
     page.get_by_text("Sampling", exact=True).click()
     page.get_by_label("Longest answer, in tokens").fill(str(tokens))
     page.get_by_role("button", name="Show plan").click()

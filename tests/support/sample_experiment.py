@@ -241,7 +241,7 @@ class _SampleWriter:
         """One run of each kind that is no cell."""
         found: dict[str, str] = {}
         for kind in RunKind:
-            if kind is not RunKind.CELL:
+            if kind not in (RunKind.CELL, RunKind.SIMULATION):  # simulations have an experiment of their own
                 where = {"kind": str(kind)}
                 run = next(self.desk.store.search(self.desk.experiment.experiment_id, where=where, limit=1))
                 found[str(kind)] = run.run_id

@@ -27,6 +27,7 @@ from tipbench.web.security import BODY_BYTES
 from tipbench.web.server import ConnectionLimits, RepeatedLines, listen, make_server, server_url
 from web.panels import OPERATOR
 
+pytestmark = pytest.mark.server
 DEADLINE_S = 60.0
 HALF_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 

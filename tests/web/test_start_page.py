@@ -209,7 +209,7 @@ def test_an_mlflow_that_is_away_is_a_warning(served: Served) -> None:
 def test_an_ollama_that_is_away_is_told_at_its_field(served: Served) -> None:
     response = planned(served, models="alpha:135m")
     assert response.status_code == 503
-    assert "does not answer" in message_at(response.text, "ollama_url")
+    assert "does not respond" in message_at(response.text, "ollama_url")
 
 
 # what is wrong
@@ -229,7 +229,7 @@ def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
             ("prompts", "v9", "Suite tips has no prompt v9; it has v1"),
             ("n_scenarios", "99", "Suite tips has 8 scenarios"),
             ("suite", "/etc", "TIPBENCH_PANEL_SUITES"),
-            ("ollama_url", "http://evil.example:11434", "servers the operator allows"),
+            ("ollama_url", "http://evil.example:11434", "a server that the operator allows"),
             ("unload", "never", "'model' or 'call'"),
             ("seed", "9" * 5000, "At most 4000 characters"),
         ]:

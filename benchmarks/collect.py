@@ -143,7 +143,7 @@ class _Bench:
         self._collect(Work(_WARM_CELLS, 0.05, 8))
 
     def round(self, scene: Scene, *, backwards: bool) -> Round:
-        """Everything once. Every second round runs backwards, so that nobody always comes first."""
+        """Everything once. Every second round runs backwards, so that none always runs first."""
         result = Round()
 
         def ask() -> float:

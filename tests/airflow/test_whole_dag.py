@@ -76,9 +76,10 @@ def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
     words = [f"--{key.replace('_', '-')}={value}" for key, value in conf.items()]
     before = len(scripted.log.calls())
     tipbench("collect", *words, f"--experiment={by_command}", home=home)
-    assert dag_program("run", json.dumps({**conf, "experiment": by_dag}))["state"] == "success"
+    worker = {"OLLAMA_HOST": scripted.url, "MLFLOW_TRACKING_URI": mlflow_url}
+    assert dag_program("run", json.dumps({**conf, "experiment": by_dag}), **worker)["state"] == "success"
     asked = len(scripted.log.calls()) - before
-    assert dag_program("run", json.dumps({**conf, "experiment": by_command}))["state"] == "success"
+    assert dag_program("run", json.dumps({**conf, "experiment": by_command}), **worker)["state"] == "success"
     assert tipbench_json("collect", *words, f"--experiment={by_dag}", home=home)["generated"] == 0
     assert keys(mlflow_url, by_command) == keys(mlflow_url, by_dag)
     assert len(keys(mlflow_url, by_dag)) == 2

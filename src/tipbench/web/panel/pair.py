@@ -21,7 +21,7 @@ from tipbench.web.deps import PanelState, Store
 from tipbench.web.pair_queries import PairView, Role, ScenarioComparison, Side, pair_view
 from tipbench.web.panel.leaderboard import load_board
 from tipbench.web.panel.pages import here, page
-from tipbench.web.panel.standings import LONGEST, baseline_words, rank_words
+from tipbench.web.panel.standings import LONGEST, STANDING, baseline_words, rank_words
 from tipbench.web.queries import experiment_path, get_experiment
 
 PAGE = 20  # scenarios per page
@@ -140,7 +140,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     shown = f"{number(found.mean, '+.2f')}{f' ({gap})' if gap else ''}" if found else None
     p, words = p_text(found), baseline_words(found)
     return [
-        ("standing", f"{rank_words(standing)}, {state_of(view.board, standing.pair)}"),
+        ("standing", ", ".join(dict.fromkeys((rank_words(standing), STANDING[state_of(view.board, standing.pair)])))),
         ("composite", f"{mean}{f' ({ends})' if ends else ''}" if mean else "not judged"),
         ("difference", shown),
         ("p, adjusted for all rows", f"{p}: {words}" if p and words else p),

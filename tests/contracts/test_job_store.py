@@ -226,7 +226,7 @@ def test_a_key_whose_job_is_forgotten_is_free_again(store: JobStore) -> None:
 
 
 def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
-    with pytest.raises(JobNotFound, match="no job 'nosuch'"):
+    with pytest.raises(JobNotFound, match="Unknown job 'nosuch'"):
         store.get("nosuch")
     with pytest.raises(JobNotFound):
         store.request_cancel("nosuch")
@@ -279,7 +279,7 @@ def test_a_job_that_is_being_started_keeps_the_wish_to_cancel(store: JobStore) -
 
 def test_what_has_ended_cannot_be_cancelled(store: JobStore) -> None:
     job = moved(store, store.add(ORDER)[0], RUNNING, JobState.SUCCEEDED)
-    with pytest.raises(JobConflict, match="has succeeded already"):
+    with pytest.raises(JobConflict, match="has already succeeded"):
         store.request_cancel(job.id)
 
 

@@ -55,11 +55,11 @@ def test_a_real_ollama_killed_and_restarted_in_mid_run_costs_nothing(
         process = start_tipbench(*options, *SMALL, "--experiment", experiment, home=home, log=tmp_path / "log")
         wait_for_cells(mlflow_url, experiment, 2, process)
         ollama.kill()
-        wait_until(lambda: "waiting for ollama to come back" in (tmp_path / "log").read_text(), process)
+        wait_until(lambda: "waiting for ollama" in (tmp_path / "log").read_text(), process)
         ollama.restart()
         assert process.wait(180) == 0, (tmp_path / "log").read_text()
     log = (tmp_path / "log").read_text()
-    assert "ollama is back" in log
+    assert "ollama is available again" in log
     assert count_cells(mlflow_url, experiment) == CELLS
     assert count_cells(mlflow_url, experiment, "FAILED") == 0
 

@@ -78,7 +78,7 @@ def test_a_wrong_password_is_reported_and_not_tried_again_and_again(airflow: Scr
     with closing(AirflowApi(AirflowAccess(airflow.url, USER, "wrong-a1b2"), clock=clock)) as rest:
         for _ in range(3):
             with pytest.raises(
-                AirflowUnavailable, match=r"does not let bench in .*TIPBENCH_AIRFLOW_PASSWORD"
+                AirflowUnavailable, match=r"rejects the login of bench .*TIPBENCH_AIRFLOW_PASSWORD"
             ) as caught:
                 rest.get(f"dags/{DAG}")
             assert "wrong-a1b2" not in str(caught.value)
@@ -94,7 +94,7 @@ def test_a_wrong_password_is_reported_and_not_tried_again_and_again(airflow: Scr
     [
         ("away", "cannot be reached: .* Is its API server running"),
         ("busy", "is not available: HTTP 503, try later"),
-        ("html", "Something else than Airflow answers .*Check airflow_url"),
+        ("html", "Not an Airflow server .*Check airflow_url"),
     ],
 )
 def test_what_does_not_answer_is_unavailable_and_comes_back(

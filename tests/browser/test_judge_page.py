@@ -67,7 +67,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
         at.on(number)
         at.score(item)
         at.press("Control+Enter")
-    page.get_by_role("heading", name="All is done").wait_for()
+    page.get_by_role("heading", name="All items done").wait_for()
     at.press("Enter")
     page.get_by_role("heading", name="Batch finished").wait_for()
     assert len(filled) == 40
@@ -88,7 +88,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     own.submit(sheet, always(5), but=1)
     at = sit_down(visit, own.site, sheet)
     at.score(fill(own.judging(sheet), always(5))["items"][-1])
-    assert "agreed" not in at.page.locator("#desk").inner_text()  # the drift is not shown before the end
+    assert "reference scores" not in at.page.locator("#desk").inner_text()  # the drift is not shown before the end
     at.press("Control+Enter")
     at.finish()
     at.page.get_by_role("heading", name="Not counted yet").wait_for()
@@ -104,10 +104,10 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     row = admin.locator(f"#batch-{sheet}")
     row.get_by_text("Accept…").click()
     row.get_by_label("Reason for accepting").fill("agreed in the team")
-    row.get_by_role("button", name="Count these scores").click()
+    row.get_by_role("button", name="Accept these scores").click()
     row.get_by_text("drift accepted").wait_for()
     at.page.reload()
-    assert at.page.get_by_text("an admin has accepted them: agreed in the team").is_visible()
+    assert at.page.get_by_text("an admin accepted them: agreed in the team").is_visible()
     assert own.judging(sheet).status is SheetStatus.APPLIED
 
 
@@ -118,7 +118,7 @@ def test_a_batch_may_be_finished_in_its_middle_and_gone_on_with(own: Office, vis
     assert at.page.get_by_text("39 items are open").is_visible()
     at.finish()
     at.page.get_by_role("heading", name="Batch finished").wait_for()
-    assert at.page.get_by_text("Too little is scored to say").is_visible()
+    assert at.page.get_by_text("Too few scores to compare").is_visible()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
     at.on(2)
@@ -129,7 +129,7 @@ def test_drafts_that_are_whole_are_not_forgotten_at_the_end(own: Office, visit: 
     at = sit_down(visit, own.site, own.open())
     at.press(*"555555555", "j", *"444444444")
     at.page.get_by_role("button", name="Finish batch…").click()
-    assert at.page.get_by_text("2 drafts are whole and not submitted: 1, 2.").is_visible()
+    assert at.page.get_by_text("2 drafts are complete and not submitted: 1, 2.").is_visible()
     at.page.get_by_role("button", name="Submit these drafts too").click()
     at.finish()
     at.page.get_by_role("heading", name="Batch finished").wait_for()
@@ -188,14 +188,14 @@ def test_keys_rest_while_somebody_types(office: Office, at: AtDesk) -> None:
 def test_the_help_shows_every_key(at: AtDesk) -> None:
     at.press("?")
     shown = at.page.locator("#key-list").inner_text()
-    assert all(words in shown for words in ("Undo", "Skip", "Contest", "note", "Ctrl+Enter", "Next item"))
+    assert all(words in shown for words in ("Undo", "Skip", "Disagree", "note", "Ctrl+Enter", "Next item"))
 
 
 def test_flags_are_contested_and_given_back(office: Office, at: AtDesk) -> None:
     at.press("f", "ArrowDown", "o")
     at.told("Draft saved")
     assert office.answer(at.sheet, 1)["contested"] == ["format_ok", "tips.1.overlong"]
-    assert at.page.get_by_text("contested by you").count() == 2
+    assert at.page.get_by_text("you disagree").count() == 2
     at.press("f", "o")
     at.told("Not scored")
     assert office.answer(at.sheet, 1)["contested"] == []
@@ -294,7 +294,7 @@ def test_duels_are_judged_by_one_key_each(own: Office, visit: Visit) -> None:
     size = len(own.whole(sheet)["items"])
     at.press("a", "ArrowRight", "t", "u", "b")
     at.press(*"a" * (size - 3))
-    at.page.get_by_role("heading", name="All is done").wait_for()
+    at.page.get_by_role("heading", name="All items done").wait_for()
     assert at.presses == size + 2
     at.finish()
     at.page.get_by_role("heading", name="Batch finished").wait_for()
@@ -307,5 +307,5 @@ def test_without_javascript_the_page_shows_the_file_road(office: Office, visit: 
     page = visit(office.site, "judge", java_script_enabled=False).page
     page.goto(f"{office.site.url}/judge/batches/{office.open()}")
     page.get_by_text("Judging in the browser needs JavaScript").wait_for()
-    page.get_by_role("link", name="fetch it, fill it in, send it back").click()
-    assert page.get_by_role("button", name="Fetch the sheet").is_visible()
+    page.get_by_role("link", name="download it, fill it in, upload it").click()
+    assert page.get_by_role("button", name="Download sheet").is_visible()

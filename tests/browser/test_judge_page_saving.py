@@ -70,14 +70,14 @@ def test_a_reload_in_the_middle_of_a_draft_loses_nothing(office: Office, at: AtD
 def test_without_a_connection_the_judge_goes_on(office: Office, at: AtDesk) -> None:
     at.page.context.set_offline(True)
     at.press(*"333333333", "Control+Enter")
-    at.page.get_by_text("The panel does not answer").wait_for()
+    at.page.get_by_text("The panel is unreachable").wait_for()
     at.on(2)
     at.press("4", "4")
-    at.told("kept here")
+    at.told("saved in this browser")
     assert (at.mark(1), at.kept_here()) == ("submitted", 2)
     at.page.context.set_offline(False)
     at.told("Draft saved")
-    at.page.get_by_text("The panel does not answer").wait_for(state="hidden")
+    at.page.get_by_text("The panel is unreachable").wait_for(state="hidden")
     assert (office.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> N
 
     at.page.route("**/items/*", swallow)
     at.press("3")
-    at.told("kept here")
+    at.told("saved in this browser")
     at.press("4")  # more was said before the next try
     at.page.locator(".save-state", has_text="Draft saved").wait_for()
     assert lost == [200, 409] or lost == [200, 200]
@@ -165,7 +165,7 @@ def test_two_tabs_of_one_browser_keep_in_step(office: Office, at: AtDesk) -> Non
 def test_what_a_closed_tab_left_is_sent_by_the_next(office: Office, at: AtDesk) -> None:
     at.page.context.set_offline(True)
     at.press("4", "5")
-    at.told("kept here")
+    at.told("saved in this browser")
     page = at.page.context.new_page()
     at.page.close()
     page.context.set_offline(False)

@@ -107,8 +107,8 @@ def export_sheet(page: Page, experiment: str) -> str:
     page.wait_for_url(f"**/experiments/{experiment}")
     page.get_by_role("link", name="Judges", exact=True).click()
     page.wait_for_url(f"**/experiments/{experiment}/judges")
-    page.locator("#export").get_by_label("For whom").fill(JUDGE)
-    page.get_by_role("button", name="Make the sheet").click()
+    page.locator("#export").get_by_label("Judge", exact=True).fill(JUDGE)
+    page.get_by_role("button", name="Create sheet").click()
     with page.expect_download() as download:
         page.locator("#made").get_by_role("link", name="Download JSON").click()
     sheet = json.loads(Path(download.value.path()).read_text("utf-8"))
@@ -134,8 +134,8 @@ def import_sheet(page: Page, file: Path) -> None:
     before = page.locator(".lead").inner_text()
     assert " judged" in before
     judges = page.url.partition("?")[0]
-    page.get_by_label("The filled file").set_input_files(file)
-    page.get_by_role("button", name="Show what would change").click()
+    page.get_by_label("Filled file").set_input_files(file)
+    page.locator("#import").get_by_role("button", name="Preview").click()
     page.locator("#preview").wait_for()
     assert page.locator("#preview").get_by_text(JUDGE).first.is_visible()
     assert page.locator("table.changes tbody tr").count() >= 2

@@ -110,8 +110,8 @@ export class TipsView {
 
 function paintFlag({ box, words, mark, button }, text, computed, good) {
   mark.textContent = good ? "✓" : "△";
-  words.textContent = computed ? text : `${text}: contested by you`;
-  button.firstChild.textContent = computed ? "Contest" : "As computed";
+  words.textContent = computed ? text : `${text}: you disagree`;
+  button.firstChild.textContent = computed ? "Disagree" : "Undo";
   button.setAttribute("aria-pressed", String(!computed));
   box.classList.toggle("is-contested", !computed);
   box.classList.toggle("is-bad", !good);

@@ -54,6 +54,16 @@ def test_recursive_updates_equal_the_direct_solution(lam: float, steps: int) -> 
     np.testing.assert_allclose(ridge.v @ (lam * np.eye(12) + x.T @ x), np.eye(12), atol=1e-6)
 
 
+def test_v_is_computed_from_a_at_fixed_counts() -> None:
+    x, rewards = collinear(REBUILD_EVERY, 12, seed=4)
+    ridge, fresh = Ridge(12), Ridge(12)
+    for row, reward in zip(x, rewards, strict=True):
+        ridge.update(row, reward)
+        if ridge.n in (REBUILD_EVERY - 1, REBUILD_EVERY):
+            fresh.restore(ridge.a, ridge.b, ridge.n, ridge.reward_sum)
+            assert np.array_equal(ridge.v, fresh.v) == (ridge.n == REBUILD_EVERY)
+
+
 @pytest.mark.parametrize("lam", [0.5, 1.0, 100.0])
 def test_before_the_first_reward_the_estimate_is_the_prior_and_v_is_its_inverse_weight(lam: float) -> None:
     prior = np.arange(7.0)

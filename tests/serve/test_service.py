@@ -237,7 +237,7 @@ def test_a_reset_clears_the_tallies(service: PolicyService) -> None:
         return list(entry.body["x"][7:9])
 
     assert rates("a") == [0.25, 0.25]
-    learn(service, "egreedy/v1", 8)
+    service.reward(None, reward_request("a"))
     assert rates("b") != [0.25, 0.25]
     service.reset("u1")
     assert rates("c") == [0.25, 0.25]
@@ -296,6 +296,19 @@ def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkey
         for user in users:
             assert service.stats("egreedy/v1", user)["n"] == 1
             assert not service.reward(None, reward_request("e", user)).body["applied"]
+
+
+def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
+    service: PolicyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tipbench.serve.service._MAX_EVENTS", 3)
+    for number in range(3):
+        service.score("egreedy/v1", score_request(event_id=f"e{number}"))
+    service.log.wait()
+    with service.log.writing.transaction():  # keeps the writer waiting
+        assert service.reward(None, reward_request("e0")).body["applied"]
+        service.score("egreedy/v1", score_request(event_id="e3"))  # takes the place of the oldest event in memory
+        assert not service.reward(None, reward_request("e0")).body["applied"]
 
 
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:

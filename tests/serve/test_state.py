@@ -8,6 +8,7 @@ import random
 import resource
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -211,6 +212,26 @@ def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         service.flush()
     assert [json.loads(body)["n"] for (_, name), body in documents(tmp_path, "files").items() if name != TALLIES] == [6]
+
+
+def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path, state="files") as service, ThreadPoolExecutor(1) as pool:
+        learn(service, "egreedy/v1", 3)
+        service.score("egreedy/v1", score_request(event_id="open"))
+        service.flush()
+        before = documents(tmp_path, "files")
+        with service.log.writing.transaction():  # keeps the writer waiting
+            service.reward(None, reward_request("open"))
+            service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
+            flush = pool.submit(service.flush)  # or the thread that flushes every second is faster
+            deadline = time.monotonic() + 60
+            while service._dirty and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert isinstance(flush.exception(), TipbenchError | None)
+        with service._flushing:
+            pass  # the other flush has ended as well
+        assert documents(tmp_path, "files") == before
+        assert service.stats("egreedy/v1", "u1")["n"] == 3
 
 
 # Export and import

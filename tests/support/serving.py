@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tipbench.serve.keys import SECRET_FILE
 from tipbench.serve.request import SCORE, Candidate, RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
 
@@ -63,7 +64,10 @@ def reward_request(event: str, user: str = "u1", **changes: Any) -> RewardReques
 
 @contextlib.contextmanager
 def serving(home: Path, **options: Any) -> Iterator[PolicyService]:
-    """A service that is closed at the end."""
+    """A service that is closed at the end; a new home gets the same secret in every run, so draws repeat."""
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / SECRET_FILE).exists():
+        (home / SECRET_FILE).write_text("5e" * 32)
     with contextlib.closing(PolicyService(home, **options)) as service:
         yield service
 

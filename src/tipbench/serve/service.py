@@ -31,7 +31,7 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.request import Candidate, Occasion, RewardRequest, ScoreRequest, local_time
 from tipbench.serve.reward import reward_of
 from tipbench.serve.ridge import Ridge
-from tipbench.serve.state import UserState
+from tipbench.serve.state import NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
 
@@ -300,11 +300,15 @@ class PolicyService:
                 for event in [each for each in self._events if each[0] == key]:
                     del self._events[event]
         committed.result()
+        folder = self.home / FOLDER / STATE_FOLDER
+        if erase and folder.exists():  # also where SQLite has the state: it may have been in files before
+            with self._flushing:
+                FileStore(folder).erase(key)
+                with self._lock:  # files of rewards since the reset are written again
+                    self._user(key).dirty.update(NAMES)
+                    self._dirty.add(key)
         self.flush()
         if erase:
-            folder = self.home / FOLDER / STATE_FOLDER
-            if folder.exists():  # also where SQLite has the state: it may have been in files before
-                FileStore(folder).erase(key)
             self.log.truncate_wal()
         return {"cleared": cleared}
 

@@ -177,9 +177,6 @@ class UserState:
                 _logger.warning("The state %s was corrupt (%s): moved to %s, rebuilt from the log", name, exc, place)
         # Tallies are written after all else and by every reward, so a missing document has no reward up to their entry.
         after = 0 if corrupt else self._seqs[TALLIES]
-        for name in NAMES:
-            if name not in documents and not corrupt:
-                self._seqs[name] = after
         for name in documents:
             if self._seqs[name] < self.reset:
                 self._clear(name, self.reset)

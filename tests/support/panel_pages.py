@@ -224,6 +224,8 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "experiments": "/",
         "run form": "/run",
         "jobs": "/jobs",
+        "simulations": "/simulations",
+        "promotions": "/promotions",
         **jobs,
         "leaderboard": here,
         "leaderboard with a baseline": f"{here}?{ask}",

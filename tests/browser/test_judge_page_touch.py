@@ -62,7 +62,7 @@ def test_every_target_is_wide_enough_for_a_finger(phone: AtDesk) -> None:
     script = """[...document.querySelectorAll('#desk button')].filter(each => each.checkVisibility())
         .map(each => [each.textContent, each.getBoundingClientRect()])
         .filter(([, box]) => Math.min(box.width, box.height) < 44).map(([text]) => text)"""
-    small = [text for text in phone.page.evaluate(script) if text not in ("Finish batch…", "The whole rubric")]
+    small = [text for text in phone.page.evaluate(script) if text not in ("Finish batch…", "Show full rubric")]
     assert small == []
     assert phone.page.locator(".score").first.bounding_box()["width"] >= FINGER  # type: ignore[index]
 

@@ -156,6 +156,7 @@ def read_the_board(page: Page, experiment: str) -> None:
     page.locator(".verdict-text").wait_for()
     assert TEMPLATE in page.locator(".verdict-text").inner_text()
     assert page.locator("tbody th.row-name").count() == 2
+    page.locator(".baseline-form button").wait_for(state="hidden")  # the script is ready
     page.locator("#choose-baseline").select_option(f"{EMBEDDED}/v1")  # goes there by itself
     page.wait_for_url("**baseline=**")
     chosen = page.locator("th.row-name", has_text=EMBEDDED).first

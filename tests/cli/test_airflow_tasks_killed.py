@@ -43,7 +43,10 @@ def slow() -> Iterator[ScriptedOllama]:
 
 
 @pytest.fixture
-def conf(mlflow_url: str, slow: ScriptedOllama) -> dict[str, Any]:
+def conf(mlflow_url: str, slow: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A conf whose servers the worker's settings have."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
+    monkeypatch.setenv("OLLAMA_HOST", slow.url)
     return {
         "models": ALPHA,
         "prompts": "v1",

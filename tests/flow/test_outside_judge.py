@@ -162,8 +162,8 @@ def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
         judge.begin.set()
         told = judge.done()
         assert judged(process, name) == CELLS
-        page.get_by_text("New results have come in.").wait_for()
-        page.get_by_role("link", name="Show them").click()
+        page.get_by_text("New results are available.").wait_for()
+        page.get_by_role("link", name="Reload").click()
         page.locator("#fresh").wait_for(state="hidden")
         context.close()
         time.sleep(3)  # three looks: the judge's own writing is no news
@@ -258,6 +258,6 @@ def test_a_webhook_host_that_is_not_allowed_is_never_called(home: Path, monkeypa
         monkeypatch.setenv("TIPBENCH_HOOK_HOSTS", "judge.example.org")
         done = tipbench("panel", "--port", "0", home=home, timeout_s=60, check=False)
     assert done.returncode == 2
-    assert "receiver.example.org, which hook_hosts does not name" in done.stderr
+    assert "receiver.example.org, which is not in hook_hosts" in done.stderr
     assert "Traceback" not in done.stderr
     assert receiver.got == []

@@ -427,4 +427,4 @@ def test_focus_without_a_tie_says_what_it_needs(tmp_path: Path) -> None:
         out = tmp_path / "sheet.json"
         ended = invoke("judge", "export", "--focus", "--experiment", experiment, "--out", str(out))
         assert (ended.code, ended.stdout, out.exists()) == (3, "", False)
-        assert "--focus needs judged cells, a leader that others tie with, and unjudged cells of these" in ended.stderr
+        assert "--focus needs judged cells, a leader with tied pairs, and unjudged cells of these" in ended.stderr

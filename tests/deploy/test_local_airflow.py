@@ -142,9 +142,8 @@ def test_no_log_server_listens_for_other_machines(local: LocalAirflow) -> None:
 
 def test_an_environment_whose_making_failed_does_not_count_as_ready(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp /bin/false "$3/bin/python"\nexit 0\n', "utf-8"
-    )
+    make_venv = 'for last; do :; done && mkdir -p "$last/bin" && cp /bin/false "$last/bin/python"'
+    python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {make_venv}\nexit 0\n', "utf-8")
     python.chmod(0o755)
     words = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -81,7 +81,7 @@ def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, ho
         server.pause_listening()
         where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("away"))
         process = subprocess.Popen(
-            [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL],
+            [sys.executable, "-m", "tipbench", "collect", "--wait", "--models", "alpha:135m", *where, *SMALL],
             env={**os.environ, "TIPBENCH_HOME": str(home)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -263,7 +263,7 @@ def test_a_judge_is_one_model_of_the_server(server: ScriptedOllama, home: Path, 
 
 def test_nobody_at_the_address_is_said_at_once(server: ScriptedOllama, home: Path) -> None:
     server.pause_listening()
-    with pytest.raises(OllamaUnavailable, match="does not answer"), opened(server, home):
+    with pytest.raises(OllamaUnavailable, match="does not respond"), opened(server, home):
         pass
 
 
@@ -283,7 +283,7 @@ def test_a_server_that_stays_away_ends_the_judging_with_what_came_before(server:
         outcomes = judge.fill(sheet_of(3), lambda _text: None)
         assert isinstance(next(outcomes), ItemScore)
         server.pause_listening()
-        with pytest.raises(OllamaUnavailable, match="did not come back"):
+        with pytest.raises(OllamaUnavailable, match="was unavailable"):
             next(outcomes)
 
 

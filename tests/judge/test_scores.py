@@ -245,7 +245,7 @@ def test_a_floor_comes_from_the_rubric() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", '{"judges": {"a": 1}}'])
 def test_a_spoilt_text_is_told_and_not_guessed_at(text: str) -> None:
-    with pytest.raises(CorruptText, match=r"artifact:scores\.json is not what tipbench writes"):
+    with pytest.raises(CorruptText, match=r"artifact:scores\.json has an unexpected format"):
         read_scores(text)
 
 

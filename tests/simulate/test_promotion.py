@@ -10,6 +10,7 @@ import pytest
 
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
+from tipbench.serve.keys import SECRET_FILE
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import Switches
@@ -35,6 +36,8 @@ WORLD = World("standard", 5, 30, 12)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose event log has `egreedy/v1` serving all users of WORLD, as an application would drive it."""
     home = tmp_path_factory.mktemp("served")
+    (home / SECRET_FILE).write_text("5" * 64 + "\n", "utf-8")  # draws depend on it: the same in every run
+    (home / SECRET_FILE).chmod(0o600)
     service = PolicyService(home)
     try:
         for number in range(WORLD.rounds):

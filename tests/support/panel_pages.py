@@ -349,7 +349,7 @@ def _open_form(sight: Sight, path: str) -> None:
 def _upload(sight: Sight, path: str, file: Path) -> None:
     _open_form(sight, path)
     sight.page.locator("input[type=file]").set_input_files(file)
-    sight.page.get_by_role("button", name="Show what would change").click()
+    sight.page.get_by_role("button", name="Preview").click()
     sight.page.get_by_role("heading", name="Import a sheet").first.wait_for()
     sight.page.wait_for_load_state()
 

@@ -184,6 +184,14 @@ def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experime
         )
 
 
+def pending_cells(conf: Conf) -> int:
+    """Return how many cells of the run wait for a judge."""
+    from tipbench.record.plan_check import configured_cells, count_states
+
+    with _recorded(conf) as (config, store, experiment):
+        return count_states(configured_cells(store, experiment.experiment_id, config)).pending
+
+
 def export_for_judge(conf: Conf) -> dict[str, Any]:
     """Export a sheet of the run's pending cells to MLflow; returns its id and the cell counts."""
     from tipbench.cli.console import print_message

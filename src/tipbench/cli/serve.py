@@ -69,7 +69,7 @@ def serve(
         bool, typer.Option("--access-log", help="Log every request, without its query string.")
     ] = False,
 ) -> None:
-    """Serve policies that pick a tip for a user and learn from the reward.
+    """Serve policies that pick tips and learn from rewards.
 
     Listens on localhost by default. Every request needs a token of `tipbench token create --role app`. State and the
     event log are in the folder serve of TIPBENCH_HOME; one server uses them at a time. Press Ctrl-C to stop: what is

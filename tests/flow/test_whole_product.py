@@ -139,7 +139,7 @@ def test_from_collect_to_a_decision(team: Team) -> None:
     after = team.json("compare", MAY)
     assert pair(after["duels"]["winner"]) == other
     assert after["verdict"]["text"].startswith(board["verdict"]["text"])
-    assert f"{other} wins; the ranks stay as they are" in after["verdict"]["text"]
+    assert f"{other} wins the duels between the tied rows; duels do not change ranks" in after["verdict"]["text"]
     assert {**after, "duels": None, "verdict": None} == {**board, "duels": None, "verdict": None}
 
     _a_decision_is_frozen(team, leader, other)

@@ -328,8 +328,8 @@ def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
     page.locator("#preview").wait_for()
     yield "preview of an import"
     _open_form(sight, here)
-    page.locator("#export").get_by_label("For whom").fill(words.judges[1])
-    page.get_by_role("button", name="Make the sheet").click()
+    page.locator("#export input[name=judge]").fill(words.judges[1])
+    page.get_by_role("button", name="Create sheet").click()
     page.wait_for_load_state()
     yield "export"
     _open_form(sight, "/settings")

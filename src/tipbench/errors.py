@@ -2,6 +2,7 @@
 
     TipbenchError                 exit 1: the operation failed
     ├── UsageError                exit 2: invalid command, options or files
+    │   ├── InvalidOption         an option's value; has its key
     │   ├── SuiteError            invalid suite file; has file, line and reason
     │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
     │   ├── JobNotFound           unknown job id
@@ -48,6 +49,15 @@ class TipbenchError(Exception):
 
 class UsageError(TipbenchError):
     exit_code = 2
+
+
+class InvalidOption(UsageError):
+    """An option has an invalid value: the command line shows its flag, the web the path of its key."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        self.problem = problem
+        super().__init__(f"--{key.replace('_', '-')} {problem}")
 
 
 class SuiteError(UsageError):

@@ -72,10 +72,13 @@ def writable_home(home: Path) -> Path:
     return home
 
 
-def check_own(path: Path, next_step: str) -> None:
-    """Raise UsageError if another user owns a file or folder, or may write to it. A missing one is accepted."""
+def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
+    """Raise UsageError if another user owns a file or folder, or may write to it. A missing one is accepted.
+
+    With `fd` the open file is checked, and not what is at the path by now.
+    """
     try:
-        found = path.stat()
+        found = path.stat() if fd is None else os.fstat(fd)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as exc:
@@ -92,11 +95,12 @@ def check_own(path: Path, next_step: str) -> None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is the user's own, which many systems create with the user and name like the user."""
+    """Return whether a group is the user's own, which many systems create with the user and name like the user."""
     try:
-        return grp.getgrgid(gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 # Writing
@@ -235,13 +239,19 @@ class ResourceLock:
         )
         self.left_behind: LockHolder | None = None  # the previous holder, if it died with a model loaded
 
-    def acquire(self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S) -> bool:
-        """Acquire the lock and return whether it had to wait; raises LockHeld if it is held and `wait` is false."""
+    def acquire(
+        self, *, wait: bool, report: Callable[[str], None], poll_s: float = _POLL_S, timeout_s: float | None = None
+    ) -> bool:
+        """Acquire the lock and return whether it had to wait.
+
+        Raises LockHeld if it is held and `wait` is false, or if it is still held after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         make_folder(self._path.parent)
         with home_errors(self._path, "cannot be opened"):
             fd = open_private(self._path)
         try:
-            waited = self._wait(fd, wait, report, poll_s)
+            waited = self._wait(fd, wait, report, poll_s, deadline)
             with home_errors(self._path, "cannot be read"):
                 previous = _read_holder(fd)
             self._fd = fd
@@ -255,6 +265,15 @@ class ResourceLock:
             os.close(fd)
             raise
         return waited
+
+    @contextmanager
+    def held(self, *, wait: bool, report: Callable[[str], None]) -> Iterator[None]:
+        """Hold the lock for the block; see `acquire`."""
+        self.acquire(wait=wait, report=report)
+        try:
+            yield
+        finally:
+            self.release()
 
     def note_loaded(self, model: str, digest: str) -> None:
         """Save which model is about to be loaded, for the next holder if this process dies."""
@@ -278,11 +297,11 @@ class ResourceLock:
             finally:
                 os.close(fd)
 
-    def _wait(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float) -> bool:
+    def _wait(self, fd: int, wait: bool, report: Callable[[str], None], poll_s: float, deadline: float | None) -> bool:
         reported: str | None = None
         while not try_lock(fd, self._path):
             holder = str(_read_holder(fd) or "another tipbench")
-            if not wait:
+            if not wait or (deadline is not None and time.monotonic() > deadline):
                 raise LockHeld(f"{self._me.resource} is in use by {holder}. {self._advice}")
             if holder != reported:
                 report(f"waiting for {self._me.resource}: in use by {holder}")

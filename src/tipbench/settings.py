@@ -5,18 +5,26 @@ They are read once, at startup. `SETTINGS` lists every setting; the docs are gen
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tipbench.errors import UsageError
 from tipbench.files import check_own
-from tipbench.http import canonical_url, is_http_url
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, make_config
+from tipbench.http import is_http_url
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, validated
+
+if TYPE_CHECKING:
+    from tipbench.workflows.mlflow import MlflowAccess
+
+_M = TypeVar("_M", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
@@ -34,18 +42,112 @@ class Setting:
     in_file: bool = True
 
 
+_IN_WORDS = {"runner": "airflow where airflow_url is set, else local", "airflow_public_url": "airflow_url"}  # defaults
 _USUAL = {"ollama_url": ("OLLAMA_HOST",), "mlflow_url": ("MLFLOW_TRACKING_URI",)}
 
 
-def _collect_settings() -> list[Setting]:
+def _split(value: object) -> tuple[str, ...]:
+    """Return a list setting's parts: a list in the file, comma-separated in a variable."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    return tuple(text for text in (str(part).strip() for part in parts) if text)
+
+
+def _check_url(text: str) -> str:
+    if not is_http_url(text):
+        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
+    return text.rstrip("/")
+
+
+def _check_proxy(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is not the address of a reverse proxy, such as 127.0.0.1") from None
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Urls = Annotated[tuple[Annotated[str, AfterValidator(_check_url)], ...], BeforeValidator(_split)]
+Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
+
+
+class OperatorConfig(BaseModel):
+    """What the operator of panel, webhook, jobs and Airflow sets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    panel_host: str = Field("127.0.0.1", description="The address the panel listens on.")
+    panel_port: int = Field(5180, ge=0, le=65535, description="The port the panel listens on.")
+    panel_hosts: Names = Field(
+        (),
+        description="Comma-separated host names that the panel accepts, besides this machine's names and panel_host.",
+    )
+    panel_proxies: Proxies = Field(
+        (),
+        description="Comma-separated addresses of reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are "
+        "trusted.",
+    )
+    panel_urls: Urls = Field(
+        (),
+        description="Comma-separated Ollama servers that a run started over HTTP or Airflow may use, besides the "
+        "configured one.",
+    )
+    panel_mlflow_urls: Urls = Field(
+        (),
+        description="Comma-separated MLflow servers that such a run may use, besides the configured one; they get no "
+        "login.",
+    )
+    panel_suites: Names = Field(
+        (),
+        description="Comma-separated folders of suites that a run started over HTTP may use, besides the built-in "
+        "suites.",
+    )
+    panel_session_hours: float = Field(12, gt=0, le=24 * 31, description="Hours until a browser session expires.")
+    judge_command: str | None = Field(
+        None, description="The program that `judge run --with command` runs, also for jobs started over HTTP."
+    )
+    hook_url: str | None = Field(
+        None, description="URL that the panel notifies of cells that wait for a judge; see docs/webhook.md."
+    )
+    hook_hosts: Names = Field(
+        (),
+        description="Comma-separated hosts that hook_url may use, besides this machine; `http://` in front allows "
+        "plain HTTP.",
+    )
+    hook_watch_s: float = Field(30, ge=1, le=86_400, description="Seconds between two checks for waiting cells.")
+    runner: Literal["local", "airflow"] | None = Field(
+        None,
+        description="Runner of jobs that do not choose one: local (this machine) or airflow.",
+    )
+    airflow_url: str | None = Field(
+        None, description="The Airflow that runs collects for the panel, such as http://airflow.example:8080."
+    )
+    airflow_public_url: str | None = Field(None, description="Address of Airflow for browsers, for links to its pages.")
+    airflow_dag: str = Field("bench_collect", description="The id of tipbench's DAG in Airflow.")
+    ollama_hosts: Names = Field(
+        (), description="Comma-separated NAME=URL of the Ollama servers that share the models of an Airflow run."
+    )
+    jobs_keep_days: float = Field(
+        90,
+        ge=0,
+        le=36_500,
+        description="Days after its end (a lost job: its start) until a job is deleted with its log and events; 0 "
+        "keeps all.",
+    )
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _settings_of(model: type[BaseModel]) -> list[Setting]:
     return [
         Setting(
             key,
             (f"TIPBENCH_{key.upper()}", *_USUAL.get(key, ())),
-            "" if info.default is None else str(info.default).lower() if info.annotation is bool else str(info.default),
+            _IN_WORDS.get(key) or ("" if info.default in (None, ()) else _shown(info.default)),
             info.description or "",
         )
-        for key, info in CollectConfig.model_fields.items()
+        for key, info in model.model_fields.items()
     ]
 
 
@@ -57,10 +159,16 @@ SETTINGS: tuple[Setting, ...] = (
         "Folder for weights, the local MLflow, journals and locks.",
         in_file=False,
     ),
-    *_collect_settings(),
+    *_settings_of(CollectConfig),
     Setting("mlflow_username", ("MLFLOW_TRACKING_USERNAME",), "", "User name for MLflow.", in_file=False),
     Setting("mlflow_password", ("MLFLOW_TRACKING_PASSWORD",), "", "Password for MLflow.", in_file=False),
     Setting("mlflow_token", ("MLFLOW_TRACKING_TOKEN",), "", "Bearer token for MLflow.", in_file=False),
+    Setting(
+        "mlflow_host_header",
+        ("TIPBENCH_MLFLOW_HOST_HEADER",),
+        "",
+        "Host header to send to MLflow instead of its address, where its --allowed-hosts cannot be changed.",
+    ),
     Setting(
         "mlflow_public_url",
         ("TIPBENCH_MLFLOW_PUBLIC_URL",),
@@ -74,89 +182,13 @@ SETTINGS: tuple[Setting, ...] = (
         "The panel's admin token, of 32 characters or more.",
         in_file=False,
     ),
-    Setting("panel_host", ("TIPBENCH_PANEL_HOST",), "127.0.0.1", "The address the panel listens on."),
-    Setting("panel_port", ("TIPBENCH_PANEL_PORT",), "5180", "The port the panel listens on."),
-    Setting(
-        "panel_hosts",
-        ("TIPBENCH_PANEL_HOSTS",),
-        "",
-        "Comma-separated host names that the panel accepts, besides this machine's names and panel_host.",
-    ),
-    Setting(
-        "panel_proxies",
-        ("TIPBENCH_PANEL_PROXIES",),
-        "",
-        "Comma-separated addresses of reverse proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted.",
-    ),
-    Setting(
-        "panel_urls",
-        ("TIPBENCH_PANEL_URLS",),
-        "",
-        "Comma-separated Ollama servers that a run started over HTTP or Airflow may use, besides the configured one.",
-    ),
-    Setting(
-        "panel_mlflow_urls",
-        ("TIPBENCH_PANEL_MLFLOW_URLS",),
-        "",
-        "Comma-separated MLflow servers that such a run may use, besides the configured one; they get no login.",
-    ),
-    Setting(
-        "panel_suites",
-        ("TIPBENCH_PANEL_SUITES",),
-        "",
-        "Comma-separated folders of suites that a run started over HTTP may use, besides the built-in suites.",
-    ),
-    Setting("panel_session_hours", ("TIPBENCH_PANEL_SESSION_HOURS",), "12", "Hours until a browser session expires."),
-    Setting(
-        "judge_command",
-        ("TIPBENCH_JUDGE_COMMAND",),
-        "",
-        "The program that `judge run --with command` runs, also for jobs started over HTTP.",
-    ),
-    Setting(
-        "hook_url",
-        ("TIPBENCH_HOOK_URL",),
-        "",
-        "URL that the panel notifies of cells that wait for a judge; see docs/webhook.md.",
-    ),
-    Setting(
-        "hook_hosts",
-        ("TIPBENCH_HOOK_HOSTS",),
-        "",
-        "Comma-separated hosts that hook_url may use, besides this machine; `http://` in front allows plain HTTP.",
-    ),
+    *_settings_of(OperatorConfig),
     Setting(
         "hook_secret",
         ("TIPBENCH_HOOK_SECRET",),
         "",
         "Secret that signs the webhook's requests, of 20 characters or more; the receiver needs it too.",
         in_file=False,
-    ),
-    Setting("hook_watch_s", ("TIPBENCH_HOOK_WATCH_S",), "30", "Seconds between two checks for waiting cells."),
-    Setting(
-        "runner",
-        ("TIPBENCH_RUNNER",),
-        "airflow where airflow_url is set, else local",
-        "Runner of jobs that do not choose one: local (this machine) or airflow.",
-    ),
-    Setting(
-        "airflow_url",
-        ("TIPBENCH_AIRFLOW_URL",),
-        "",
-        "The Airflow that runs collects for the panel, such as http://airflow.example:8080.",
-    ),
-    Setting(
-        "airflow_public_url",
-        ("TIPBENCH_AIRFLOW_PUBLIC_URL",),
-        "airflow_url",
-        "Address of Airflow for browsers, for links to its pages.",
-    ),
-    Setting("airflow_dag", ("TIPBENCH_AIRFLOW_DAG",), "bench_collect", "The id of tipbench's DAG in Airflow."),
-    Setting(
-        "ollama_hosts",
-        ("TIPBENCH_OLLAMA_HOSTS",),
-        "",
-        "Comma-separated NAME=URL of the Ollama servers that share the models of an Airflow run.",
     ),
     Setting("airflow_username", ("TIPBENCH_AIRFLOW_USERNAME",), "", "User name for Airflow.", in_file=False),
     Setting("airflow_password", ("TIPBENCH_AIRFLOW_PASSWORD",), "", "Password for Airflow.", in_file=False),
@@ -166,12 +198,6 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "Token for Airflow, instead of a user name and password; it is not renewed.",
         in_file=False,
-    ),
-    Setting(
-        "jobs_keep_days",
-        ("TIPBENCH_JOBS_KEEP_DAYS",),
-        "90",
-        "Days after its end (a lost job: its start) until a job is deleted with its log and events; 0 keeps all.",
     ),
     Setting(
         "events",
@@ -197,27 +223,44 @@ class Settings:
         return None if value is None else str(value)
 
     def listed(self, key: str) -> tuple[str, ...]:
-        """Return a list setting: a list or a comma-separated string in the file, a comma-separated string elsewhere."""
-        value: object = self.values.get(key)
-        parts = value if isinstance(value, list) else str(value or "").split(",")
-        return tuple(text for text in (str(part).strip() for part in parts) if text)
+        """Return a list setting."""
+        return _split(self.values.get(key) or "")
+
+    @property
+    def mlflow(self) -> MlflowAccess:
+        """The configured MLflow."""
+        from tipbench.workflows.mlflow import MlflowAccess
+
+        keys = (
+            "mlflow_url",
+            "mlflow_username",
+            "mlflow_password",
+            "mlflow_token",
+            "mlflow_public_url",
+            "mlflow_host_header",
+        )
+        return MlflowAccess(self.home, *map(self.get, keys))
 
     def collect_config(self, flags: Mapping[str, object]) -> CollectConfig:
         """Return the configuration of a collect; flags override all other sources."""
-        values: dict[str, object] = {key: self.values[key] for key in CollectConfig.model_fields if key in self.values}
-        sources = dict(self.sources)
-        for key, value in flags.items():
-            if value is not None:
-                values[key] = value
-                sources[key] = "--" + key.replace("_", "-")
-        return make_config(values, sources)
+        return self._typed(CollectConfig, flags)
+
+    def operator(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
+        """Return the operator's settings; the flags of `tipbench panel` override all other sources."""
+        return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
+
+    def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
+        given = {key: value for key, value in flags.items() if value is not None}
+        values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
+        named = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in given}
+        return validated(model, {**values, **given}, {**self.sources, **named})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder.
 
     Raises UsageError if another user owns the home folder or a file, or may write to it. The keys of `HOME_ONLY` in the
-    working folder's file are ignored: a program must not run because somebody put a file into a shared folder.
+    working folder's file are ignored: a program must not run because another user put a file into a shared folder.
     """
     env = os.environ if environment is None else environment
     here = folder or Path.cwd()
@@ -226,7 +269,6 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     values: dict[str, str] = {}
     sources: dict[str, str] = {}
     for path in dict.fromkeys((home / CONFIG_FILE, here.resolve() / CONFIG_FILE)):
-        check_own(path, "Work in a folder of your own, or replace the file.")
         for key, value in _read_file(path).items():
             if key in HOME_ONLY and path.parent != home:
                 sources.setdefault(key, f"ignored in {path}; use TIPBENCH_{key.upper()} or {home / CONFIG_FILE}")
@@ -241,39 +283,6 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     if sources.get("ollama_url") == "OLLAMA_HOST":
         values["ollama_url"] = ollama_url(values["ollama_url"])
     return Settings(home, values, sources)
-
-
-class MlflowLogin(TypedDict, total=False):
-    """Credentials of an MLflow server, as arguments of `tipbench.record.mlflow.MlflowStore`."""
-
-    username: str | None
-    password: str | None
-    token: str | None
-
-
-def mlflow_login(settings: Settings, url: str) -> MlflowLogin:
-    """Return the configured credentials for the MLflow at `url`: empty unless it is the configured server.
-
-    A run may name another server, as over HTTP or in Airflow, which must not receive them. A login in `url` is its own.
-    """
-    configured = settings.get("mlflow_url") or ""
-    if not is_http_url(configured) or not is_http_url(url) or canonical_url(configured) != canonical_url(url):
-        return {}
-    get = settings.get
-    return {"username": get("mlflow_username"), "password": get("mlflow_password"), "token": get("mlflow_token")}
-
-
-def mlflow_pages(settings: Settings, url: str) -> str | None:
-    """Return the public URL of the MLflow at `url`, for links; None if browsers use the same URL."""
-    public, configured = settings.get("mlflow_public_url"), settings.get("mlflow_url") or ""
-    if not public or not is_http_url(configured) or canonical_url(configured) != canonical_url(url):
-        return None
-    if "@" in public or not is_http_url(public):
-        raise UsageError(
-            "mlflow_public_url takes a web address without a login, such as https://mlflow.example "
-            f"(got {public.rpartition('@')[2][:80]!r})."
-        )
-    return public
 
 
 def find_home(env: Mapping[str, str], here: Path) -> Path:
@@ -305,9 +314,13 @@ def ollama_url(host: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    """Return the keys of a tipbench.toml; empty if the file does not exist."""
+    """Return the keys of a tipbench.toml; empty if it does not exist. Raises UsageError if it is not the user's own."""
+    next_step = "Work in a folder of your own, or replace the file."
+    check_own(path, next_step)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            check_own(path, next_step, file.fileno())  # in a shared folder, another file may have taken its place
+            content = tomllib.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as exc:

@@ -48,7 +48,11 @@ class Database:
             self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
         try:
             with self._errors():
-                self._configure(wal)
+                self._db.row_factory = Row
+                if wal:
+                    self._enable_wal()
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.execute("PRAGMA foreign_keys = ON")
                 self._migrate(migrations)
         except BaseException:
             self._db.close()
@@ -75,13 +79,6 @@ class Database:
             finally:
                 if self._db.in_transaction:  # after an error, unless SQLite has already rolled back, as on a full disk
                     self._db.execute("ROLLBACK")
-
-    def _configure(self, wal: bool) -> None:
-        self._db.row_factory = Row
-        if wal:
-            self._enable_wal()
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
 
     def _enable_wal(self) -> None:
         """Enable WAL mode; retries until `busy_s`: SQLite's timeout does not apply while another process enables it."""
@@ -179,12 +176,10 @@ class GroupCommit:
         """Number of entries that no commit has taken yet."""
         return len(self._queue)
 
-    def wait(self) -> None:
-        """Wait until all that is queued is committed, without the lock held; raises the error of a failed commit."""
+    def pending(self) -> Future[None] | None:
+        """Return the future of the commit of all that is queued by now, or None if everything is committed."""
         with self._changed:
-            future = self._future if self._queue else self._committing
-        if future is not None:
-            future.result()
+            return self._future if self._queue else self._committing
 
     def close(self) -> None:
         """Commit what is queued and end the thread."""

@@ -151,12 +151,12 @@ def short_name(name: str, most: int) -> str:
 
 
 def escape_formula(value: object) -> object:
-    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
+    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns CSV with a header; unknown values are empty, numbers are not rounded.
+    """Return CSV with a header; unknown values are empty, numbers are not rounded.
 
     Control characters are made visible, so that a model name cannot move the cursor of a terminal.
     """

@@ -42,7 +42,7 @@ def test_tips_without_a_shared_word_are_fully_diverse(words: list[str]) -> None:
     assert (found.score, found.distinct_1, found.distinct_2) == (1.0, 1.0, 1.0)
 
 
-def test_fewer_than_two_tips_have_no_diversity_to_speak_of() -> None:
+def test_fewer_than_two_tips_have_no_diversity_score() -> None:
     assert diversity([]) is None
     assert diversity(["Set a timer."]) is None
 
@@ -82,7 +82,7 @@ def test_tips_without_any_word_are_compared_as_they_are() -> None:
     assert (same.score, different.score) == (0.0, 1.0)
 
 
-def test_what_lies_beyond_the_limits_is_not_looked_at() -> None:
+def test_text_beyond_the_limits_is_ignored() -> None:
     tips = [f"{WORDS[i % 10]} tip{i}" for i in range(MAX_TIPS)]
     assert diversity(tips + ["more"] * 1000) == diversity(tips)
     long = " ".join(f"w{i}" for i in range(MAX_WORDS))

@@ -76,7 +76,7 @@ def test_facts_come_from_the_file_without_loading_it(home: Path) -> None:
     assert llamacpp._RESIDENT.server is None
 
 
-def test_an_unknown_embedded_model_is_refused_with_the_names_there_are(engine: LlamaCppEngine) -> None:
+def test_an_unknown_embedded_model_is_refused_with_the_known_names(engine: LlamaCppEngine) -> None:
     with pytest.raises(ModelRefused, match=r"embedded:gpt is not an embedded model\. Choose one of: embedded:smollm2"):
         engine.facts("embedded:gpt")
 
@@ -86,7 +86,7 @@ def test_missing_weights_name_the_command_that_fetches_them(tmp_path: Path) -> N
         LlamaCppEngine(tmp_path, num_ctx=4096).facts(SMOLLM2.name)
 
 
-def test_asking_without_weights_is_a_failure_and_not_an_exception(tmp_path: Path) -> None:
+def test_a_request_without_weights_is_a_failure_and_not_an_exception(tmp_path: Path) -> None:
     failure = failed(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK))
     assert failure.kind is FailureKind.MISSING_MODEL
     assert "models fetch" in failure.reason
@@ -101,7 +101,7 @@ def test_a_missing_xllamacpp_names_the_extra_to_install(home: Path, monkeypatch:
 # --- answers
 
 
-def test_an_answer_comes_with_its_measures(engine: LlamaCppEngine) -> None:
+def test_an_answer_has_its_measurements(engine: LlamaCppEngine) -> None:
     engine.release(ASK.model)
     first, second = answered(engine.complete(ASK)), answered(engine.complete(ASK))
     assert first.text
@@ -125,7 +125,7 @@ def test_an_answer_cut_at_the_limit_has_reason_length(engine: LlamaCppEngine) ->
     assert (done.done_reason, done.output_tokens) == ("length", 3)
 
 
-def test_an_answer_that_ends_by_itself_has_reason_stop(engine: LlamaCppEngine) -> None:
+def test_an_answer_that_ends_normally_has_reason_stop(engine: LlamaCppEngine) -> None:
     ask = replace(ASK, user="Say only: yes", options=options(temperature=0, num_predict=200))
     assert answered(engine.complete(ask)).done_reason == "stop"
 
@@ -152,7 +152,7 @@ def test_a_text_that_is_not_unicode_is_rejected(engine: LlamaCppEngine) -> None:
     assert failed(engine.complete(replace(ASK, user="\ud800"))).kind is FailureKind.REJECTED
 
 
-def test_options_that_the_engine_cannot_send_are_our_error(engine: LlamaCppEngine) -> None:
+def test_options_that_the_engine_cannot_send_are_a_bug(engine: LlamaCppEngine) -> None:
     with pytest.raises(ValueError, match="mirostat"):
         engine.complete(replace(ASK, options=options(mirostat=1)))
     with pytest.raises(ValueError, match="num_ctx may be at most the engine's 4096; it is 8192"):
@@ -231,14 +231,14 @@ def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
     assert failure.wall_s < limit + 30.0
 
 
-def test_an_ask_cancelled_while_it_waits_does_not_start(engine: LlamaCppEngine) -> None:
+def test_a_request_cancelled_while_queued_does_not_start(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
     cancel.set()
     with llamacpp._RESIDENT.turn:
         assert failed(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
 
 
-def test_other_threads_go_on_while_it_generates(engine: LlamaCppEngine) -> None:
+def test_other_threads_run_while_it_generates(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1)))
     done = threading.Event()
     ticks = 0
@@ -255,13 +255,13 @@ def test_other_threads_go_on_while_it_generates(engine: LlamaCppEngine) -> None:
     assert ticks > 3
 
 
-def test_asks_from_several_threads_all_get_their_own_answers(engine: LlamaCppEngine) -> None:
-    asks = [replace(ASK, options=options(seed=seed, num_predict=6)) for seed in range(3)]
-    alone = [answered(engine.complete(ask)).text for ask in asks]
+def test_requests_from_several_threads_get_their_own_answers(engine: LlamaCppEngine) -> None:
+    requests = [replace(ASK, options=options(seed=seed, num_predict=6)) for seed in range(3)]
+    alone = [answered(engine.complete(ask)).text for ask in requests]
     together: dict[int, str] = {}
 
     def answer(index: int) -> None:
-        together[index] = answered(engine.complete(asks[index])).text
+        together[index] = answered(engine.complete(requests[index])).text
 
     threads = [threading.Thread(target=answer, args=(index,)) for index in range(3)]
     for thread in threads:
@@ -325,7 +325,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="n
 
 
 @needs_proc
-def test_release_gives_the_memory_back(engine: LlamaCppEngine) -> None:
+def test_release_frees_the_memory(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1)))
     loaded = resident_mb()
     engine.release(ASK.model)
@@ -343,7 +343,7 @@ def test_two_engines_hold_one_set_of_weights(home: Path) -> None:
     assert resident_mb() - loaded < 40
 
 
-def test_the_last_ask_takes_the_weights_with_it(engine: LlamaCppEngine) -> None:
+def test_the_last_request_unloads_the_weights(engine: LlamaCppEngine) -> None:
     engine.complete(replace(ASK, options=options(num_predict=1), last=True))
     assert llamacpp._RESIDENT.server is None
 

@@ -1,4 +1,4 @@
-"""OllamaEngine against a scripted server: every way a call can end, told apart and retried only where it is right."""
+"""OllamaEngine against a scripted server: every way a call can end, classified and retried where appropriate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.requests import ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
 from tipbench.generate import ollama
-from tipbench.generate.engine import Completion, EngineFailure, FailureKind, rejection_reason
-from tipbench.generate.ollama import MemoryPolicy, OllamaEngine, find_entry, read_completion
+from tipbench.generate.engine import OPTIONS, Completion, EngineFailure, FailureKind, rejection_reason
+from tipbench.generate.ollama import OllamaEngine, find_entry, read_completion, read_facts
 from tipbench.generate.ollama_api import Chat, Ending
 
 
@@ -28,7 +28,7 @@ def server() -> Iterator[ScriptedOllama]:
 @pytest.fixture
 def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[OllamaEngine]:
     monkeypatch.setattr(ollama, "_BUSY_FIRST_WAIT_S", 0.01)
-    built = OllamaEngine(server.url, rule=MemoryPolicy(wait_s=5))
+    built = OllamaEngine(server.url, wait_s=5)
     yield built
     built.close()
 
@@ -47,7 +47,7 @@ def failed(result: Completion | EngineFailure) -> EngineFailure:
     return result
 
 
-def test_a_complete_answer_has_its_numbers(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_a_complete_answer_has_its_measurements(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)
     result = completed(engine.complete(ask()))
     assert result.text.startswith("[")
@@ -66,11 +66,11 @@ def test_every_option_is_sent_and_the_model_is_kept_warm_for_a_short_time(
     engine.complete(ask())
     engine.complete(ask(last=True))
     first, last = (request for request in server.log.requests if request.path == "/api/chat")
-    assert set(first.options) == set(ollama._OPTIONS)
+    assert set(first.options) == set(OPTIONS)
     assert (first.keep_alive, last.keep_alive) == (ollama.KEEP_WARM_S, 0)
 
 
-def test_an_option_that_ollama_would_ignore_is_our_bug(engine: OllamaEngine) -> None:
+def test_an_option_that_ollama_would_ignore_is_a_bug(engine: OllamaEngine) -> None:
     wrong = dataclasses.replace(ask(), options={"temperatur": 1.0})
     with pytest.raises(ValueError, match="temperatur"):
         engine.complete(wrong)
@@ -92,7 +92,7 @@ def test_an_option_that_ollama_would_ignore_is_our_bug(engine: OllamaEngine) -> 
         (Fault("no_done", 0), FailureKind.INCOMPLETE, 2),
     ],
 )
-def test_failures_are_distinguished_and_tried_again_only_where_it_helps(
+def test_failures_are_classified_and_retried_only_where_it_helps(
     engine: OllamaEngine, server: ScriptedOllama, fault: Fault, kind: FailureKind, calls: int
 ) -> None:
     server.add_faults(fault)
@@ -103,7 +103,7 @@ def test_failures_are_distinguished_and_tried_again_only_where_it_helps(
 
 
 @pytest.mark.parametrize("fault", [Fault("busy", times=2), Fault("load_error", times=1), Fault("reset", times=2)])
-def test_a_passing_trouble_costs_only_time(engine: OllamaEngine, server: ScriptedOllama, fault: Fault) -> None:
+def test_a_transient_error_is_retried_successfully(engine: OllamaEngine, server: ScriptedOllama, fault: Fault) -> None:
     server.add_faults(fault)
     assert completed(engine.complete(ask())).done_reason == "stop"
 
@@ -114,7 +114,7 @@ def test_what_arrived_before_the_error_is_kept(engine: OllamaEngine, server: Scr
 
 
 @pytest.mark.parametrize("fault", ["no_done", "done_false"])
-def test_an_end_without_done_is_tried_once_more_and_then_the_models_own(
+def test_an_end_without_done_is_retried_once_then_accepted(
     engine: OllamaEngine, server: ScriptedOllama, fault: str
 ) -> None:
     server.add_faults(Fault(fault, 5))
@@ -124,7 +124,7 @@ def test_an_end_without_done_is_tried_once_more_and_then_the_models_own(
     assert chats(server) == 2
 
 
-def test_an_end_without_done_that_does_not_come_twice_is_forgotten(
+def test_an_end_without_done_followed_by_a_complete_answer_is_discarded(
     engine: OllamaEngine, server: ScriptedOllama
 ) -> None:
     server.add_faults(Fault("no_done", 5, times=1))
@@ -138,11 +138,11 @@ def test_a_call_that_does_not_end_in_time_is_a_timeout(
     server.add_faults(Fault(fault, 3))
     start = time.monotonic()
     assert failed(engine.complete(ask(timeout_s=0.7))).kind is FailureKind.TIMEOUT
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert chats(server) == 1
 
 
-def test_a_server_that_became_unavailable_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_an_unavailable_server_is_not_a_failure_of_the_cell(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.pause_listening()
     assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
     assert not engine.alive()
@@ -151,7 +151,9 @@ def test_a_server_that_became_unavailable_is_not_the_cells_fault(engine: OllamaE
     completed(engine.complete(ask()))
 
 
-def test_a_server_killed_in_mid_answer_is_not_the_cells_fault(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_a_server_killed_in_mid_answer_is_not_a_failure_of_the_cell(
+    engine: OllamaEngine, server: ScriptedOllama
+) -> None:
     server.set(call_s=5.0)
     threading.Timer(0.5, server.pause_listening).start()
     assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
@@ -173,11 +175,11 @@ def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
     threading.Timer(0.5, stop).start()
     start = time.monotonic()
     assert failed(engine.complete(question)).kind is FailureKind.CANCELLED
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize("fault", ["truncated", "truncated_half"])
-def test_a_silently_cut_prompt_is_noticed(engine: OllamaEngine, server: ScriptedOllama, fault: str) -> None:
+def test_a_silently_truncated_prompt_is_detected(engine: OllamaEngine, server: ScriptedOllama, fault: str) -> None:
     server.add_faults(Fault(fault))
     assert completed(engine.complete(ask(num_ctx=256, num_predict=64))).truncated
 
@@ -190,7 +192,7 @@ def test_missing_counters_are_unknown_and_not_zero(engine: OllamaEngine, server:
     assert not result.truncated
 
 
-def test_thoughts_are_no_part_of_the_answer(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_thinking_is_not_part_of_the_answer(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("thinking"))
     assert completed(engine.complete(ask())).text.startswith("[")
 
@@ -210,12 +212,14 @@ def test_a_call_cut_short_has_reason_length(engine: OllamaEngine, server: Script
 def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
     for _ in range(5):
         completed(engine.complete(ask()))
-    line = engine._rest._take_line()
+    line = engine._api._take_line()
     (connection,) = line.client._transport._pool.connections  # type: ignore[attr-defined]
     assert "Request Count: 5" in repr(connection)
 
 
-def test_facts_come_from_the_true_count_and_not_from_the_name(server: ScriptedOllama, engine: OllamaEngine) -> None:
+def test_the_size_is_the_true_parameter_count_and_not_from_the_name(
+    server: ScriptedOllama, engine: OllamaEngine
+) -> None:
     server.add_model(ModelSpec("x:e2b", params=4_460_000_000))
     server.add_model(ModelSpec("small:9b", params=500_000_000, projector_params=100_000_000))
     large, small = engine.facts("x:e2b"), engine.facts("small:9b")
@@ -227,18 +231,18 @@ def test_facts_come_from_the_true_count_and_not_from_the_name(server: ScriptedOl
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "reason"),
     [
         (ModelSpec("m:1b", params=None), "unknown parameter count"),
         (ModelSpec("m:1b", remote_model="gpt", remote_host="https://cloud"), "cloud model"),
         (ModelSpec("m:1b", capabilities=("embedding",)), "cannot complete"),
     ],
 )
-def test_what_may_not_run_is_refused_with_its_reason(
-    server: ScriptedOllama, engine: OllamaEngine, spec: ModelSpec, said: str
+def test_an_unsupported_model_is_refused_with_its_reason(
+    server: ScriptedOllama, engine: OllamaEngine, spec: ModelSpec, reason: str
 ) -> None:
     server.add_model(spec)
-    assert said in (rejection_reason(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
+    assert reason in (rejection_reason(engine.facts("m:1b"), max_model_b=4.0, allow_unknown_size=False) or "")
 
 
 def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: OllamaEngine) -> None:
@@ -249,7 +253,7 @@ def test_a_thinking_model_is_set_not_to_think(server: ScriptedOllama, engine: Ol
 
 
 def test_a_missing_model_is_refused_with_the_pull_command(engine: OllamaEngine) -> None:
-    with pytest.raises(ModelRefused, match="ollama pull nosuch:1b"):
+    with pytest.raises(ModelRefused, match=r"Get it with `ollama pull nosuch:1b`\.$"):
         engine.facts("nosuch:1b")
 
 
@@ -261,8 +265,11 @@ def test_a_name_without_a_tag_means_latest() -> None:
 
 
 def test_no_server_and_another_server_are_different_errors(mlflow_url: str) -> None:
-    with closing(OllamaEngine("http://127.0.0.1:9")) as nobody, pytest.raises(OllamaUnavailable, match="ollama serve"):
-        nobody.facts("m")
+    with (
+        closing(OllamaEngine("http://127.0.0.1:9")) as unreachable,
+        pytest.raises(OllamaUnavailable, match="ollama serve"),
+    ):
+        unreachable.facts("m")
     with closing(OllamaEngine(mlflow_url)) as other, pytest.raises(OllamaError, match="not an Ollama response"):
         other.facts("m")
 
@@ -281,7 +288,7 @@ def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama,
     assert dict(server.log.loads) == {"alpha:135m": 1, "beta:135m": 1}
 
 
-def test_a_model_stuck_in_stopping_ends_the_run_instead_of_loading_a_second(
+def test_a_model_that_does_not_unload_ends_the_run_instead_of_loading_a_second(
     server: ScriptedOllama, engine: OllamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ollama, "STUCK_DEADLINE_S", 0.5)
@@ -295,7 +302,7 @@ def test_a_model_stuck_in_stopping_ends_the_run_instead_of_loading_a_second(
 
 
 def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
-    engine = OllamaEngine(server.url, rule=MemoryPolicy(unload="call", wait_s=5))
+    engine = OllamaEngine(server.url, unload="call", wait_s=5)
     server.set(unload_s=0.05)
     engine.prepare(engine.facts("alpha:135m"))
     for _ in range(3):
@@ -306,9 +313,9 @@ def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
     assert dict(server.log.loads) == {"alpha:135m": 3}
 
 
-def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: ScriptedOllama) -> None:
-    said: list[str] = []
-    engine = OllamaEngine(server.url, rule=MemoryPolicy(wait_s=5, evict=True), report=said.append)
+def test_a_foreign_model_in_mid_run_is_reported_and_its_time_is_marked(server: ScriptedOllama) -> None:
+    messages: list[str] = []
+    engine = OllamaEngine(server.url, wait_s=5, evict=True, report=messages.append)
     engine.start()
     engine.prepare(engine.facts("alpha:135m"))
     completed(engine.complete(ask()))
@@ -319,13 +326,13 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_marked(server: Scri
     engine.release("alpha:135m")
     assert server.resident == ("beta:135m",), "ours is gone; the foreign one need not be waited for yet"
     engine.prepare(engine.facts("alpha:135m"))
-    assert not server.resident, "before the next model it is evicted, as asked"
+    assert not server.resident, "it is evicted before the next model"
     evidence = engine.evidence()
     engine.close()
     assert (evidence.most_resident, evidence.handovers) == (2, 1)
     assert evidence.foreign == ("beta:135m",)
-    assert len(said) == 1
-    assert "beta:135m" in said[0]
+    assert len(messages) == 1
+    assert "beta:135m" in messages[0]
 
 
 def test_a_tag_moved_before_its_block_is_not_generated_under_its_old_digest(
@@ -338,7 +345,7 @@ def test_a_tag_moved_before_its_block_is_not_generated_under_its_old_digest(
 
 
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, -1, True, "12", None])
-def test_counters_that_are_no_sensible_numbers_are_unknown(odd: object) -> None:
+def test_invalid_counters_are_unknown(odd: object) -> None:
     counters = ("total_duration", "load_duration", "eval_duration", "eval_count", "prompt_eval_count")
     chat = Chat(ending=Ending.DONE, text="[]", last=dict.fromkeys(counters, odd), wall_s=2.0)
     done = read_completion(chat, ask())
@@ -349,3 +356,12 @@ def test_counters_that_are_no_sensible_numbers_are_unknown(odd: object) -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize("odd", [None, 1, "x", [1], [[]]])
+def test_a_description_of_unknown_shape_has_no_details(odd: object) -> None:
+    names = ("details", "model_info", "projector_info")
+    shown = {**dict.fromkeys(names, odd), "capabilities": 7}
+    facts = read_facts("m:1b", shown, {"digest": "d", "size": "big"}, version="0", host="here")
+    assert (facts.params_b, facts.quantization, facts.file_bytes, facts.kv_bytes_per_token) == (None,) * 4
+    assert facts.completes

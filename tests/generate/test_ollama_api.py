@@ -41,7 +41,7 @@ def chat(rest: OllamaApi) -> Chat:
 # A model the server will not describe
 
 
-def test_a_name_ollama_cannot_read_is_refused_in_its_own_words(server: ScriptedOllama, rest: OllamaApi) -> None:
+def test_an_invalid_name_is_refused_with_ollamas_message(server: ScriptedOllama, rest: OllamaApi) -> None:
     for status in [400, 500]:
         server.clear_faults()
         server.add_faults(Fault("status", status, path="/api/show"))
@@ -50,14 +50,14 @@ def test_a_name_ollama_cannot_read_is_refused_in_its_own_words(server: ScriptedO
         assert "--ollama-url" not in str(caught.value)
 
 
-def test_a_trouble_in_ollamas_words_does_not_blame_the_address(server: ScriptedOllama, rest: OllamaApi) -> None:
+def test_an_error_of_ollama_does_not_blame_the_url(server: ScriptedOllama, rest: OllamaApi) -> None:
     server.add_faults(Fault("status", 500, path="/api/tags"))
     with pytest.raises(OllamaError, match="/api/tags with 500: ") as caught:
         rest.tags()
     assert "--ollama-url" not in str(caught.value)
 
 
-def test_an_answer_that_is_not_ollamas_blames_the_address() -> None:
+def test_a_response_of_another_program_blames_the_url() -> None:
     def answer(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
@@ -78,7 +78,7 @@ def test_an_answer_that_is_not_ollamas_blames_the_address() -> None:
 # Connections
 
 
-def test_lines_of_threads_that_have_ended_are_closed(rest: OllamaApi) -> None:
+def test_connections_of_ended_threads_are_closed(rest: OllamaApi) -> None:
     threads = [threading.Thread(target=chat, args=(rest,)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -90,7 +90,7 @@ def test_lines_of_threads_that_have_ended_are_closed(rest: OllamaApi) -> None:
     assert all(line.client.is_closed for line in lines)
 
 
-def test_a_thread_whose_line_was_dropped_gets_another(rest: OllamaApi) -> None:
+def test_a_thread_whose_connection_was_dropped_gets_another(rest: OllamaApi) -> None:
     assert chat(rest).ending is Ending.DONE
     rest.drop_idle_lines()
     assert chat(rest).ending is Ending.DONE
@@ -98,7 +98,7 @@ def test_a_thread_whose_line_was_dropped_gets_another(rest: OllamaApi) -> None:
     assert len(rest._lines) == 1
 
 
-def test_a_line_in_use_is_not_dropped() -> None:
+def test_a_connection_in_use_is_not_dropped() -> None:
     with ScriptedOllama(["alpha:135m"], call_s=0.5) as server, closing(OllamaApi(server.url)) as rest:
         ended: list[Chat] = []
         thread = threading.Thread(target=lambda: ended.append(chat(rest)))
@@ -113,7 +113,7 @@ def test_a_line_in_use_is_not_dropped() -> None:
 # Who is absent
 
 
-def test_nobody_on_the_port_is_an_absent_server() -> None:
+def test_a_closed_port_is_an_unavailable_server() -> None:
     with closing(OllamaApi(f"http://127.0.0.1:{free_port()}")) as rest:
         assert chat(rest).ending is Ending.REFUSED
         assert not rest.alive()
@@ -121,7 +121,7 @@ def test_nobody_on_the_port_is_an_absent_server() -> None:
             rest.version()
 
 
-def test_a_name_nobody_knows_is_an_absent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresolvable_host_is_an_unavailable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with closing(OllamaApi("http://nobody.invalid:11434")) as rest:
@@ -149,7 +149,7 @@ for call in (rest.alive, rest.version, lambda: rest.chat(ask, timeout_s=5, cance
 
 
 @pytest.mark.process
-def test_too_many_open_files_are_not_an_absent_server(server: ScriptedOllama) -> None:
+def test_too_many_open_files_are_not_an_unavailable_server(server: ScriptedOllama) -> None:
     for host in ["127.0.0.1", "localhost"]:
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT_FILES, server.url.replace("127.0.0.1", host)],
@@ -159,11 +159,11 @@ def test_too_many_open_files_are_not_an_absent_server(server: ScriptedOllama) ->
             check=True,
             timeout=30,
         )
-        said = done.stdout.splitlines()
-        assert len(said) == 3
+        lines = done.stdout.splitlines()
+        assert len(lines) == 3
         assert all(
-            "could not be reached" in line and "ulimit -n" in line and "--concurrency" in line for line in said
-        ), said
+            "could not be reached" in line and "ulimit -n" in line and "--concurrency" in line for line in lines
+        ), lines
 
 
 @pytest.mark.parametrize("line", [b"[" * 200_000, b'{"done": ' + b"9" * 5000 + b"}", b'{"a": ' * 100_000])

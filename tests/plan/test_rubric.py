@@ -36,7 +36,7 @@ def rubrics(draw: st.DrawFn) -> Rubric:
 
 
 @given(rubrics())
-def test_range_is_the_lowest_and_highest_composite_there_can_be(rubric: Rubric) -> None:
+def test_range_is_the_lowest_and_highest_possible_composite(rubric: Rubric) -> None:
     values = [range(scale.min, scale.max + 1) for scale in rubric.scales]
     composites = [
         rubric.composite(dict(zip(rubric.scale_names, scores, strict=True)), format_ok=format_ok, overlong=overlong)
@@ -47,7 +47,7 @@ def test_range_is_the_lowest_and_highest_composite_there_can_be(rubric: Rubric) 
     assert rubric.range[0] <= rubric.floor_composite <= rubric.range[1]
 
 
-def test_tip_v1_is_weighed_as_the_product_promises() -> None:
+def test_tip_v1_has_the_documented_weights() -> None:
     scores = {"relevance": 4, "actionability": 3, "tone": 5}
     assert RUBRIC.composite(scores, format_ok=True, overlong=False) == 14
     assert RUBRIC.composite(scores, format_ok=False, overlong=True) == 11
@@ -61,7 +61,7 @@ def test_mean_scores_of_several_judges_have_a_composite_too() -> None:
     assert RUBRIC.composite(scores, format_ok=True, overlong=False) == 12
 
 
-def test_tag_names_the_exact_bytes_of_the_file() -> None:
+def test_tag_identifies_the_exact_bytes_of_the_file() -> None:
     assert RUBRIC.tag == f"tip-v1@{hashlib.sha256(RUBRIC.text.encode()).hexdigest()}"
 
 
@@ -89,7 +89,7 @@ def test_every_built_in_control_can_hide_among_answers_in_the_requested_form() -
 
 
 def test_no_scale_value_makes_up_too_much_of_the_controls() -> None:
-    """A judge who always says 3 must not be able to hide among threes."""
+    """A judge who always gives 3 must be detected."""
     for scale in RUBRIC.scales:
         counts = Counter(control.scores[scale.name] for control in TIPS.controls)
         assert max(counts.values()) <= 0.35 * len(TIPS.controls)

@@ -34,7 +34,7 @@ def combined(n_personas: int, n_slots: int) -> tuple[Scenario, ...]:
 
 
 @given(sizes, sizes)
-def test_every_persona_meets_every_slot_once(n_personas: int, n_slots: int) -> None:
+def test_every_persona_is_combined_with_every_slot_once(n_personas: int, n_slots: int) -> None:
     ids = [scenario.id for scenario in combined(n_personas, n_slots)]
     assert sorted(ids) == sorted(f"p{p}@s{s}" for p in range(n_personas) for s in range(n_slots))
 
@@ -109,12 +109,12 @@ def test_any_change_of_content_changes_the_hash() -> None:
     assert len({variant.content_hash for variant in variants}) == len(variants) == 16
 
 
-def test_hash_of_a_fixed_scenario_never_moves() -> None:
-    """Recorded runs carry it: another way of hashing would make every old cell a stranger."""
+def test_hash_of_a_fixed_scenario_never_changes() -> None:
+    """Recorded runs contain the hash: with another one, no old cell would be found again."""
     assert a_scenario().content_hash == "a2a5d7870307fcf43468c180b4914d7aee7d02dc529318e07d961e69e09cdd40"
 
 
-def test_card_is_plain_json_and_marks_what_is_overdue() -> None:
+def test_card_is_plain_json_and_marks_overdue_tasks() -> None:
     card = dataclasses.replace(a_scenario(), day=date(2026, 4, 30)).to_card()
     assert json.loads(json.dumps(card)) == card
     assert (card["id"], card["weekday"], card["slot"]["time"]) == ("p0@s0", "Thursday", "00:30")

@@ -80,7 +80,7 @@ def test_extending_suite_of_the_docs_loads(tmp_path: Path, folder: SuiteFolder) 
     assert suite.scenarios == load_suite("tips").scenarios
 
 
-def test_fingerprint_is_stable_and_moves_with_any_file(folder: SuiteFolder) -> None:
+def test_fingerprint_is_stable_and_changes_with_any_file(folder: SuiteFolder) -> None:
     seen = {load_suite(str(folder)).fingerprint}
     assert seen == {load_suite(str(folder)).fingerprint}
     for name, old, new in (
@@ -95,7 +95,7 @@ def test_fingerprint_is_stable_and_moves_with_any_file(folder: SuiteFolder) -> N
     assert len(seen) == 6
 
 
-def test_comment_in_a_prompt_moves_nothing(folder: SuiteFolder) -> None:
+def test_comment_in_a_prompt_does_not_change_the_fingerprint(folder: SuiteFolder) -> None:
     before = load_suite(str(folder)).fingerprint
     folder.replace("prompts/v1.md", "is a comment", "is only a comment")
     assert load_suite(str(folder)).fingerprint == before
@@ -212,7 +212,7 @@ def test_suite_without_prompts_is_refused(folder: SuiteFolder) -> None:
     assert "the suite has no prompt" in refusal(folder).reason
 
 
-def test_prompt_with_an_odd_file_name_is_refused(folder: SuiteFolder) -> None:
+def test_prompt_with_an_invalid_file_name_is_refused(folder: SuiteFolder) -> None:
     (folder.path / "prompts" / "v1.md").rename(folder.path / "prompts" / "V 1.md")
     assert "a-z, 0-9 and '-'" in refusal(folder).reason
 
@@ -287,7 +287,7 @@ def extend(folder: SuiteFolder, parent: str, more: str = "") -> Path:
     return child
 
 
-def test_extending_suite_takes_everything_over(folder: SuiteFolder) -> None:
+def test_extending_suite_inherits_everything(folder: SuiteFolder) -> None:
     suite, parent = load_suite(str(extend(folder, "../my-suite"))), load_suite(str(folder))
     assert suite.name == "child"
     assert (suite.scenarios, suite.prompts, suite.rubric) == (parent.scenarios, parent.prompts, parent.rubric)
@@ -301,7 +301,7 @@ def test_extending_suite_adds_slots_and_replaces_sampling_values(folder: SuiteFo
     assert suite.sampling == {"top_k": 5, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
 
 
-def test_suite_with_a_rubric_of_its_own_does_not_inherit_controls(folder: SuiteFolder) -> None:
+def test_suite_that_replaces_the_rubric_does_not_inherit_controls(folder: SuiteFolder) -> None:
     child = extend(folder, "../my-suite")
     (child / "rubric.md").write_bytes((folder.path / "rubric.md").read_bytes())
     assert load_suite(str(child)).controls == ()

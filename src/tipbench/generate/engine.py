@@ -1,4 +1,4 @@
-"""The Engine port, the engine registry, and the size and memory checks before generation."""
+"""The Engine port, the engine registry, the models that engines have, and the size and memory checks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tipbench.errors import ModelRefused, TipbenchError
 from tipbench.files import ResourceLock
 from tipbench.generate.residency import Evidence
+from tipbench.http import canonical_url, is_loopback
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.scenarios import Scenario
 
@@ -34,6 +36,15 @@ class ModelFacts:
     thinking: bool = False  # the model thinks unless this is disabled
     remote: bool = False  # runs on another machine, without local weights
     completes: bool = True  # False for embedding-only models
+
+
+OPTIONS = frozenset({"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"})
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Raise ValueError unless these are exactly the options of every request: engines ignore unknown ones silently."""
+    if differs := set(options) ^ OPTIONS:
+        raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differs)}")
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ class Engine(Protocol):
         """Return a model's facts. Raises ModelRefused if it is missing, ServerUnavailable without its server."""
         ...
 
+    def list_models(self) -> list[str]:
+        """Return the names of the models that it has. Raises ServerUnavailable without its server."""
+        ...
+
     def start(self) -> None:
         """Called once before any engine generates; raises ResidencyError if memory is not free."""
         ...
@@ -167,12 +182,6 @@ class InProcessEngine:
         pass
 
 
-def engine_of(model: str) -> str:
-    """Return the engine of a model name: its prefix if it is `embedded` or `baseline`, else Ollama."""
-    prefix, _, _ = model.partition(":")
-    return prefix if prefix in ("embedded", "baseline") else "ollama"
-
-
 _OVERHEAD = 1.1  # compute buffers, on top of weights and context
 
 
@@ -224,36 +233,24 @@ def memory_warning(facts: ModelFacts, needed: int | None, free: Memory) -> str |
     )
 
 
-_MEMINFO = Path("/proc/meminfo")
+def free_memory(model: str, config: CollectConfig) -> Memory:
+    """Return the free RAM and VRAM for a model on this machine; unknown if it runs on another one.
 
-
-def free_memory() -> Memory:
-    """Return the free RAM and VRAM of this machine; None where unavailable."""
-    return Memory(ram=_free_ram(), vram=_free_vram())
-
-
-def _free_ram() -> int | None:
-    try:
-        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _free_vram() -> int | None:
-    """Return the largest free memory of one NVIDIA card; other vendors' tools differ too much to rely on."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    query = [tool, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-        return max(int(line) for line in output.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    VRAM is the largest free memory of one NVIDIA card; other vendors' tools differ too much to rely on.
+    """
+    if not engine_of(model).runs_here(config):
+        return Memory()
+    ram = vram = None
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                ram = int(line.split()[1]) * 1024
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            output = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+            vram = max(int(line) for line in output.split()) * 2**20
+    return Memory(ram, vram)
 
 
 @dataclass(frozen=True)
@@ -263,15 +260,52 @@ class EngineDependencies:
     config: CollectConfig
     home: Path
     report: Callable[[str], None]
-    lock: ResourceLock | None = None  # on the Ollama server; None for a dry run
+    locks: Mapping[str, ResourceLock] = field(default_factory=dict)  # by engine; empty for a dry run
+
+
+@dataclass(frozen=True)
+class EngineType:
+    """What other modules need to know about an engine without building it; they never compare its name."""
+
+    name: str  # the prefix of its models' names
+    build: Callable[[EngineDependencies], Engine]
+    label: str  # in messages and lock names
+    kind: Literal["model", "baseline"] = "model"
+    has_prompt: bool = True  # False: answers do not depend on the prompt
+    holds_weights: bool = True  # False: needs no memory and next to no time
+    server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
+    needs_lock: bool = False  # one collect or model judge at a time
+    unload: Callable[[str, str, str], None] | None = None  # URL, model, digest: what a killed process left in memory
+
+    def runs_here(self, config: CollectConfig) -> bool:
+        """Return whether its models run on this machine."""
+        return self.server is None or is_loopback(getattr(config, self.server))
+
+    def resource(self, config: CollectConfig) -> str:
+        """Return the name of what it occupies: a server, or itself on this machine."""
+        if self.server is None:
+            return f"{self.label} on this machine"
+        return f"{self.label} at {canonical_url(getattr(config, self.server))}"
 
 
 def _ollama(needs: EngineDependencies) -> Engine:
-    from tipbench.generate.ollama import MemoryPolicy, OllamaEngine
+    from tipbench.generate.ollama import OllamaEngine
 
     config = needs.config
-    rule = MemoryPolicy(unload=config.unload, evict=config.evict, wait_s=config.server_wait_s)
-    return OllamaEngine(config.ollama_url, rule=rule, lock=needs.lock, report=needs.report)
+    return OllamaEngine(
+        config.ollama_url,
+        unload=config.unload,
+        evict=config.evict,
+        wait_s=config.server_wait_s,
+        lock=needs.locks.get("ollama"),
+        report=needs.report,
+    )
+
+
+def _unload_ollama(url: str, model: str, digest: str) -> None:
+    from tipbench.generate.ollama import unload
+
+    unload(url, model, digest)
 
 
 def _embedded(needs: EngineDependencies) -> Engine:
@@ -286,17 +320,45 @@ def _template(_needs: EngineDependencies) -> Engine:
     return TemplateEngine()
 
 
-ENGINES: Mapping[str, Callable[[EngineDependencies], Engine]] = {
-    "ollama": _ollama,
-    "embedded": _embedded,
-    "baseline": _template,
+_DEFAULT = EngineType("ollama", _ollama, "Ollama", server="ollama_url", needs_lock=True, unload=_unload_ollama)
+ENGINES: dict[str, EngineType] = {
+    each.name: each
+    for each in (
+        EngineType("embedded", _embedded, "the embedded model"),
+        EngineType("baseline", _template, "the template", kind="baseline", has_prompt=False, holds_weights=False),
+        _DEFAULT,
+    )
 }
 
 
+def engine_of(model: str) -> EngineType:
+    """Return the engine type of a model name: the one named by its prefix, else Ollama, whose tags have no prefix."""
+    return ENGINES.get(model.partition(":")[0], _DEFAULT)
+
+
+def engine_types(models: Iterable[str]) -> list[EngineType]:
+    """Return the engine types that the models need, each once."""
+    return list({engine.name: engine for engine in map(engine_of, models)}.values())
+
+
+def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, ResourceLock]:
+    """Return the locks of the engines that the configuration needs, by engine; not yet acquired."""
+    types = engine_types(config.model_names)
+    return {each.name: ResourceLock(home, each.resource(config), purpose) for each in types if each.needs_lock}
+
+
+def engine_resources(config: CollectConfig) -> set[str]:
+    """Return what the models occupy; weights inside tipbench also occupy the memory of servers on this machine."""
+    types = engine_types(config.model_names)
+    occupied = {each for each in types if each.needs_lock or each.holds_weights}
+    if any(each.server is None for each in occupied):
+        occupied |= {each for each in ENGINES.values() if each.server is not None and each.runs_here(config)}
+    return {each.resource(config) for each in occupied}
+
+
 def build_engines(models: Iterable[str], needs: EngineDependencies) -> dict[str, Engine]:
-    """Build one engine of each kind that the models need."""
-    kinds = dict.fromkeys(engine_of(model) for model in models)
-    return {kind: ENGINES[kind](needs) for kind in kinds}
+    """Build one engine of each type that the models need, by its name."""
+    return {each.name: each.build(needs) for each in engine_types(models)}
 
 
 def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[dict[str, ModelFacts], dict[str, str]]:
@@ -304,17 +366,66 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     allowed: dict[str, ModelFacts] = {}
     refused: dict[str, str] = {}
     for model in config.model_names:
-        try:
-            facts = engines[engine_of(model)].facts(model)
-        except ModelRefused as exc:
-            refused[model] = str(exc)
-            continue
-        reason = rejection_reason(facts, max_model_b=config.max_model_b, allow_unknown_size=config.allow_unknown_size)
-        if reason is None:
-            allowed[model] = facts
-        else:
-            refused[model] = reason
+        checked = _check_model(engines[engine_of(model).name], model, config)
+        if checked.refusal is not None:
+            refused[model] = checked.refusal
+        elif checked.facts is not None:
+            allowed[model] = checked.facts
     return allowed, refused
+
+
+@dataclass(frozen=True)
+class AvailableModel:
+    """A model that an engine has; without facts if the engine does not describe it."""
+
+    model: str
+    engine: str
+    facts: ModelFacts | None
+    refusal: str | None  # why it may not run
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain values for `tipbench models list --json`."""
+        known = ("params_b", "quantization", "file_bytes", "digest")
+        facts = {key: getattr(self.facts, key) if self.facts else None for key in known}
+        return {"model": self.model, "engine": self.engine, **facts, "refusal": self.refusal}
+
+
+@dataclass(frozen=True)
+class Availability:
+    """The models of some engines, in their order, and the errors of engines that could not list theirs."""
+
+    models: tuple[AvailableModel, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The names of the models that may run."""
+        return tuple(each.model for each in self.models if each.refusal is None)
+
+
+def available_models(config: CollectConfig, home: Path, engines: Iterable[EngineType] | None = None) -> Availability:
+    """Return the models of `engines`, by default of all; the limits and servers are those of `config`."""
+    models: list[AvailableModel] = []
+    errors: list[str] = []
+    for engine_type in ENGINES.values() if engines is None else engines:
+        engine = engine_type.build(EngineDependencies(config, home, errors.append))
+        try:
+            for name in engine.list_models():
+                models.append(_check_model(engine, name, config))  # noqa: PERF401 - keeps those before an error
+        except TipbenchError as exc:
+            errors.append(str(exc))
+        finally:
+            close_engines({engine.name: engine}, errors.append)
+    return Availability(tuple(models), tuple(errors))
+
+
+def _check_model(engine: Engine, model: str, config: CollectConfig) -> AvailableModel:
+    try:
+        facts = engine.facts(model)
+    except ModelRefused as exc:
+        return AvailableModel(model, engine.name, None, str(exc))
+    reason = rejection_reason(facts, max_model_b=config.max_model_b, allow_unknown_size=config.allow_unknown_size)
+    return AvailableModel(model, engine.name, facts, reason)
 
 
 def close_engines(engines: Mapping[str, Engine], report: Callable[[str], None]) -> None:

@@ -22,12 +22,10 @@ from tipbench.generate.engine import (
     GenerationRequest,
     InProcessEngine,
     ModelFacts,
+    check_options,
 )
 from tipbench.generate.weights import EMBEDDED_MODELS, EmbeddedModel, is_fetched, weights_path
 
-_OPTIONS = frozenset(
-    {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
-)  # fmt: skip
 _SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
 _BATCH = 128  # prompt tokens between two checks of the timeout and of `cancel`
 _NO_SEED = 0xFFFFFFFF  # llama.cpp's value for a random seed
@@ -45,7 +43,8 @@ class LlamaCppEngine(InProcessEngine):
     def __init__(self, home: Path, *, num_ctx: int, threads: int | None = None) -> None:
         self._home = home
         self._num_ctx = num_ctx
-        self._threads = threads if threads is not None else _default_threads()
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = threads or max(1, usable - 1)  # leaves one core free: llama.cpp's threads busy-wait
 
     def facts(self, model: str) -> ModelFacts:
         """Return the model's facts without loading it."""
@@ -61,6 +60,9 @@ class LlamaCppEngine(InProcessEngine):
             file_bytes=known.size,
             kv_bytes_per_token=known.kv_bytes_per_token,
         )
+
+    def list_models(self) -> list[str]:
+        return list(EMBEDDED_MODELS)
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
@@ -82,8 +84,7 @@ class LlamaCppEngine(InProcessEngine):
 
     def close(self) -> None:
         """Unload the weights, like `release`."""
-        with _RESIDENT.turn:
-            _RESIDENT.drop()
+        self.release("")
 
     def _known(self, model: str) -> EmbeddedModel:
         known = EMBEDDED_MODELS.get(model)
@@ -98,7 +99,9 @@ class LlamaCppEngine(InProcessEngine):
 
     def _answer(self, request: GenerationRequest, payload: dict[str, Any], began: float) -> Completion | EngineFailure:
         try:
-            load_s = self._load(request)
+            known = self._known(request.model)
+            num_ctx = min(int(request.options["num_ctx"]), known.context_length)
+            load_s = _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, request.model)
         except ModelRefused as exc:
             return EngineFailure(FailureKind.MISSING_MODEL, str(exc), wall_s=time.monotonic() - began)
         except RuntimeError as exc:
@@ -109,11 +112,6 @@ class LlamaCppEngine(InProcessEngine):
         except RuntimeError as exc:
             return stream.failure(FailureKind.REJECTED, f"llama.cpp: {exc}", began)
         return stream.outcome(load_s, began)
-
-    def _load(self, request: GenerationRequest) -> float:
-        known = self._known(request.model)
-        num_ctx = min(int(request.options["num_ctx"]), known.context_length)
-        return _RESIDENT.load(weights_path(self._home, known), num_ctx, self._threads, request.model)
 
 
 class _Resident:
@@ -136,7 +134,8 @@ class _Resident:
         if self._loaded == wanted:
             return 0.0
         self.drop()
-        library = _library(model)
+        _version(model)  # refuses the model if the library is not installed
+        library = importlib.import_module("xllamacpp")
         began = time.monotonic()
         self.server = library.Server(_parameters(library, path, num_ctx, threads))
         self._loaded = wanted
@@ -169,10 +168,21 @@ class _Stream:
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
         try:
-            self._take(chunk)
+            self._error = chunk.get("error", self._error)
+            self._timings = chunk.get("timings", self._timings)
+            for choice in chunk.get("choices", ()):
+                self._finish = choice.get("finish_reason") or self._finish
+                if text := choice["delta"].get("content"):
+                    self._first = self._first or time.monotonic()
+                    self._text.append(text)
         except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it; raised again in `outcome`
             self._raised = exc
-        return self._raised is not None or self._abandoned or self._must_stop()
+        if self._finish is None:
+            if self._request.cancel.is_set():
+                self._stopped = FailureKind.CANCELLED
+            elif time.monotonic() - self._began > self._request.timeout_s:
+                self._stopped = FailureKind.TIMEOUT
+        return self._raised is not None or self._abandoned or self._stopped is not None
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -181,10 +191,18 @@ class _Stream:
         now = time.monotonic()
         if self._raised is not None:
             raise self._raised
+        if self._stopped is FailureKind.TIMEOUT:
+            return self.failure(self._stopped, f"no complete answer within {self._request.timeout_s:g} s", began)
         if self._stopped is not None:
-            return self.failure(self._stopped, self._why_stopped(), began)
+            return self.failure(self._stopped, "cancelled", began)
         if self._error is not None:
-            return self._refusal(self._error, began)
+            code = self._error.get("code")
+            kind = FailureKind.INCOMPLETE
+            if self._error.get("type") == "exceed_context_size_error":
+                kind = FailureKind.PROMPT_TOO_LONG
+            elif isinstance(code, int) and 400 <= code < 500:
+                kind = FailureKind.REJECTED
+            return self.failure(kind, f"llama.cpp: {self._error.get('message', self._error)}", began)
         if self._finish is None:
             return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason", began)
         timings = self._timings
@@ -203,37 +221,6 @@ class _Stream:
 
     def failure(self, kind: FailureKind, reason: str, began: float) -> EngineFailure:
         return EngineFailure(kind, reason, partial="".join(self._text), wall_s=time.monotonic() - began)
-
-    def _take(self, chunk: dict[str, Any]) -> None:
-        self._error = chunk.get("error", self._error)
-        self._timings = chunk.get("timings", self._timings)
-        for choice in chunk.get("choices", ()):
-            self._finish = choice.get("finish_reason") or self._finish
-            if text := choice["delta"].get("content"):
-                self._first = self._first or time.monotonic()
-                self._text.append(text)
-
-    def _must_stop(self) -> bool:
-        if self._finish is not None:
-            return False
-        if self._request.cancel.is_set():
-            self._stopped = FailureKind.CANCELLED
-        elif time.monotonic() - self._began > self._request.timeout_s:
-            self._stopped = FailureKind.TIMEOUT
-        return self._stopped is not None
-
-    def _why_stopped(self) -> str:
-        if self._stopped is FailureKind.TIMEOUT:
-            return f"no complete answer within {self._request.timeout_s:g} s"
-        return "cancelled"
-
-    def _refusal(self, error: Mapping[str, Any], began: float) -> EngineFailure:
-        message = f"llama.cpp: {error.get('message', error)}"
-        if error.get("type") == "exceed_context_size_error":
-            return self.failure(FailureKind.PROMPT_TOO_LONG, message, began)
-        code = error.get("code")
-        rejected = isinstance(code, int) and 400 <= code < 500
-        return self.failure(FailureKind.REJECTED if rejected else FailureKind.INCOMPLETE, message, began)
 
 
 def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
@@ -268,8 +255,7 @@ def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
 
 
 def _payload(request: GenerationRequest, max_ctx: int) -> dict[str, Any]:
-    if differs := set(request.options) ^ _OPTIONS:
-        raise ValueError(f"options sent to llama.cpp must be exactly {sorted(_OPTIONS)}; differs in {sorted(differs)}")
+    check_options(request.options)
     options = request.options
     if options["num_ctx"] > max_ctx:
         raise ValueError(f"num_ctx may be at most the engine's {max_ctx}; it is {options['num_ctx']}")
@@ -314,11 +300,6 @@ def _parameters(library: Any, path: Path, num_ctx: int, threads: int) -> Any:
     return parameters
 
 
-def _library(model: str) -> Any:
-    _version(model)
-    return importlib.import_module("xllamacpp")
-
-
 def _version(model: str) -> str:
     try:
         return importlib.metadata.version("xllamacpp")
@@ -327,9 +308,3 @@ def _version(model: str) -> str:
             f"{model} needs the package xllamacpp, which is not installed. "
             "Run `pip install 'tipbench[embedded]'`, or choose other models."
         ) from exc
-
-
-def _default_threads() -> int:
-    """Leave one core free: llama.cpp's threads busy-wait."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable - 1)

@@ -57,50 +57,38 @@ class _Reader:
     def read(self) -> list[Node]:
         while self.steps > 0:
             self.steps -= 1
-            if not self.stack and not self._find_opening():
-                break
+            if not self.stack:
+                opening = _OPENING.search(self.text, self.pos)
+                if opening is None:
+                    break
+                self.pos = opening.start()
             token = _TOKEN.match(self.text, self.pos)
             if token is None:
                 break
             self.pos = token.end()
-            self._take(token.lastgroup or "", token)
+            if token["open"]:
+                if len(self.stack) < MAX_DEPTH:
+                    node = Node()
+                    if self.stack:
+                        self.stack[-1][1].entries.append((self.key, node))
+                    else:
+                        self.roots.append(node)
+                    self.stack.append((token["open"], node))
+                    self.key = None
+            elif token["close"]:
+                self.key = None
+                bracket = "[" if token["close"] == "]" else "{"
+                if any(opened == bracket for opened, _ in self.stack):
+                    while self.stack.pop()[0] != bracket:
+                        pass
+            elif token["fence"]:
+                self.stack.clear()
+                self.key = None
+            elif token["quote"]:
+                self._string(token["quote"])
+            elif token["bare"]:
+                self.key = self._as_key(token["bare"])
         return self.roots
-
-    def _find_opening(self) -> bool:
-        opening = _OPENING.search(self.text, self.pos)
-        if opening is not None:
-            self.pos = opening.start()
-        return opening is not None
-
-    def _take(self, kind: str, token: re.Match[str]) -> None:
-        if kind == "open":
-            self._open(token["open"])
-        elif kind == "close":
-            self._close("[" if token["close"] == "]" else "{")
-        elif kind == "fence":
-            self.stack.clear()
-            self.key = None
-        elif kind == "quote":
-            self._string(token["quote"])
-        elif kind == "bare":
-            self.key = self._as_key(token["bare"])
-
-    def _open(self, bracket: str) -> None:
-        if len(self.stack) >= MAX_DEPTH:
-            return
-        node = Node()
-        if self.stack:
-            self.stack[-1][1].entries.append((self.key, node))
-        else:
-            self.roots.append(node)
-        self.stack.append((bracket, node))
-        self.key = None
-
-    def _close(self, bracket: str) -> None:
-        self.key = None
-        if any(opened == bracket for opened, _ in self.stack):
-            while self.stack.pop()[0] != bracket:
-                pass
 
     def _as_key(self, word: str) -> str | None:
         """Return the word if a colon follows, which makes it a key; else None."""
@@ -110,40 +98,36 @@ class _Reader:
         return word
 
     def _string(self, opener: str) -> None:
-        start = self.pos
-        end = None if opener in self.stray else self._find_end(opener)
+        end = None
+        for mark in _MARKS[opener].finditer(self.text, self.pos) if opener not in self.stray else ():
+            self.steps -= 1
+            if self.steps < 0:
+                break
+            if mark[0][0] != "\\" and _END.match(self.text, mark.end()):
+                end = mark.start()
+                break
         if end is None:
             # A stray apostrophe is skipped; a stray double quote means that the text ends inside its last string.
             self.stray.add(opener)
-            self.pos = len(self.text) if opener == '"' else start
+            self.pos = len(self.text) if opener == '"' else self.pos
             return
-        value = _unescape(self.text[start:end])
+        value = _unescape(self.text[self.pos : end])
         self.pos = end + 1
         key = self._as_key(value)
         if key is None:
             self.stack[-1][1].entries.append((self.key, value))
         self.key = key
 
-    def _find_end(self, opener: str) -> int | None:
-        for mark in _MARKS[opener].finditer(self.text, self.pos):
-            self.steps -= 1
-            if self.steps < 0:
-                break
-            if mark[0][0] != "\\" and _END.match(self.text, mark.end()):
-                return mark.start()
-        return None
-
 
 def _unescape(body: str) -> str:
     if "\\" not in body:
         return body
-    return _PAIR.sub(_join_pair, _ESCAPE.sub(_one_escape, body))
 
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
 
-def _one_escape(match: re.Match[str]) -> str:
-    code = match[1]
-    return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
+    def join_surrogates(match: re.Match[str]) -> str:
+        return chr(0x10000 + ((ord(match[1]) - 0xD800) << 10) + (ord(match[2]) - 0xDC00))
 
-
-def _join_pair(match: re.Match[str]) -> str:
-    return chr(0x10000 + ((ord(match[1]) - 0xD800) << 10) + (ord(match[2]) - 0xDC00))
+    return _PAIR.sub(join_surrogates, _ESCAPE.sub(character, body))

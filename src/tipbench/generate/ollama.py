@@ -6,6 +6,7 @@ import platform
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,14 @@ from urllib.parse import urlsplit
 
 from tipbench.errors import ModelRefused, OllamaError
 from tipbench.files import ResourceLock
-from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest, ModelFacts
+from tipbench.generate.engine import (
+    Completion,
+    EngineFailure,
+    FailureKind,
+    GenerationRequest,
+    ModelFacts,
+    check_options,
+)
 from tipbench.generate.ollama_api import Chat, Ending, OllamaApi
 from tipbench.generate.residency import (
     STUCK_DEADLINE_S,
@@ -30,19 +38,14 @@ KEEP_WARM_S = 60  # between two calls of a block; short, so that a killed collec
 _BUSY_TRIES = 6
 _BUSY_FIRST_WAIT_S = 0.5
 _RESET_TRIES = 3
-_INTERRUPT_WAIT_S = 15.0
-_OPTIONS = frozenset(
-    {"num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"}
-)  # Ollama silently ignores unknown options, so exactly these are sent
+_INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
 
 
 @dataclass(frozen=True)
-class MemoryPolicy:
-    """How the server's memory is kept to one model: when to unload, whether to evict, and how long to wait."""
+class _RetryAfter:
+    """A call without a result that is sent again."""
 
-    unload: Literal["model", "call"] = "model"
-    evict: bool = False
-    wait_s: float = 300.0
+    seconds: float
 
 
 class OllamaEngine:
@@ -54,15 +57,23 @@ class OllamaEngine:
         self,
         url: str,
         *,
-        rule: MemoryPolicy | None = None,
+        unload: Literal["model", "call"] = "model",
+        evict: bool = False,
+        wait_s: float = 300.0,  # for memory to become free
         lock: ResourceLock | None = None,
         report: Callable[[str], None] = lambda _message: None,
     ) -> None:
-        self._rest = OllamaApi(url)
-        self._rule = rule or MemoryPolicy()
+        self._api = OllamaApi(url)
+        self._unload_each = unload == "call"
+        self._evict = evict
+        self._wait_s = wait_s
         self._lock = lock
-        self._report = report
-        self._monitor = Monitor(self._rest.resident, report_foreign=self._report_foreign)
+        self._monitor = Monitor(
+            self._api.resident,
+            report_foreign=lambda name: report(
+                f"another client loaded {name} on {self._api.url}: cells generated at the same time are marked"
+            ),
+        )
         self._cancelled = threading.Event()
         self._current: ModelFacts | None = None
         self._handover_began: float | None = None
@@ -72,34 +83,38 @@ class OllamaEngine:
 
     def facts(self, model: str) -> ModelFacts:
         if self._version is None:
-            self._version = self._rest.version()
-        shown = self._rest.show(model)
+            self._version = self._api.version()
+        shown = self._api.show(model)
         if shown is None:
-            raise ModelRefused(f"{model} is not on the Ollama server at {self._rest.url}. Get it: ollama pull {model}")
-        entry = find_entry(self._rest.tags(), model)
-        return read_facts(model, shown, entry, version=self._version, host=compute_host(self._rest.url))
+            where = f"the Ollama server at {self._api.url}"
+            raise ModelRefused(f"{model} is not on {where}. Get it with `ollama pull {model}`.")
+        entry = find_entry(self._api.tags(), model)
+        return read_facts(model, shown, entry, version=self._version, host=compute_host(self._api.url))
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models, sorted."""
-        return sorted(str(entry.get("name") or entry.get("model")) for entry in self._rest.tags())
+        return sorted(str(entry.get("name") or entry.get("model")) for entry in self._api.tags())
 
     # Memory
 
     def start(self) -> None:
-        left = self._lock.left_behind if self._lock is not None else None
-        leftovers = frozenset({left.digest}) if left is not None else frozenset[str]()
-        require_empty(self._rest, leftovers=leftovers, evict=self._rule.evict, wait_s=self._rule.wait_s)
+        leftovers: frozenset[str] = frozenset()
+        if self._lock is not None and self._lock.left_behind is not None:
+            leftovers = frozenset({self._lock.left_behind.digest})
+        require_empty(self._api, leftovers=leftovers, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
             self._lock.note_empty()
         self._monitor.start()
 
     def prepare(self, facts: ModelFacts) -> None:
-        listed = find_entry(self._rest.tags(), facts.model).get("digest")
+        listed = find_entry(self._api.tags(), facts.model).get("digest")
         if listed != facts.digest:
-            raise OllamaError(_moved(facts.model))
-        self._evict_foreign()
-        wait_until_empty(self._rest, wait_s=self._rule.wait_s)
-        self._close_handover()
+            raise OllamaError(_model_changed(facts.model))
+        if self._evict:
+            for foreign in self._api.resident() or ():
+                self._api.unload(foreign.name)
+        wait_until_empty(self._api, wait_s=self._wait_s)
+        self._record_handover()
         if self._lock is not None:
             self._lock.note_loaded(facts.model, facts.digest)
         self._current = facts
@@ -109,21 +124,21 @@ class OllamaEngine:
         if self._current is None:
             return
         began = time.monotonic()
-        if self._rest.resident() != ():
-            self._rest.unload(model)
+        if self._api.resident() != ():
+            self._api.unload(model)
         stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
-        listed = wait_until_gone(self._rest, self._current.digest, stuck_s=stuck_s)
+        listed = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
         self._handover_began = began
         if listed == ():
-            self._close_handover()
+            self._record_handover()
         self._monitor.expect(None)
         if self._lock is not None:
             self._lock.note_empty()
         self._current = None
-        self._rest.drop_idle_lines()
+        self._api.drop_idle_lines()
 
-    def _close_handover(self) -> None:
-        """Record a handover once the memory is empty after a model."""
+    def _record_handover(self) -> None:
+        """Record how long the memory took to become empty after the previous model; call it once it is."""
         if self._handover_began is not None:
             self._monitor.handed_over(time.monotonic() - self._handover_began)
             self._handover_began = None
@@ -135,60 +150,47 @@ class OllamaEngine:
         """Return whether another client's model was in memory between two monotonic times."""
         return self._monitor.foreign_between(start, end)
 
-    def _evict_foreign(self) -> None:
-        if self._rule.evict:
-            for model in self._rest.resident() or ():
-                self._rest.unload(model.name)
-
-    def _report_foreign(self, name: str) -> None:
-        self._report(f"another client loaded {name} on {self._rest.url}: cells generated at the same time are marked")
-
     # Calls
 
     def alive(self) -> bool:
-        return self._rest.alive()
+        return self._api.alive()
 
     def abort(self) -> None:
         self._cancelled.set()
-        self._rest.cut_lines()
+        self._api.cut_lines()
 
     def close(self) -> None:
         self._monitor.stop()
-        self._rest.close()
+        self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        if self._rule.unload == "call" and self._current is not None and self.alive():
-            wait_until_gone(self._rest, self._current.digest)  # the previous call must have freed its memory
-        result = self._send_with_retries(request)
+        if self._unload_each and self._current is not None and self.alive():
+            wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
+        body = self._body(request)
+        retries: Counter[str] = Counter()
+        while True:
+            chat = self._api.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
+            result = self._result_or_wait(chat, request, retries)
+            if not isinstance(result, _RetryAfter):
+                break
+            if request.cancel.wait(result.seconds):
+                result = _failure(FailureKind.CANCELLED, chat, "stopped")
+                break
         if self._monitor.moved:
-            raise OllamaError(_moved(request.model))
+            raise OllamaError(_model_changed(request.model))
         return result
 
-    def _send_with_retries(self, request: GenerationRequest) -> Completion | EngineFailure:
-        body = self._body(request)
-        tried = _Tries()
-        while True:
-            chat = self._rest.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
-            verdict = self._classify(chat, request, tried)
-            if not isinstance(verdict, _Again):
-                return verdict
-            if request.cancel.wait(verdict.wait_s):
-                return EngineFailure(FailureKind.CANCELLED, "stopped", chat.text, chat.wall_s)
-
     def _body(self, request: GenerationRequest) -> dict[str, Any]:
-        unknown = set(request.options) ^ _OPTIONS
-        if unknown:
-            raise ValueError(f"options sent to Ollama must be exactly {sorted(_OPTIONS)}; differs in {sorted(unknown)}")
+        check_options(request.options)
         messages = [{"role": "user", "content": request.user}]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
-        free = request.last or self._rule.unload == "call"
         body: dict[str, Any] = {
             "model": request.model,
             "messages": messages,
             "stream": True,
             "truncate": False,  # newer servers then reject a prompt that is too long; older ones truncate it silently
-            "keep_alive": 0 if free else KEEP_WARM_S,
+            "keep_alive": 0 if request.last or self._unload_each else KEEP_WARM_S,
             "options": dict(request.options),
         }
         if request.thinking:
@@ -197,89 +199,79 @@ class OllamaEngine:
             body["format"] = dict(request.answer_schema)
         return body
 
-    def _classify(self, chat: Chat, request: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
-        """Convert the end of a call into a result or a retry; retries only what is not caused by the model."""
-        if chat.ending is Ending.DONE:
-            return _remote_failure(chat) or read_completion(chat, request)
+    def _result_or_wait(
+        self, chat: Chat, request: GenerationRequest, retries: Counter[str]
+    ) -> Completion | EngineFailure | _RetryAfter:
+        """Return the result of a call, or when to retry it; failures caused by the model are not retried.
+
+        `retries` counts the retries by reason.
+        """
+
+        def may_retry(reason: str, most: int) -> bool:
+            retries[reason] += 1
+            return retries[reason] <= most
+
         if chat.ending is Ending.CLEAN_END:
-            return self._clean_end(chat, request, tried)
+            if may_retry("clean end", 1):
+                return _RetryAfter(0.0)
+            if not chat.text:
+                return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
+        if chat.ending in (Ending.DONE, Ending.CLEAN_END):
+            if chat.last.get("remote_model") or chat.last.get("remote_host"):
+                remote = str(chat.last.get("remote_host"))[:200]
+                return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {remote}")
+            return read_completion(chat, request)
         if chat.ending is Ending.CANCELLED:
             return _failure(FailureKind.CANCELLED, chat, "stopped")
         if chat.ending in (Ending.REFUSED, Ending.RESET, Ending.TIMEOUT):
-            return self._broken(chat, tried)
-        if chat.ending is Ending.STATUS:
-            return self._status(chat, tried)
-        return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
-
-    def _clean_end(self, chat: Chat, request: GenerationRequest, tried: _Tries) -> Completion | EngineFailure | _Again:
-        if tried.take("clean end", 1):
-            return _Again()
-        if not chat.text:
-            return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
-        return read_completion(chat, request)
-
-    def _broken(self, chat: Chat, tried: _Tries) -> EngineFailure | _Again:
-        if chat.ending is Ending.REFUSED or not self.alive():
-            return _failure(FailureKind.SERVER_GONE, chat, f"Ollama at {self._rest.url} is unavailable: {chat.error}")
-        if chat.ending is Ending.TIMEOUT:
-            return _failure(FailureKind.TIMEOUT, chat, chat.error)
-        if chat.before_first_byte and tried.take("reset", _RESET_TRIES - 1):
-            return _Again(_BUSY_FIRST_WAIT_S)
-        return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
-
-    def _status(self, chat: Chat, tried: _Tries) -> EngineFailure | _Again:
+            if chat.ending is Ending.REFUSED or not self.alive():
+                reason = f"Ollama at {self._api.url} is unavailable: {chat.error}"
+                return _failure(FailureKind.SERVER_GONE, chat, reason)
+            if chat.ending is Ending.TIMEOUT:
+                return _failure(FailureKind.TIMEOUT, chat, chat.error)
+            if chat.status == 0 and may_retry("reset", _RESET_TRIES - 1):  # before the first byte
+                return _RetryAfter(_BUSY_FIRST_WAIT_S)
+            return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
+        if chat.ending is not Ending.STATUS:
+            return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
         if chat.status in (429, 502, 503, 504):
-            if tried.take("busy", _BUSY_TRIES - 1):
-                return _Again(_BUSY_FIRST_WAIT_S * 2 ** (tried.count("busy") - 1) * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            if may_retry("busy", _BUSY_TRIES - 1):
+                jitter = random.uniform(0.8, 1.2)  # noqa: S311
+                return _RetryAfter(_BUSY_FIRST_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
-            if tried.take("load", 1):
-                return _Again(_BUSY_FIRST_WAIT_S)
+            if may_retry("load", 1):
+                return _RetryAfter(_BUSY_FIRST_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         return _failure(_refusal_kind(chat), chat, f"{chat.status}: {chat.error}")
-
-
-@dataclass(frozen=True)
-class _Again:
-    wait_s: float = 0.0
-
-
-class _Tries:
-    """Counts retries, separately for each kind."""
-
-    def __init__(self) -> None:
-        self._used: dict[str, int] = {}
-
-    def take(self, kind: str, most: int) -> bool:
-        if self.count(kind) >= most:
-            return False
-        self._used[kind] = self.count(kind) + 1
-        return True
-
-    def count(self, kind: str) -> int:
-        return self._used.get(kind, 0)
 
 
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
     last = chat.last
-    total, load = _seconds(last, "total_duration"), _seconds(last, "load_duration")
-    evaluated = _seconds(last, "eval_duration")
-    output, prompt = _count(last, "eval_count"), _count(last, "prompt_eval_count")
+    load_s, generation_s = _seconds(last, "load_duration"), _seconds(last, "eval_duration")
+    output_tokens, prompt_tokens = _count(last, "eval_count"), _count(last, "prompt_eval_count")
+    total_s = _seconds(last, "total_duration")
+    if total_s is None:
+        total_s = chat.wall_s
+
+    def without_load(seconds: float) -> float:
+        return max(0.0, seconds - (load_s or 0.0))
+
     reason = str(last.get("done_reason") or "stop") if chat.ending is Ending.DONE else "aborted"
     return Completion(
         text=chat.text,
         done_reason=reason[:100],
         wall_s=chat.wall_s,
-        latency_s=max(0.0, (total if total is not None else chat.wall_s) - (load or 0.0)),
-        load_s=load,
-        ttft_s=max(0.0, chat.first_token_s - (load or 0.0)) if chat.first_token_s is not None else None,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        tokens_per_s=output / evaluated if output and evaluated else None,
-        truncated=was_truncated(request, prompt),
+        latency_s=without_load(total_s),
+        load_s=load_s,
+        ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        tokens_per_s=output_tokens / generation_s if output_tokens and generation_s else None,
+        truncated=was_truncated(request, prompt_tokens),
     )
 
 
@@ -291,7 +283,7 @@ def was_truncated(request: GenerationRequest, prompt_tokens: int | None) -> bool
     return prompt_tokens >= request.options["num_ctx"] or prompt_tokens < words
 
 
-def _moved(model: str) -> str:
+def _model_changed(model: str) -> str:
     return (
         f"{model} is not what it was when the run was planned: its tag was moved on the server. What was finished is "
         "kept; run the same command again to collect the model as it is now."
@@ -306,12 +298,6 @@ def _refusal_kind(chat: Chat) -> FailureKind:
     text = chat.error.casefold()
     too_long = chat.status == 400 and any(word in text for word in ("context", "too long", "truncate", "exceed"))
     return FailureKind.PROMPT_TOO_LONG if too_long else FailureKind.REJECTED
-
-
-def _remote_failure(chat: Chat) -> EngineFailure | None:
-    if chat.last.get("remote_model") or chat.last.get("remote_host"):
-        return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {chat.last.get('remote_host')}")
-    return None
 
 
 def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
@@ -346,19 +332,25 @@ def find_entry(catalogue: list[dict[str, Any]], model: str) -> dict[str, Any]:
 
 def full_name(model: str) -> str:
     """Normalise a model name for comparison: with its tag, in lower case."""
-    return (model if ":" in model.rpartition("/")[2] else f"{model}:latest").casefold()
+    has_tag = ":" in model.rpartition("/")[2]  # a colon before the last slash belongs to a registry's port
+    return (model if has_tag else f"{model}:latest").casefold()
 
 
 def read_facts(
     model: str, shown: Mapping[str, Any], entry: Mapping[str, Any], *, version: str, host: str
 ) -> ModelFacts:
     """Parse `/api/show` and `/api/tags`; the size is the actual parameter count, never derived from the name."""
-    details = shown.get("details") or {}
-    info = shown.get("model_info") or {}
-    projector = shown.get("projector_info") or {}
+
+    def part(name: str) -> dict[str, Any]:
+        found = shown.get(name)
+        return found if isinstance(found, dict) else {}
+
+    details, info = part("details"), part("model_info")
+    parameters = _positive(info.get("general.parameter_count"))
+    projector_parameters = _positive(part("projector_info").get("general.parameter_count")) or 0
     capabilities = shown.get("capabilities")
-    count = _positive(info.get("general.parameter_count"))
-    extra = _positive(projector.get("general.parameter_count")) or 0
+    if not isinstance(capabilities, list):
+        capabilities = None  # an older server, which does not report them
     remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
     digest = str(entry.get("digest") or "")
     if not digest and not remote:
@@ -369,8 +361,8 @@ def read_facts(
         engine_version=version,
         host=host,
         digest=digest,
-        params_b=(count + extra) / 1e9 if count else None,
-        quantization=details.get("quantization_level") or None,
+        params_b=(parameters + projector_parameters) / 1e9 if parameters else None,
+        quantization=str(details.get("quantization_level") or "") or None,
         file_bytes=_positive(entry.get("size")),
         kv_bytes_per_token=_kv_bytes_per_token(info),
         thinking="thinking" in (capabilities or ()),
@@ -397,8 +389,24 @@ def _kv_bytes_per_token(info: Mapping[str, Any]) -> int | None:
     embedding = number("embedding_length")
     if width is None and embedding and heads:
         width = embedding // heads
-    return 2 * 2 * layers * kv_heads * width if layers and kv_heads and width else None
+    if not (layers and kv_heads and width):
+        return None
+    keys_and_values, bytes_per_float = 2, 2
+    return keys_and_values * bytes_per_float * layers * kv_heads * width
 
 
 def _positive(value: object) -> int | None:
-    return int(_number(value) or 0) or None
+    """Return a number of a response as an integer; None if it is missing, invalid or below 1."""
+    number = _number(value)
+    return int(number) if number is not None and number >= 1 else None
+
+
+def unload(url: str, model: str, digest: str) -> None:
+    """Unload a model that a killed process left in the server's memory; returns once it is gone."""
+    api = OllamaApi(url)
+    try:
+        if any(each.digest == digest for each in api.resident() or ()):
+            api.unload(model)
+        wait_until_gone(api, digest)
+    finally:
+        api.close()

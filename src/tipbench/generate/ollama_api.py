@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -45,16 +46,12 @@ class Chat:
     """Result of one chat call. Times are in seconds since the request was sent."""
 
     ending: Ending = Ending.CLEAN_END
-    status: int = 0
+    status: int = 0  # 0 before the first byte
     error: str = ""
     text: str = ""
     last: Mapping[str, Any] = field(default_factory=dict)
     first_token_s: float | None = None
     wall_s: float = 0.0
-
-    @property
-    def before_first_byte(self) -> bool:
-        return self.status == 0
 
 
 class OllamaApi:
@@ -69,18 +66,18 @@ class OllamaApi:
         self._lock = threading.Lock()
 
     def version(self) -> str:
-        return str(self._json("GET", "/api/version").get("version", "unknown"))
+        return str(_object(self._send("GET", "/api/version")).get("version", "unknown"))[:100]
 
     def tags(self) -> list[dict[str, Any]]:
-        models = self._json("GET", "/api/tags").get("models") or []
-        return [model for model in models if isinstance(model, dict)]
+        models = _object(self._send("GET", "/api/tags")).get("models")
+        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
     def show(self, model: str) -> dict[str, Any] | None:
         """Return the server's details of a model; None if it is missing, ModelRefused if the server rejects it."""
         response = self._send("POST", "/api/show", {"model": model})
         if response.status_code == 404:
             return None
-        if response.status_code != 200 and (words := _words(response)):
+        if response.status_code != 200 and (words := _error_of(response.content)):
             raise ModelRefused(
                 f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {words!r}. "
                 "Check the name; `ollama list` shows the installed models."
@@ -119,7 +116,7 @@ class OllamaApi:
         started = time.monotonic()
         chat = Chat()
         try:
-            self._stream(line, body, chat, started + timeout_s, timeout_s, cancel)
+            self._stream(line, body, chat, started, timeout_s, cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:
@@ -178,11 +175,11 @@ class OllamaApi:
         line: _Line,
         body: Mapping[str, Any],
         chat: Chat,
-        deadline: float,
+        started: float,
         timeout_s: float,
         cancel: threading.Event,
     ) -> None:
-        started = deadline - timeout_s
+        deadline = started + timeout_s
         timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         with line.client.stream(
             "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": line.trace}
@@ -190,19 +187,22 @@ class OllamaApi:
             chat.status = response.status_code
             if chat.status != 200:
                 chat.ending = Ending.STATUS
-                chat.error = _error_text(response)
+                content = b""
+                for chunk in response.iter_raw():
+                    content += chunk
+                    if len(content) > _MOST_ERROR:
+                        break
+                chat.error = _error_of(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
                 return
             reader = _Reader(chat, started)
             for chunk in response.iter_raw():
                 reader.feed(chunk)
-                if chat.ending is Ending.DONE:
-                    if time.monotonic() > deadline:
-                        break
+                late = time.monotonic() > deadline
+                if chat.ending is Ending.DONE and not late:
                     continue  # read to the end of the stream: only then can the connection be reused
+                if late and not (reader.ended or cancel.is_set()):
+                    reader.end(Ending.TIMEOUT, f"the answer did not end within {timeout_s:g} s")
                 if reader.ended or cancel.is_set():
-                    break
-                if time.monotonic() > deadline:
-                    reader.cut_off(f"the answer did not end within {timeout_s:g} s")
                     break
             reader.finish()
 
@@ -215,9 +215,6 @@ class OllamaApi:
                 f"Ollama at {self.url} does not respond ({type(exc).__name__}). Start it with `ollama serve`, "
                 "or set its address with --ollama-url or OLLAMA_HOST."
             ) from exc
-
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return _object(self._send(method, path, body))
 
 
 class _Line:
@@ -235,10 +232,8 @@ class _Line:
     def cut(self) -> None:
         sock = self._stream.get_extra_info("socket") if self._stream is not None else None
         if sock is not None:
-            try:
+            with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # already closed
 
 
 class _Reader:
@@ -258,46 +253,40 @@ class _Reader:
             if not self.ended and line.strip():
                 self._take(line)
         if len(self._rest) > _MOST_CHARS:
-            self._end(Ending.GARBAGE, "a line without end")
-
-    def cut_off(self, why: str) -> None:
-        self._end(Ending.TIMEOUT, why)
+            self.end(Ending.GARBAGE, "a line without end")
 
     def finish(self) -> None:
         if self._rest.strip() and not self.ended:
             self._take(self._rest)
         self._chat.text = "".join(self._pieces)
 
+    def end(self, ending: Ending, error: str = "") -> None:
+        self._chat.ending, self._chat.error = ending, error
+        self.ended = True
+
     def _take(self, line: bytes) -> None:
         try:
             part = json.loads(line)
-        except (ValueError, RecursionError):
-            part = None
-        if not isinstance(part, dict):
-            self._end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
+            error = str(part.get("error") or "")[:_MOST_WORDS]
+        except (ValueError, RecursionError, AttributeError):
+            self.end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
-        if part.get("error"):
-            self._end(Ending.ERROR_LINE, str(part["error"])[:_MOST_WORDS])
+        if error:
+            self.end(Ending.ERROR_LINE, error)
             return
         message = part.get("message")
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str) and content:
-            self._add(content)
+            if self._chat.first_token_s is None:
+                self._chat.first_token_s = time.monotonic() - self._started
+            self._pieces.append(content)
+            self._chars += len(content)
+            if self._chars > _MOST_CHARS:
+                self.end(Ending.GARBAGE, f"an answer of more than {_MOST_CHARS} characters")
+                return
         if part.get("done") is True:
             self._chat.last = part
-            self._end(Ending.DONE, "")
-
-    def _add(self, content: str) -> None:
-        if self._chat.first_token_s is None:
-            self._chat.first_token_s = time.monotonic() - self._started
-        self._pieces.append(content)
-        self._chars += len(content)
-        if self._chars > _MOST_CHARS:
-            self._end(Ending.GARBAGE, f"an answer of more than {_MOST_CHARS} characters")
-
-    def _end(self, ending: Ending, error: str) -> None:
-        self._chat.ending, self._chat.error = ending, error
-        self.ended = True
+            self.end(Ending.DONE)
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
@@ -305,7 +294,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         value = response.json() if len(response.content) <= _MOST_BODY else None
     except (ValueError, RecursionError):
         value = None
-    if response.status_code != 200 and (words := _words(response)):
+    if response.status_code != 200 and (words := _error_of(response.content)):
         raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
     if response.status_code != 200 or not isinstance(value, dict):
         raise OllamaError(
@@ -315,22 +304,10 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     return value
 
 
-def _words(response: httpx.Response) -> str:
-    """Return Ollama's error message; empty if the response is not in Ollama's error format."""
+def _error_of(body: bytes) -> str:
+    """Return Ollama's error message; empty if the body is not in Ollama's error format."""
     try:
-        words = response.json()["error"] if len(response.content) <= _MOST_ERROR else ""
+        words = json.loads(body)["error"] if len(body) <= _MOST_ERROR else ""
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""
     return words[:_MOST_WORDS].strip() if isinstance(words, str) else ""
-
-
-def _error_text(response: httpx.Response) -> str:
-    body = b""
-    for chunk in response.iter_raw():
-        body += chunk
-        if len(body) > _MOST_ERROR:
-            break
-    try:
-        return str(json.loads(body)["error"])[:_MOST_WORDS]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return body[:200].decode(errors="replace") or f"status {response.status_code}"

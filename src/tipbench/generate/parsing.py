@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import pairwise
 
 from tipbench.generate.loose_json import Node, read_loose
 
@@ -49,7 +50,13 @@ def parse_answer(raw: str, n_tips: int) -> Answer:
     exact = _distinct(_exact(raw, n_tips), n_tips)
     if exact and len(exact) == n_tips:
         return Answer(exact, format_ok=True)
-    return Answer(_distinct(_best_effort(_without_thinking(raw)), max(MAX_TIPS, n_tips)), format_ok=False)
+    text = _without_thinking(raw)
+    roots = read_loose(text)
+    tips = [tip for root in roots for tip in _tips_in(root)]
+    if not tips and not any(map(_names_tips, roots)):
+        tips = _list_tips(text)
+    cleaned = (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
+    return Answer(_distinct(cleaned, max(MAX_TIPS, n_tips)), format_ok=False)
 
 
 def is_overlong(tip: str, word_limit: int) -> bool:
@@ -73,17 +80,14 @@ def _exact(raw: str, n_tips: int) -> list[Tip]:
         return []
     if not isinstance(value, list) or len(value) != n_tips:
         return []
-    tips = [_exact_tip(item) for item in value]
-    return [tip for tip in tips if tip is not None]
-
-
-def _exact_tip(pairs: object) -> Tip | None:
-    if not isinstance(pairs, tuple) or sorted(key for key, _ in pairs) != ["rationale", "tip"]:
-        return None
-    if not all(isinstance(text, str) for _, text in pairs):
-        return None
-    tip, rationale = (_clean(dict(pairs)[key]) for key in ("tip", "rationale"))
-    return Tip(tip, rationale) if tip and rationale else None
+    tips = []
+    for pairs in value:
+        keys = sorted(key for key, _ in pairs) if isinstance(pairs, tuple) else []
+        if keys == ["rationale", "tip"] and all(isinstance(text, str) for _, text in pairs):
+            tip, rationale = (_clean(dict(pairs)[key]) for key in ("tip", "rationale"))
+            if tip and rationale:
+                tips.append(Tip(tip, rationale))
+    return tips
 
 
 def _not_json(constant: str) -> object:
@@ -92,14 +96,6 @@ def _not_json(constant: str) -> object:
 
 def _ignored(_number: str) -> None:
     """Discard a number: Python refuses to convert one of 5000 digits, and none is needed."""
-
-
-def _best_effort(text: str) -> Iterator[Tip]:
-    roots = read_loose(text)
-    tips = [tip for root in roots for tip in _tips_in(root)]
-    if not tips and not any(map(_names_tips, roots)):
-        tips = [Tip(*pair) for pair in list_tips(text)]
-    return (Tip(_clean(tip.tip), _clean(tip.rationale)) for tip in tips)
 
 
 def _distinct(tips: Iterable[Tip], most: int) -> tuple[Tip, ...]:
@@ -184,25 +180,25 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
 
 def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool) -> list[Tip]:
     """Build a tip from a title and a description, or either with a reason; a title alone only if `announced`."""
-    head = next((split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
-    body = next((split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
-    if not is_meaningful(head):
+    head = next((_split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
+    body = next((_split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
+    if not _is_meaningful(head):
         head = ""
     if not (body or reason or announced):
         return []
     joint = "" if not head or not body else " " if head[-1] in ".!?:" else ": "
     tip = head + joint + body
-    return [Tip(tip, reason)] if is_meaningful(tip) else []
+    return [Tip(tip, reason)] if _is_meaningful(tip) else []
 
 
 def _plain_tips(texts: Iterable[str]) -> list[Tip]:
     """Parse an array of strings, some of which may be labelled as the rationale of the previous one."""
     tips: list[Tip] = []
     for text in texts:
-        content, is_why = split_label(text.strip())
+        content, is_why = _split_label(text.strip())
         if is_why and tips:
             tips[-1] = Tip(tips[-1].tip, content)
-        elif not is_why and is_meaningful(content):
+        elif not is_why and _is_meaningful(content):
             tips.append(Tip(content))
     return tips
 
@@ -224,13 +220,13 @@ _CODE = ("{", "}", "[", "]", '"', "```")
 
 
 class _Kind(Enum):
-    LABEL = "label"
-    NUMBER = "number"
-    BULLET = "bullet"
-    WHY = "why"
-    PLAIN = "plain"
-    BLANK = "blank"
-    CODE = "code"
+    LABEL = auto()
+    NUMBER = auto()
+    BULLET = auto()
+    WHY = auto()
+    PLAIN = auto()
+    BLANK = auto()
+    CODE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,31 +246,65 @@ class _Item:
     def unfinished(self) -> bool:
         return not self.parts or self.parts[-1][-1].isalnum() or self.parts[-1][-1] in ",;"
 
-    def text(self) -> str:
-        """Join the parts into one line, with a colon between a headline and what follows it."""
+    def tip(self) -> Tip | None:
+        """Join the parts, with a colon between a headline and what follows it; None if the item is not a tip."""
         joined = self.parts[:1]
-        for before, part in zip(self.parts, self.parts[1:], strict=False):
+        for before, part in pairwise(self.parts):
             joined.append((": " if before[-1].isalnum() and part[0].isupper() else " ") + part)
-        return "".join(joined)
+        text, why = "".join(joined), self.why
+        inside = _WHY_INSIDE.search(text)
+        if inside and inside.start() > 0:
+            text, why = text[: inside.start()].rstrip(" (-–—"), text[inside.end() :].rstrip(")") or why
+        text = _unquoted(text.strip())
+        return Tip(text, _unquoted(why.strip())) if _is_meaningful(text) and not text.endswith(":") else None
 
 
-def list_tips(text: str) -> list[tuple[str, str]]:
-    """Return the tip and rationale of every list item; empty for plain prose."""
+def _list_tips(text: str) -> list[Tip]:
+    """Return the tip of every list item; empty for plain prose."""
     lines = [_read(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]]
-    items = _Collector(_tip_kinds(lines))
+    labels = sum(line.kind is _Kind.LABEL for line in lines)
+    kinds = {_Kind.BULLET}  # of the lines that begin a tip
+    if labels or any(line.kind is _Kind.NUMBER for line in lines):
+        kinds = {_Kind.LABEL} if labels > 1 else {_Kind.LABEL, _Kind.NUMBER}
+    items: list[_Item] = []
+    current: _Item | None = None
+    gap = why_next = False  # a blank line came before; the rationale is on the next line
     for line in lines:
-        items.add(line)
-    return list(_finished(items.found))
+        if line.kind is _Kind.BLANK:
+            gap = True
+            continue
+        if line.kind in kinds:
+            current = _Item([line.text] if line.text else [])
+            items.append(current)
+            why_next = False
+        elif line.kind is _Kind.CODE or current is None:
+            current = None
+        elif line.kind is _Kind.WHY or why_next:
+            why_next = not line.text
+            if line.text and not current.why_labelled:
+                current.why, current.why_labelled = line.text, True
+        elif not line.text:
+            pass
+        elif not current.parts or current.parts[-1].endswith(":"):
+            current.parts.append(line.text)
+        elif line.kind is _Kind.PLAIN and gap and not line.indented:
+            current = None  # closing remarks
+        elif line.kind is _Kind.PLAIN and current.unfinished:
+            current.parts.append(line.text)
+        elif not current.why:
+            current.why = line.text
+        gap = False
+    return [tip for item in items if (tip := item.tip()) is not None]
 
 
-def split_label(text: str) -> tuple[str, bool]:
+def _split_label(text: str) -> tuple[str, bool]:
     """Return the text without a leading "Tip 1:" or "Rationale:", and whether it is a rationale."""
     why = _WHY.match(text)
     label = why or _LABEL.match(text)
     return (text[label.end() :] if label else text), why is not None
 
 
-def is_meaningful(text: str) -> bool:
+def _is_meaningful(text: str) -> bool:
     """Return whether a text is more than "Tip 1": at least two words, or a script that may not separate words."""
     if _BARE_LABEL.fullmatch(text) or not any(map(str.isalpha, text)):
         return False
@@ -292,7 +322,7 @@ def _read(raw: str) -> _Line:
     line = line[heading.end() :] if heading else line
     marker = _MARKER.match(line)
     line = line[marker.end() :].strip() if marker else line.strip()
-    text, is_why = split_label(line)
+    text, is_why = _split_label(line)
     if is_why:
         kind = _Kind.WHY
     elif len(text) < len(line):
@@ -302,65 +332,6 @@ def _read(raw: str) -> _Line:
     else:
         kind = _Kind.PLAIN
     return _Line(kind, text.strip(), raw[0].isspace())
-
-
-def _tip_kinds(lines: list[_Line]) -> frozenset[_Kind]:
-    labels = sum(line.kind is _Kind.LABEL for line in lines)
-    if labels > 1:
-        return frozenset({_Kind.LABEL})
-    if labels or any(line.kind is _Kind.NUMBER for line in lines):
-        return frozenset({_Kind.LABEL, _Kind.NUMBER})
-    return frozenset({_Kind.BULLET})
-
-
-@dataclass
-class _Collector:
-    kinds: frozenset[_Kind]
-    found: list[_Item] = field(default_factory=list)
-    current: _Item | None = None
-    gap: bool = False
-    why_next: bool = False
-
-    def add(self, line: _Line) -> None:
-        if line.kind is _Kind.BLANK:
-            self.gap = True
-            return
-        if line.kind in self.kinds:
-            self.current = _Item([line.text] if line.text else [])
-            self.found.append(self.current)
-            self.why_next = False
-        elif line.kind is _Kind.CODE:
-            self.current = None
-        elif self.current is not None:
-            self._below(self.current, line)
-        self.gap = False
-
-    def _below(self, item: _Item, line: _Line) -> None:
-        if line.kind is _Kind.WHY or self.why_next:
-            self.why_next = not line.text
-            if not item.why_labelled and line.text:
-                item.why, item.why_labelled = line.text, True
-        elif not line.text:
-            return
-        elif not item.parts or item.parts[-1].endswith(":"):
-            item.parts.append(line.text)
-        elif line.kind is _Kind.PLAIN and self.gap and not line.indented:
-            self.current = None  # closing remarks
-        elif line.kind is _Kind.PLAIN and item.unfinished:
-            item.parts.append(line.text)
-        elif not item.why:
-            item.why = line.text
-
-
-def _finished(items: list[_Item]) -> Iterator[tuple[str, str]]:
-    for item in items:
-        tip, why = item.text(), item.why
-        inside = _WHY_INSIDE.search(tip)
-        if inside and inside.start() > 0:
-            tip, why = tip[: inside.start()].rstrip(" (-–—"), tip[inside.end() :].rstrip(")") or why
-        tip = _unquoted(tip.strip())
-        if is_meaningful(tip) and not tip.endswith(":"):
-            yield tip, _unquoted(why.strip())
 
 
 def _unquoted(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tipbench.errors import OllamaUnavailable, ResidencyError
@@ -47,12 +47,12 @@ class Evidence:
     """What was observed in memory during a run."""
 
     samples: int = 0
-    unknown_samples: int = 0
     most_resident: int = 0
     largest_gap_s: float = 0.0
     handovers: int = 0  # times the list was empty after a model
-    handover_s: tuple[float, ...] = ()
+    unknown_samples: int = 0
     foreign: tuple[str, ...] = ()  # other clients' models that were loaded
+    handover_s: tuple[float, ...] = ()
 
     def sentence(self) -> str:
         """Return a one-line summary for people."""
@@ -64,17 +64,6 @@ class Evidence:
         if self.foreign:
             parts.append(f"other clients' models seen: {', '.join(self.foreign)}")
         return "; ".join(parts)
-
-
-@dataclass
-class _Sightings:
-    samples: int = 0
-    unknown: int = 0
-    most: int = 0
-    gap_s: float = 0.0
-    handover_s: list[float] = field(default_factory=list)
-    foreign: dict[str, None] = field(default_factory=dict)
-    foreign_times: list[float] = field(default_factory=list)
 
 
 class Monitor:
@@ -96,7 +85,8 @@ class Monitor:
         self._expected: frozenset[str] = frozenset()
         self._name = ""
         self._moved = False
-        self._seen = _Sightings()
+        self._seen = Evidence()
+        self._foreign_times: list[float] = []
         self._last_sample: float | None = None
         self._last_was_foreign = False
         self._lock = threading.Lock()
@@ -129,26 +119,18 @@ class Monitor:
     def handed_over(self, seconds: float) -> None:
         """Record that the memory was empty this many seconds after a model's last call."""
         with self._lock:
-            self._seen.handover_s.append(seconds)
+            handover_s = (*self._seen.handover_s, seconds)
+            self._seen = replace(self._seen, handovers=len(handover_s), handover_s=handover_s)
 
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model was in memory at any time between two monotonic times."""
         with self._lock:
-            recent = [t for t in self._seen.foreign_times if t >= start - 2 * self._interval_s]
+            recent = [t for t in self._foreign_times if t >= start - 2 * self._interval_s]
             return self._last_was_foreign or any(t <= end for t in recent)
 
     def evidence(self) -> Evidence:
         with self._lock:
-            seen = self._seen
-            return Evidence(
-                samples=seen.samples,
-                unknown_samples=seen.unknown,
-                most_resident=seen.most,
-                largest_gap_s=seen.gap_s,
-                handovers=len(seen.handover_s),
-                handover_s=tuple(seen.handover_s),
-                foreign=tuple(seen.foreign),
-            )
+            return self._seen
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -162,28 +144,27 @@ class Monitor:
         listed = self._look()
         now = time.monotonic()
         with self._lock:
-            fresh = self._note(listed, before | self._expected, now)
+            seen = self._seen
+            if listed is None:
+                self._seen = replace(seen, unknown_samples=seen.unknown_samples + 1)
+                return
+            foreign = [model.name for model in listed if model.digest not in before | self._expected]
+            fresh = [name for name in dict.fromkeys(foreign) if name not in seen.foreign]
+            gap_s = now - self._last_sample if self._last_sample is not None else 0.0
+            self._seen = replace(
+                seen,
+                samples=seen.samples + 1,
+                most_resident=max(seen.most_resident, len({model.digest for model in listed})),
+                largest_gap_s=max(seen.largest_gap_s, gap_s),
+                foreign=(*seen.foreign, *fresh),
+            )
+            self._last_sample = now
+            self._last_was_foreign = bool(foreign)
+            self._moved = self._moved or self._name in (name.casefold() for name in foreign)
+            if foreign:
+                self._foreign_times.append(now)
         for name in fresh:
             self._report_foreign(name)
-
-    def _note(self, listed: tuple[Resident, ...] | None, ours: frozenset[str], now: float) -> list[str]:
-        seen = self._seen
-        if listed is None:
-            seen.unknown += 1
-            return []
-        seen.samples += 1
-        seen.most = max(seen.most, len({model.digest for model in listed}))
-        if self._last_sample is not None:
-            seen.gap_s = max(seen.gap_s, now - self._last_sample)
-        self._last_sample = now
-        foreign = [model.name for model in listed if model.digest not in ours]
-        self._last_was_foreign = bool(foreign)
-        self._moved = self._moved or self._name in (name.casefold() for name in foreign)
-        if foreign:
-            seen.foreign_times.append(now)
-        fresh = [name for name in foreign if name not in seen.foreign]
-        seen.foreign.update(dict.fromkeys(fresh))
-        return fresh
 
 
 def wait_until_gone(host: WeightsHost, digest: str, *, stuck_s: float = STUCK_DEADLINE_S) -> tuple[Resident, ...]:
@@ -227,7 +208,11 @@ def wait_until_empty(host: WeightsHost, *, wait_s: float) -> None:
 
 def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, wait_s: float) -> None:
     """Empty the memory before a run: unloads what a dead collect of ours left; anything else needs `evict`."""
-    listed = _resident_models(host, wait_s)
+    deadline = time.monotonic() + max(wait_s, 1.0)
+    while (listed := host.resident()) is None:
+        if time.monotonic() > deadline:
+            raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")
+        time.sleep(_SLOW_POLL_S)
     foreign = [model for model in listed if model.digest not in leftovers]
     if foreign and not evict:
         raise ResidencyError(
@@ -238,15 +223,6 @@ def require_empty(host: WeightsHost, *, leftovers: frozenset[str], evict: bool, 
         host.unload(model.name)
     if listed:
         wait_until_empty(host, wait_s=max(wait_s, STUCK_DEADLINE_S))
-
-
-def _resident_models(host: WeightsHost, wait_s: float) -> tuple[Resident, ...]:
-    deadline = time.monotonic() + max(wait_s, 1.0)
-    while (listed := host.resident()) is None:
-        if time.monotonic() > deadline:
-            raise ResidencyError(f"The Ollama server did not report within {wait_s:g} s what is in its memory.")
-        time.sleep(_SLOW_POLL_S)
-    return listed
 
 
 def _names(models: Iterable[Resident]) -> str:

@@ -1,4 +1,4 @@
-"""TemplateEngine: the baseline without a model, equivalent to a decent app without a language model.
+"""TemplateEngine: the baseline, which does what a decent app can do without a language model.
 
 It ranks the open tasks by due date, priority and age, puts one into a prewritten sentence, and adds the time.
 A model that does not beat this is not worth its memory.
@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import count
@@ -24,28 +24,24 @@ from tipbench.generate.engine import (
     InProcessEngine,
     ModelFacts,
 )
-from tipbench.plan.scenarios import Scenario, Task
+from tipbench.plan.scenarios import MONTHS, Scenario, Task
 
 MODEL = "baseline:template"
 VERSION = "1"  # part of the digest: increase it when the choice of tasks changes, so that new cells are generated
 
 _LONGEST_QUOTE = 11  # words of a title or a habit
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of advice: the order of tasks, the wordings, the rationale and the durations."""
+    """One kind of advice. Its field names are part of the digest: do not rename them."""
 
-    order: str
+    order: str  # of the tasks; see `_ranked`
     wordings: tuple[str, ...]
     rationale: str
-    minutes: tuple[int, ...]
+    minutes: tuple[int, ...]  # durations to choose from
     skip: int = 0  # tasks skipped at first, so that the first few tips are not all about one task
-    hours: tuple[int, int] = (0, 24)
+    hours: tuple[int, int] = (0, 24)  # from the first to before the second; above 24 means the next morning
 
 
 _KINDS = (
@@ -126,22 +122,26 @@ class TemplateEngine(InProcessEngine):
     def facts(self, model: str) -> ModelFacts:
         """Return the baseline's facts; its digest covers every sentence, so other wording is another model."""
         if model != MODEL:
-            raise ModelRefused(_unknown(model))
+            raise ModelRefused(_unknown_model(model))
+        content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
         return ModelFacts(
             model=MODEL,
             engine=self.name,
             engine_version=VERSION,
             host=platform.node(),
-            digest=_digest(),
+            digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
             params_b=0.0,
             file_bytes=0,
             kv_bytes_per_token=0,
         )
 
+    def list_models(self) -> list[str]:
+        return [MODEL]
+
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Return exactly `n_tips` unique tips as the requested JSON array; deterministic for a scenario and seed."""
         if request.model != MODEL:
-            return EngineFailure(FailureKind.MISSING_MODEL, _unknown(request.model))
+            return EngineFailure(FailureKind.MISSING_MODEL, _unknown_model(request.model))
         if request.cancel.is_set():
             return EngineFailure(FailureKind.CANCELLED, "stopped before it began")
         start = time.perf_counter()
@@ -153,42 +153,44 @@ class TemplateEngine(InProcessEngine):
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     """Return the first `n_tips` unique tips for a scenario."""
+    if n_tips <= 0:
+        return []
     tips: dict[str, dict[str, str]] = {}
-    for tip in _endless(scenario, seed) if n_tips > 0 else ():
+    for tip in _all_tips(scenario, seed):
         tips.setdefault(tip["tip"].casefold(), tip)
         if len(tips) >= n_tips:
             break
     return list(tips.values())
 
 
-def _endless(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
-    """Cycle through the kinds; each round takes the next task, then the next wording, then five more minutes."""
-    kinds = [kind for kind in _KINDS if _fits(kind, scenario.slot.time.hour)]
-    tasks = _by_title(scenario.persona.tasks) or [Task("the first thing on your mind", 1, None, 0)]
+def _all_tips(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
+    """Yield tips without end, one of each kind per round.
+
+    Each round has the next task; after all tasks the next wording; after all wordings five more minutes.
+    """
+    kinds = [kind for kind in _KINDS if _suits_hour(kind, scenario.slot.time.hour)]
+    titles: dict[str, Task] = {}  # one task for each title as displayed
+    for task in scenario.persona.tasks:
+        titles.setdefault(_quote(task.title).casefold(), task)
+    tasks = list(titles.values()) or [Task("the first thing on your mind", 1, None, 0)]
     for index in count():
-        turn, place = divmod(index, len(kinds))
+        round_, place = divmod(index, len(kinds))
         kind = kinds[place]
-        longer, wording = divmod(turn // len(tasks), len(kind.wordings))
-        task = _ranked(tasks, kind.order, scenario.day)[(turn + kind.skip) % len(tasks)]
-        words = kind.wordings[(wording + _draw(seed, "wording", place)) % len(kind.wordings)]
-        minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
-        if longer:
-            minutes = kind.minutes[-1] + 5 * longer
-        values = _values(scenario, task, minutes, _draw(seed, "habit", index))
+        task = _ranked(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
+        times_all_wordings_used, wording = divmod(round_ // len(tasks), len(kind.wordings))
+        first_wording = _draw(seed, "wording", place)
+        words = kind.wordings[(first_wording + wording) % len(kind.wordings)]
+        if times_all_wordings_used:
+            minutes = kind.minutes[-1] + 5 * times_all_wordings_used
+        else:
+            minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
+        values = _values(scenario, task, minutes, habit=_draw(seed, "habit", index))
         yield {"tip": words.format_map(values), "rationale": kind.rationale.format_map(values)}
 
 
-def _fits(kind: _Kind, hour: int) -> bool:
-    first, end = kind.hours
-    return first <= hour < end or first <= hour + 24 < end
-
-
-def _by_title(tasks: Sequence[Task]) -> list[Task]:
-    """Return one task for each title as displayed."""
-    shown: dict[str, Task] = {}
-    for task in tasks:
-        shown.setdefault(_quote(task.title).casefold(), task)
-    return list(shown.values())
+def _suits_hour(kind: _Kind, hour: int) -> bool:
+    begin, end = kind.hours
+    return begin <= hour < end or hour + 24 < end
 
 
 def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
@@ -199,23 +201,26 @@ def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:
         return sorted(tasks, key=lambda task: -task.age_days)
     if order == "important":
         return sorted(tasks, key=lambda task: -task.priority)
-    return sorted(tasks, key=lambda task: (_haste(task, day), -task.priority, task.due or date.max))
+
+    def urgency(task: Task) -> int:
+        if task.overdue_on(day):
+            return 0
+        return 1 if task.due == day else 2
+
+    return sorted(tasks, key=lambda task: (urgency(task), -task.priority, task.due or date.max))
 
 
-def _haste(task: Task, day: date) -> int:
-    return 0 if task.overdue_on(day) else 1 if task.due == day else 2
-
-
-def _values(scenario: Scenario, task: Task, minutes: int, draw: int) -> dict[str, str | int]:
+def _values(scenario: Scenario, task: Task, minutes: int, *, habit: int) -> dict[str, str | int]:
+    """Return the values of the placeholders; `habit` is a random number that chooses one."""
     habits = scenario.persona.habits or ("the next break",)
     start = scenario.slot.time.hour * 60 + scenario.slot.time.minute
     return {
         "task": _quote(task.title),
-        "habit": _quote(habits[draw % len(habits)]),
+        "habit": _quote(habits[habit % len(habits)]),
         "minutes": minutes,
         "time": _clock(start),
         "end": _clock(start + minutes),
-        "state": _state(task, scenario.day),
+        "state": _due_text(task, scenario.day),
         "priority": task.priority,
         "age": "one day" if task.age_days == 1 else f"{task.age_days} days",
     }
@@ -225,29 +230,26 @@ def _clock(minute: int) -> str:
     return f"{minute // 60 % 24:02}:{minute % 60:02}"
 
 
-def _state(task: Task, day: date) -> str:
+def _due_text(task: Task, day: date) -> str:
     if task.due is None:
         return "open"
     if task.due == day:
         return "due today"
     word = "overdue since" if task.overdue_on(day) else "due on"
-    return f"{word} {task.due.day} {_MONTHS[task.due.month - 1]}"
+    return f"{word} {task.due.day} {MONTHS[task.due.month - 1]}"
 
 
 def _quote(text: str) -> str:
+    """Return the first words of a title or a habit."""
     words = text.split()
     return " ".join(words[:_LONGEST_QUOTE]) + ("…" if len(words) > _LONGEST_QUOTE else "")
 
 
-def _draw(seed: int, *what: str | int) -> int:
+def _draw(seed: int, purpose: str, number: int) -> int:
     """Return a pseudorandom number that is the same on every machine and Python version."""
-    return int.from_bytes(hashlib.sha256(repr((seed, *what)).encode()).digest()[:4], "big")
+    digest = hashlib.sha256(repr((seed, purpose, number)).encode()).digest()
+    return int.from_bytes(digest[:4], "big")
 
 
-def _digest() -> str:
-    content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _unknown(model: str) -> str:
-    return f"The baseline engine has one model, {MODEL}; it was asked for {model!r}. Write {MODEL} in --models."
+def _unknown_model(model: str) -> str:
+    return f"The baseline engine has one model, {MODEL}; the request names {model!r}. Write {MODEL} in --models."

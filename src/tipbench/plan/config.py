@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tipbench.errors import UsageError
 from tipbench.http import is_http_url
+from tipbench.plan.design import LooksOption
 
+_M = TypeVar("_M", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
 WAIT_FOR_JUDGE = "wait_for_judge"  # key next to the configuration when a scheduler runs it
@@ -29,7 +31,7 @@ class CollectConfig(BaseModel):
     prompts: str = Field("v1,v2-mentor,v3-few-shot", description="Comma-separated prompt versions of the suite.")
     n_tips: Annotated[int, Field(ge=1, le=50)] = Field(5, description="Tips per answer.")
     n_scenarios: Annotated[int, Field(ge=0)] = Field(
-        0, description="Number of scenarios (0 = all); personas are covered before time slots repeat."
+        0, description="At most this many scenarios (0 = all); personas are covered before time slots repeat."
     )
     temperature: Annotated[float, Field(ge=0, le=5)] = Field(0.7, description="Sampling temperature.")
     experiment: str = Field(
@@ -44,6 +46,9 @@ class CollectConfig(BaseModel):
         description="The MLflow server; by default one on localhost:5000, else a local one is started.",
     )
     diversity: bool = Field(False, description="Ask for tips from different angles; diversity is measured either way.")
+    looks: LooksOption = Field(
+        "auto", description="Times a leaderboard may decide: one, or auto, every 8 scenarios and at most four."
+    )
     suite: str = Field("tips", description="Built-in suite (tips, tips-32) or the path of a suite folder.")
     repeats: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Answers per cell, each with its own seed.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
@@ -130,15 +135,20 @@ class CollectConfig(BaseModel):
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
     """Validate plain values; raises UsageError listing each problem by its source (`sources`), else by its key."""
+    return validated(CollectConfig, values, sources or {})
+
+
+def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[str, str]) -> _M:
+    """Validate plain values with a model of settings; raises UsageError listing each problem by its source."""
     try:
-        return CollectConfig.model_validate(dict(values))
+        return model.model_validate(dict(values))
     except ValidationError as exc:
-        raise UsageError("; ".join(_problem(error, sources or {}) for error in exc.errors())) from exc
+        raise UsageError("; ".join(_problem(error, sources) for error in exc.errors())) from exc
 
 
 def _problem(error: Any, sources: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    place = sources.get(key, key)
+    place = sources.get(key.partition(".")[0], key)
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{place} is not a setting of collect; see `tipbench collect --help`"

@@ -9,7 +9,7 @@ from itertools import groupby, product
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.prompts import Prompt, Rendered, render
+from tipbench.plan.prompts import WITHOUT_PROMPT, Prompt, Rendered, render
 from tipbench.plan.scenarios import Scenario
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.text import fingerprint
@@ -48,6 +48,7 @@ class ModelIdentity:
     model: str
     digest: str
     thinking: bool = False
+    has_prompt: bool = True  # False: it reads the scenario alone, and is collected once per scenario
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
@@ -56,9 +57,11 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
     scenarios = choose_scenarios(suite, config.n_scenarios)
     repeats = range(1, config.repeats + 1)
     planned: dict[str, PlannedCell] = {}
-    for model, prompt, scenario, repeat in product(models, prompts, scenarios, repeats):
-        cell = _plan_cell(suite, config, model, prompt, scenario, repeat)
-        planned.setdefault(cell.key, cell)
+    for model in models:
+        own = prompts if model.has_prompt else [WITHOUT_PROMPT]
+        for prompt, scenario, repeat in product(own, scenarios, repeats):
+            cell = _plan_cell(suite, config, model, prompt, scenario, repeat)
+            planned.setdefault(cell.key, cell)
     return list(planned.values())
 
 
@@ -69,11 +72,15 @@ def blocks(cells: Iterable[PlannedCell]) -> Iterator[tuple[str, list[PlannedCell
 
 
 def suite_for(config: CollectConfig) -> Suite:
-    """Load the suite and validate the chosen prompts and scenarios, to fail before waiting for servers."""
+    """Load the suite and validate the chosen prompts, to fail before waiting for servers."""
     suite = load_suite(config.suite)
     choose_prompts(suite, config.prompt_versions)
-    choose_scenarios(suite, config.n_scenarios)
     return suite
+
+
+def conditions_of(config: CollectConfig, suite: Suite) -> str:
+    """Return the hash of the settings that two scores must share to be averaged."""
+    return fingerprint(config.conditions(suite.sampling), 16)
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
@@ -87,13 +94,18 @@ def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:
 
 
 def choose_scenarios(suite: Suite, n_scenarios: int) -> tuple[Scenario, ...]:
-    """Return the first `n_scenarios` scenarios, or all for 0; raises UsageError if the suite has fewer."""
-    if n_scenarios > len(suite.scenarios):
-        raise UsageError(
-            f"suite {suite.name} has {len(suite.scenarios)} scenarios; n_scenarios is {n_scenarios}. "
-            "Use 0 for all, or a larger suite such as tips-32."
-        )
+    """Return the first `n_scenarios` scenarios; all for 0, and if there are fewer."""
     return suite.scenarios[: n_scenarios or None]
+
+
+def scenarios_warning(suite: Suite, n_scenarios: int) -> str | None:
+    """Return a warning if the suite has fewer scenarios than requested."""
+    if n_scenarios <= len(suite.scenarios):
+        return None
+    return (
+        f"The suite {suite.name} has {len(suite.scenarios)} scenarios, fewer than n_scenarios {n_scenarios}: "
+        "all of them are used. Suite tips-32 has more."
+    )
 
 
 def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
@@ -113,16 +125,18 @@ def _plan_cell(
         "num_predict": config.num_predict,
         "seed": cell_seed(config.seed, scenario.id, prompt.version, repeat),
     }
-    key = fingerprint(
-        {
-            "digest": model.digest,
-            "think": False if model.thinking else None,
-            "system": rendered.system,
-            "user": rendered.user,
-            "scenario": scenario.id,
-            "options": options,
-            "repeat": repeat,
-        }
-    )
+    content: dict[str, object] = {
+        "digest": model.digest,
+        "think": False if model.thinking else None,
+        "system": rendered.system,
+        "user": rendered.user,
+        "scenario": scenario.id,
+        "options": options,
+        "repeat": repeat,
+    }
+    if not model.has_prompt:
+        requested = {"n_tips": config.n_tips, "diversity": config.diversity}
+        content = {name: content[name] for name in ("digest", "scenario", "options", "repeat")} | requested
+    key = fingerprint(content)
     cell = Cell(model.model, prompt.version, scenario.id, repeat)
     return PlannedCell(cell, scenario, prompt, rendered, options, key)

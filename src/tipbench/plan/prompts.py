@@ -8,16 +8,13 @@ from datetime import date
 from pathlib import Path
 
 from tipbench.errors import SuiteError
-from tipbench.plan.scenarios import Scenario, Task
+from tipbench.plan.scenarios import MONTHS, Scenario, Task
 from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
+NO_PROMPT = "none"  # the version of an engine that reads no prompt
 ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
 
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
 _HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{\{([^{}\n]*)\}\}")
 
@@ -44,6 +41,8 @@ class Rendered:
     user: str
 
 
+WITHOUT_PROMPT = Prompt(NO_PROMPT, "", "")
+
 # The placeholders that a prompt may use.
 PLACEHOLDERS = (
     "n_tips", "diversity", "name", "role", "about", "preferences", "habits", "tasks", "weekday", "date", "time", "slot",
@@ -55,14 +54,8 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
     user = prompt.user
     if diversity and "diversity" not in _names(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
-    values = _values(scenario, n_tips, diversity)
-    system, user = (_PLACEHOLDER.sub(lambda found: values[found[1].strip()], text) for text in (prompt.system, user))
-    return Rendered(_tidy(system), _tidy(user))
-
-
-def _values(scenario: Scenario, n_tips: int, diversity: bool) -> dict[str, str]:
     persona, slot, day = scenario.persona, scenario.slot, scenario.day
-    return {
+    values = {
         "n_tips": str(n_tips),
         "diversity": ASK_FOR_DIVERSITY if diversity else "",
         "name": persona.name,
@@ -70,12 +63,17 @@ def _values(scenario: Scenario, n_tips: int, diversity: bool) -> dict[str, str]:
         "about": persona.about,
         "preferences": "; ".join(persona.preferences) or "none known",
         "habits": "; ".join(persona.habits) or "none known",
-        "tasks": "\n".join(_task_line(task, day) for task in persona.tasks),
+        "tasks": "\n".join(
+            f"- {task.title} (priority {task.priority} of 4, {_due(task, day)}, {_days(task.age_days)} old)"
+            for task in persona.tasks
+        ),
         "weekday": scenario.weekday,
-        "date": f"{day.day} {_MONTHS[day.month - 1]} {day.year}",
+        "date": f"{day.day} {MONTHS[day.month - 1]} {day.year}",
         "time": f"{slot.time:%H:%M}",
         "slot": slot.label,
     }
+    system, user = (_PLACEHOLDER.sub(lambda found: values[found[1].strip()], text) for text in (prompt.system, user))
+    return Rendered(_tidy(system), _tidy(user))
 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
@@ -86,7 +84,14 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
             raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
     for first_line, lines in sections.values():
         for number, line in enumerate(lines, start=first_line):
-            _check_placeholders(line, path, number)
+            for name in _names(line):
+                if name not in PLACEHOLDERS:
+                    known = ", ".join(PLACEHOLDERS)
+                    raise SuiteError(path, number, f"unknown placeholder '{{{{ {name} }}}}'. Known: {known}.")
+            if "{{" in _PLACEHOLDER.sub("", line):
+                raise SuiteError(
+                    path, number, "a placeholder opens with '{{' and is not closed with '}}' on the same line."
+                )
     templates = {name: "\n".join(lines).strip() for name, (_, lines) in sections.items()}
     for name, template in templates.items():
         if not template:
@@ -112,15 +117,6 @@ def _split(text: str, path: Path) -> dict[str, tuple[int, list[str]]]:
     return sections
 
 
-def _check_placeholders(line: str, path: Path, number: int) -> None:
-    for name in _names(line):
-        if name not in PLACEHOLDERS:
-            known = ", ".join(PLACEHOLDERS)
-            raise SuiteError(path, number, f"unknown placeholder '{{{{ {name} }}}}'. Known: {known}.")
-    if "{{" in _PLACEHOLDER.sub("", line):
-        raise SuiteError(path, number, "a placeholder opens with '{{' and is not closed with '}}' on the same line.")
-
-
 def _names(template: str) -> list[str]:
     return [name.strip() for name in _PLACEHOLDER.findall(template)]
 
@@ -128,10 +124,6 @@ def _names(template: str) -> list[str]:
 def _tidy(text: str) -> str:
     """Remove the whitespace left by empty placeholders."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
-
-
-def _task_line(task: Task, day: date) -> str:
-    return f"- {task.title} (priority {task.priority} of 4, {_due(task, day)}, {_days(task.age_days)} old)"
 
 
 def _due(task: Task, day: date) -> str:

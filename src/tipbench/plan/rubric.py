@@ -87,18 +87,18 @@ class Rubric:
 
 
 FENCE = "+++"
-# fmt: off
-_OTHER_METRICS = frozenset({
-    "composite", "diversity", "latency_s", "load_s", "ttft_s",
-    "prompt_tokens", "output_tokens", "tokens_per_s", "n_candidates",
-})
-# fmt: on
+OTHER_METRICS = frozenset(
+    {
+        *("composite", "diversity", "distinct_2", "latency_s", "load_s", "ttft_s"),
+        *("prompt_tokens", "output_tokens", "tokens_per_s", "n_candidates"),
+    }
+)
 
 
 def _metric_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         raise ValueError("must be a name for a metric: a letter, then up to 39 out of a-z, 0-9 and '_'")
-    if name in _OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
+    if name in OTHER_METRICS or name in FLAGS or name.startswith("provisional_"):
         raise ValueError("is already the name of a metric; choose another")
     return name
 
@@ -142,10 +142,18 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
     source = _head(path, text)
     head = source.validated(_HeadSchema)
     scales = tuple(_scale(source, index, scale) for index, scale in enumerate(head.scales))
-    _check_names(source, scales)
+    names = [scale.name for scale in scales]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise source.error(("scales", index, "name"), f"there are two scales named '{name}'.")
     for table, values in (("weights", head.weights), ("floor", head.floor)):
-        _check_complete(source, (table,), values, [scale.name for scale in scales] + list(FLAGS))
-    _check_floor(source, head.floor, scales)
+        _check_complete(source, (table,), values, names + list(FLAGS))
+    for scale in scales:
+        if not scale.min <= head.floor[scale.name] <= scale.max:
+            raise source.error(("floor", scale.name), _off_scale(scale, head.floor[scale.name]))
+    for flag in FLAGS:
+        if head.floor[flag] not in (0, 1):
+            raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {head.floor[flag]:g}.")
     allowed = {anchor.scenario for anchor in head.anchors} if scenario_ids is None else set(scenario_ids)
     _check_examples(source, "anchors", head.anchors, scales, allowed)
     return Rubric(
@@ -199,14 +207,6 @@ def _scale(source: TomlText, index: int, scale: _ScaleSchema) -> Scale:
     return Scale(scale.name, scale.min, scale.max, scale.about, tuple(scale.steps))
 
 
-def _check_names(source: TomlText, scales: tuple[Scale, ...]) -> None:
-    seen: set[str] = set()
-    for index, scale in enumerate(scales):
-        if scale.name in seen:
-            raise source.error(("scales", index, "name"), f"there are two scales named '{scale.name}'.")
-        seen.add(scale.name)
-
-
 def _check_complete(source: TomlText, place: Place, values: Mapping[str, float], needed: list[str]) -> None:
     for name in values:
         if name not in needed:
@@ -214,15 +214,6 @@ def _check_complete(source: TomlText, place: Place, values: Mapping[str, float],
     for name in needed:
         if name not in values:
             raise source.error(place, f"'{name}' is missing in '{place[-1]}'. It needs: {', '.join(needed)}.")
-
-
-def _check_floor(source: TomlText, floor: Mapping[str, float], scales: tuple[Scale, ...]) -> None:
-    for scale in scales:
-        if not scale.min <= floor[scale.name] <= scale.max:
-            raise source.error(("floor", scale.name), _off_scale(scale, floor[scale.name]))
-    for flag in FLAGS:
-        if floor[flag] not in (0, 1):
-            raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {floor[flag]:g}.")
 
 
 def _check_examples(

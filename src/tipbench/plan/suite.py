@@ -19,6 +19,7 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenari
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_bounded
 from tipbench.text import fingerprint
 
+SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 
 
@@ -32,7 +33,7 @@ class Suite:
     prompts: Mapping[str, Prompt]
     rubric: Rubric
     controls: tuple[Control, ...]
-    sampling: Mapping[str, float | int]  # top_k, top_p, min_p, repeat_penalty
+    sampling: Mapping[str, float | int]  # the options of SAMPLING
 
     @property
     def fingerprint(self) -> str:
@@ -57,10 +58,11 @@ def builtin_suites() -> list[str]:
 def load_suite(reference: str) -> Suite:
     """Load and validate a built-in suite or a suite folder; raises SuiteError with file, line and reason."""
     layers = _layers(_folder(reference))
-    personas, slots, day = _people_and_times(layers)
+    personas, slots, day = _scenario_parts(layers)
     scenarios = build_scenarios(personas, slots, day)
     scenario_ids = [scenario.id for scenario in scenarios]
-    rubric_at = _layer_with_rubric(layers)
+    # The last rubric applies. If there is none, loading that of layer 0 reports the missing file.
+    rubric_at = max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
     rubric = load_rubric(layers[rubric_at].folder / "rubric.md", scenario_ids)
     # Controls are scored under one rubric: those of layers before the one with the rubric do not apply.
     files = [layer.folder / "controls.toml" for layer in layers[rubric_at:]]
@@ -85,25 +87,25 @@ class _Layer:
     content: SuiteSchema
 
 
-def _folder(reference: str, beside: Path | None = None) -> Path:
+def _folder(reference: str, relative_to: Path | None = None) -> Path:
     if reference in builtin_suites():
         return _BUILT_IN / reference
-    return (beside or Path()) / Path(reference).expanduser()
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # such as a name that is too long
-        return False
+    return (relative_to or Path()) / Path(reference).expanduser()
 
 
 def _layers(folder: Path) -> list[_Layer]:
     """Return the suite and those it extends, the most basic first."""
     chain: list[_Layer] = []
     while True:
-        if not _is_folder(folder):
-            raise _no_such_folder(folder, chain)
+        try:
+            found = folder.is_dir()
+        except OSError:  # such as a name that is too long
+            found = False
+        if not found:
+            known = f"Built-in suites: {', '.join(builtin_suites())}; or give the path of a folder with a suite.toml."
+            if not chain:
+                raise SuiteError(folder, None, f"unknown suite: not a built-in name, and not a folder. {known}")
+            raise chain[-1].source.error(("extends",), f"'extends' must be a suite: {folder} is not a folder. {known}")
         if any(layer.folder.samefile(folder) for layer in chain):
             raise chain[-1].source.error(("extends",), "'extends' leads back to the same suite.")
         source = TomlText.read(folder / "suite.toml")
@@ -111,23 +113,16 @@ def _layers(folder: Path) -> list[_Layer]:
         parent = chain[-1].content.extends
         if parent is None:
             return chain[::-1]
-        folder = _folder(parent, beside=folder)
+        folder = _folder(parent, relative_to=folder)
 
 
-def _no_such_folder(folder: Path, chain: list[_Layer]) -> SuiteError:
-    known = f"Built-in suites: {', '.join(builtin_suites())}; or give the path of a folder with a suite.toml."
-    if chain:
-        return chain[-1].source.error(("extends",), f"'extends' must be a suite: {folder} is not a folder. {known}")
-    return SuiteError(folder, None, f"unknown suite: not a built-in name, and not a folder. {known}")
-
-
-def _people_and_times(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
+def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
     personas: dict[str, Persona] = {}
     slots: dict[str, Slot] = {}
     days = []
     for layer in layers:
         _add_new(personas, [persona.build() for persona in layer.content.personas], layer, "personas")
-        _add_new(slots, [slot.build() for slot in layer.content.slots], layer, "slots")
+        _add_new(slots, [Slot(**dict(slot)) for slot in layer.content.slots], layer, "slots")
         days += [layer.content.date] if layer.content.date else []
     own = layers[-1].source
     if not days:
@@ -175,14 +170,6 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
     return prompts
 
 
-def _layer_with_rubric(layers: Sequence[_Layer]) -> int:
-    """Return the index of the last layer with a rubric; 0 if there is none, so that loading reports it as missing."""
-    return max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
-
-
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")
-
-
 def _clock(value: object) -> object:
     """Accept times such as "07:30"; TOML's own times need seconds."""
     if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
@@ -197,9 +184,6 @@ class TaskSchema(Schema):
     priority: Annotated[int, Field(ge=1, le=4)]
     due: dt.date | None = None
     age_days: Annotated[int, Field(ge=0, le=36500)]
-
-    def build(self) -> Task:
-        return Task(self.title, self.priority, self.due, self.age_days)
 
 
 class PersonaSchema(Schema):
@@ -219,7 +203,7 @@ class PersonaSchema(Schema):
             about=self.about,
             preferences=tuple(self.preferences),
             habits=tuple(self.habits),
-            tasks=tuple(task.build() for task in self.tasks),
+            tasks=tuple(Task(**dict(task)) for task in self.tasks),
         )
 
 
@@ -227,9 +211,6 @@ class SlotSchema(Schema):
     id: Id
     label: Line
     time: Annotated[dt.time, BeforeValidator(_clock)]
-
-    def build(self) -> Slot:
-        return Slot(self.id, self.label, self.time)
 
 
 class SamplingSchema(Schema):

@@ -16,6 +16,9 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
+_MOST_LINES = 1000  # of one value, for the line numbers of errors
+
+Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
 
 class Schema(BaseModel):
@@ -82,7 +85,16 @@ class TomlText:
     def validated(self, schema: type[AnySchema]) -> AnySchema:
         """Parse the text into the schema; raises SuiteError at the first mistake."""
         try:
-            return schema.model_validate(self._parsed())
+            parsed = tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as exc:
+            place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
+            reason = str(exc)[: place.start()] if place else str(exc)
+            line = int(place[1]) if place and place[1] else len(self.text.split("\n")) or 1
+            raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
+        except RecursionError:
+            raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
+        try:
+            return schema.model_validate(parsed)
         except ValidationError as exc:
             first, *others = exc.errors(include_url=False)
             more = f" ({len(others)} more in this file)" if others else ""
@@ -92,23 +104,13 @@ class TomlText:
         """Return a SuiteError at the line of the key or table."""
         return SuiteError(self.path, self.first_line - 1 + find_line(self.text, place), reason)
 
-    def _parsed(self) -> dict[str, Any]:
-        try:
-            return tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError as exc:
-            place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
-            reason = str(exc)[: place.start()] if place else str(exc)
-            line = int(place[1]) if place and place[1] else len(self.text.split("\n")) or 1
-            raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
-        except RecursionError:
-            raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
-
 
 def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
     *parents, last = error["loc"] or ("",)
     name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1] if parents else ''}', entry {last + 1},"
     context = error.get("ctx", {})
-    seen = _shortened(error["input"])
+    seen = repr(error["input"]) if isinstance(error["input"], str) else f"{error['input']}"
+    seen = seen if len(seen) <= 60 else f"{seen[:57]}..."
     match error["type"]:
         case "missing":
             return f"{name} is missing."
@@ -130,11 +132,6 @@ def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
             return f"{name} {rule}; found {seen}."
 
 
-def _shortened(value: object) -> str:
-    text = f"{value}" if not isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _known_keys(schema: type[BaseModel], place: Place) -> list[str]:
     for name in place:
         if isinstance(name, str) and name in schema.model_fields:
@@ -147,16 +144,6 @@ def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _schemas_in(argument)
-
-
-Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
-
-_PART = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
-_DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_ARRAY_HEADER = re.compile(rf"\s*\[\[\s*({_DOTTED})\s*\]\]")
-_TABLE_HEADER = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]")
-_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
-_TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def find_line(text: str, place: Place) -> int:
@@ -173,62 +160,36 @@ def find_line(text: str, place: Place) -> int:
 
 
 def _lines_of_keys(text: str) -> dict[Place, int]:
+    """Return the first line of each key and table of a valid file, parsed statement by statement."""
     lines: dict[Place, int] = {}
-    entries: Counter[Place] = Counter()
+    entries: Counter[Place] = Counter()  # of each array of tables
     table: Place = ()
-    value = _OpenValue()
+    statement: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if value.is_open:
-            value.read(line)
-        elif header := _ARRAY_HEADER.match(line):
-            *parents, name = _parts(header[1])
-            array = (*_resolve(parents, entries), name)
+        statement.append(line)
+        try:
+            value: Any = tomllib.loads("\n".join(statement))
+        except tomllib.TOMLDecodeError:  # a value that continues on the next line
+            if len(statement) > _MOST_LINES:
+                break
+            continue
+        first, is_header = number - len(statement) + 1, statement[0].lstrip().startswith("[")
+        statement = []
+        names: list[str] = []
+        while isinstance(value, dict) and value:
+            name, value = next(iter(value.items()))
+            names.append(name)
+        if is_header and isinstance(value, list):
+            array = (*_resolve(names[:-1], entries), names[-1])
             table = (*array, entries[array])
             entries[array] += 1
-            lines[table] = number
-        elif header := _TABLE_HEADER.match(line):
-            table = _resolve(_parts(header[1]), entries)
-            lines[table] = number
-        elif key := _KEY.match(line):
-            lines[(*table, *_parts(key[1]))] = number
-            value.read(line[key.end() :])
+            lines[table] = first
+        elif is_header:
+            table = _resolve(names, entries)
+            lines[table] = first
+        elif names:
+            lines[(*table, *names)] = first
     return lines
-
-
-class _OpenValue:
-    """Tracks whether the text read so far ends inside a multi-line string or an unclosed bracket."""
-
-    def __init__(self) -> None:
-        self._quote = ""
-        self._depth = 0
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._quote) or self._depth > 0
-
-    def read(self, line: str) -> None:
-        position = 0
-        while position < len(line):
-            if self._quote:
-                end = line.find(self._quote, position)
-                if end < 0:
-                    return
-                self._quote, position = "", end + 3
-            elif token := _TOKEN.search(line, position):
-                self._take(token[0])
-                position = token.end()
-            else:
-                return
-
-    def _take(self, mark: str) -> None:
-        if mark in ('"""', "'''"):
-            self._quote = mark
-        else:
-            self._depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark, 0)
-
-
-def _parts(dotted: str) -> list[str]:
-    return [part.strip("\"'") for part in re.findall(_PART, dotted)]
 
 
 def _resolve(names: list[str], entries: Counter[Place]) -> Place:

@@ -1,0 +1,160 @@
+"""HTML for the panel and the report: escaping, formats, the Jinja environment with its macros, and style sheets."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from tipbench import text as words
+from tipbench.text import plural
+
+NOTHING = "–"
+MINUS = "−"
+_GAP = "\u00a0"
+_MILLISECONDS = 100_000_000_000  # timestamps above are in milliseconds, below in seconds
+# Invisible characters, and those that reorder the surrounding text.
+_UNSEEN = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
+_NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_NEWLINES = re.compile("\r\n?")
+_QUOTED = re.compile("`([^`]{1,200})`")
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def text(value: str) -> Markup:
+    """Escape untrusted text for HTML and replaces characters that HTML does not allow."""
+    allowed = _NOT_TEXT.sub("\ufffd", _NEWLINES.sub("\n", value))
+    return Markup(escape(allowed, quote=True))  # noqa: S704 - just escaped
+
+
+def visible(value: object) -> Markup:
+    """Escape untrusted text; invisible and bidirectional control characters are replaced by their code points."""
+    named = _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
+    return text(named)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Format a number as 1,234.50; integers have no decimals."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+    return shown.replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """Format a number as +0.50 or −0.50; ±0.00 if it rounds to zero."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    rounded = round(value, digits) + 0.0
+    sign = "+" if rounded > 0 else MINUS if rounded < 0 else "±"
+    return f"{sign}{abs(rounded):,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Format a share as 42 %; 0 % and 100 % only if they are exact."""
+    shown = words.percent(value) if value is not None and math.isfinite(value) else None
+    return NOTHING if shown is None else shown.replace(" ", _GAP)
+
+
+def duration(seconds: float | None) -> str:
+    """Format seconds as 340 ms, 2.4 s, 3 min 20 s, 2 h 5 min or 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 0:
+        return MINUS + duration(-seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}{_GAP}ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}{_GAP}s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole}{_GAP}s"
+    if whole < _HOUR:
+        return _two(whole, _MINUTE, "min", 1, "s")
+    return _two(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two(whole, _DAY, "d", _HOUR, "h")
+
+
+def when(value: str | float | datetime | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
+    """Return a `<time>` element in UTC for an ISO string, a datetime, or seconds or milliseconds since 1970.
+
+    `site.js` replaces it with the local time; in the style `ago`, a recent one with "2 min ago".
+    """
+    moment = _moment(value)
+    if moment is None:
+        return NOTHING
+    exact = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    shown = moment.strftime("%d %b %Y, %H:%M:%S" if style == "seconds" else "%d %b %Y, %H:%M").lstrip("0")
+    return Markup('<time datetime="{}" data-style="{}">{} UTC</time>').format(exact, style, shown.replace(" ", _GAP))
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as 0:05, 12:05 or 1:02:05; `job.js` counts on."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def lines(value: object) -> Markup:
+    """Escape a message, keeping line breaks and showing text in backticks as code."""
+    # On a Markup, `sub` would escape what it puts in.
+    shown = (_QUOTED.sub(r"<code>\1</code>", str(visible(line))) for line in str(value).splitlines())
+    return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - made visible, hence escaped
+
+
+def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
+    first, rest = divmod(whole, large)
+    second = rest // small
+    return f"{first}{_GAP}{large_name}" + (f" {second}{_GAP}{small_name}" if second else "")
+
+
+def _moment(value: str | float | datetime | None) -> datetime | None:
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+        if value is None:
+            return None
+        return datetime.fromtimestamp(value / 1000 if value > _MILLISECONDS else value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def environment(
+    *packages: str, filters: Mapping[str, Any] | None = None, known: Mapping[str, Any] | None = None
+) -> Environment:
+    """Return a Jinja environment with the templates of this package and of `packages`; all values are escaped.
+
+    `filters` and `known` (globals) are added to those that every template has. Macros see them, too.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in (__name__, *packages)]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = (visible, number, signed, percent, duration, when, clock, lines, plural)
+    made.filters |= {**{each.__name__: each for each in shown}, **(filters or {})}
+    made.globals |= {"NOTHING": NOTHING, **(known or {})}
+    made.globals["ui"] = made.get_template("macros/ui.html").module
+    return made
+
+
+def static_folder(package: str = __name__) -> Traversable:
+    """Return the folder with the style sheets and scripts of a package."""
+    return files(package).joinpath("static")
+
+
+def style_sheets(package: str = __name__, *names: str) -> str:
+    """Return style sheets of a package as one text; by default those of every page."""
+    chosen = names or ("tokens.css", "base.css", "components.css")
+    return "".join(static_folder(package).joinpath(name).read_text("utf-8") for name in chosen)

@@ -1,0 +1,105 @@
+"""The design of an experiment: its scenarios in order, and the looks at which its leaderboard may decide.
+
+Judging and looking again and again would call a chance lead decided ever more often. So the number of looks is fixed
+before the first score, and each look is tested at a smaller level (Pocock 1977), so that all looks together decide
+wrongly in at most 5 %.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal
+
+DESIGN_TAG = "tipbench.design"
+LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # per look, for one to four looks
+STEP = 8  # scenarios between two looks
+MIN_SCENARIOS = 6  # with fewer, 2 / 2ⁿ exceeds 0.05 and sign flips cannot be significant
+
+_TAG_LENGTH = 1500  # characters; MLflow's limit for an experiment's tag is 5000
+
+LooksOption = Literal["auto", "one"]
+
+
+@dataclass(frozen=True)
+class Design:
+    """Scenarios in the order in which they are judged; `looks` are numbers of leading scenarios, ascending."""
+
+    scenarios: tuple[str, ...]
+    looks: tuple[int, ...]
+    level: float  # of each look
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value of the experiment tag."""
+        return {"scenarios": list(self.scenarios), "looks": list(self.looks), "level": self.level}
+
+
+def make_design(scenarios: Iterable[str], looks: LooksOption = "auto") -> Design:
+    """Return the design for these scenarios: a look every 8 and the last at all of them, at most four."""
+    order = tuple(dict.fromkeys(scenarios))
+    n = len(order)
+    if looks == "one" or n <= STEP:
+        at: tuple[int, ...] = (n,)
+    elif n <= STEP * len(LEVELS):
+        at = (*range(STEP, n, STEP), n)
+    else:
+        at = tuple(ceil(n * number / len(LEVELS)) for number in range(1, len(LEVELS) + 1))
+    return Design(order, at, LEVELS[len(at) - 1])
+
+
+def extend_design(before: Design | None, scenarios: Iterable[str], looks: LooksOption) -> Design:
+    """Return the design with these scenarios added at the end; the same object if none are new."""
+    wanted = tuple(scenarios)
+    if before is None:
+        return make_design(wanted, looks)
+    if set(wanted) <= set(before.scenarios):
+        return before
+    single = len(before.looks) == 1 and len(before.scenarios) > STEP
+    return make_design((*before.scenarios, *wanted), "one" if single else looks)
+
+
+def parse_design(text: str | None) -> Design | None:
+    """Parse the experiment tag; None if it is missing or not a design, because anyone may edit tags."""
+    try:
+        raw = json.loads(text or "null")
+        design = Design(
+            tuple(str(each) for each in raw["scenarios"]), tuple(int(at) for at in raw["looks"]), float(raw["level"])
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    at = design.looks
+    ascending = list(at) == sorted(set(at)) and bool(at) and at[0] > 0 and at[-1] == len(design.scenarios)
+    return design if ascending and 0 < design.level <= LEVELS[0] else None
+
+
+def design_tags(design: Design) -> dict[str, str]:
+    """Return the experiment tags of a design; a long list of scenarios continues in numbered tags."""
+    text = json.dumps(design.to_json(), ensure_ascii=False, separators=(",", ":"))
+    parts = [text[at : at + _TAG_LENGTH] for at in range(0, len(text), _TAG_LENGTH)]
+    if len(parts) == 1:
+        return {DESIGN_TAG: text}
+    return {DESIGN_TAG: json.dumps({"parts": len(parts)})} | {
+        f"{DESIGN_TAG}.{number:03}": part for number, part in enumerate(parts, start=1)
+    }
+
+
+def read_design(tags: Mapping[str, str]) -> Design | None:
+    """Return the design in an experiment's tags; None if there is none, or a part of it is missing."""
+    text = tags.get(DESIGN_TAG)
+    try:
+        raw = json.loads(text or "null")
+    except ValueError:
+        return None
+    if isinstance(raw, dict) and isinstance(raw.get("parts"), int):
+        text = "".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in range(1, min(raw["parts"], 999) + 1))
+    return parse_design(text)
+
+
+def least_scenarios(level: float) -> int:
+    """Return how many shared scenarios sign flips need at least to be significant at this level: 2 / 2ⁿ ≤ level."""
+    n = MIN_SCENARIOS
+    while 2 / 2**n > level:
+        n += 1
+    return n

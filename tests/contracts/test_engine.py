@@ -63,7 +63,7 @@ def completed(result: Completion | EngineFailure) -> Completion:
 def test_facts_pin_the_model_by_digest_and_true_size(subject: Subject) -> None:
     facts = subject.engine.facts(subject.model)
     assert (facts.model, facts.engine) == (subject.model, subject.engine.name)
-    assert engine_of(subject.model) == subject.engine.name
+    assert engine_of(subject.model).name == subject.engine.name
     assert len(facts.digest) == 64
     assert facts.params_b is not None
     assert facts.params_b < 0.2
@@ -78,7 +78,7 @@ def test_an_unknown_model_is_refused_with_its_name(subject: Subject) -> None:
         subject.engine.facts(subject.unknown)
 
 
-def test_the_same_question_gives_the_same_answer_whatever_came_before(subject: Subject) -> None:
+def test_the_same_request_gives_the_same_answer_after_any_other(subject: Subject) -> None:
     first = completed(subject.engine.complete(subject.ask()))
     assert first.text
     assert first.latency_s is not None
@@ -90,7 +90,7 @@ def test_the_same_question_gives_the_same_answer_whatever_came_before(subject: S
     assert again.done_reason == first.done_reason
 
 
-def test_calls_from_several_threads_all_come_back(subject: Subject) -> None:
+def test_calls_from_several_threads_all_return(subject: Subject) -> None:
     results: list[Completion | EngineFailure] = []
     threads = [
         threading.Thread(target=lambda: results.append(subject.engine.complete(subject.ask(num_predict=4))))
@@ -103,7 +103,7 @@ def test_calls_from_several_threads_all_come_back(subject: Subject) -> None:
     assert [type(result) for result in results] == [Completion] * 3
 
 
-def test_a_cancelled_question_is_a_value_and_not_an_answer(subject: Subject) -> None:
+def test_a_cancelled_request_returns_a_failure_and_not_an_answer(subject: Subject) -> None:
     question = subject.ask()
     question.cancel.set()
     result = subject.engine.complete(question)
@@ -111,7 +111,7 @@ def test_a_cancelled_question_is_a_value_and_not_an_answer(subject: Subject) -> 
     assert result.kind is FailureKind.CANCELLED
 
 
-def test_a_prompt_beyond_the_window_is_never_answered_in_silence(subject: Subject) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_or_marked(subject: Subject) -> None:
     long = dataclasses.replace(subject.ask(), user="Please write tips about gardening. " * 400, timeout_s=300)
     result = subject.engine.complete(long)
     if subject.engine.name == "baseline":

@@ -1,4 +1,4 @@
-"""The job list: nothing accepted is lost or doubled, every change of state is legal, however many make it at once."""
+"""The job list: nothing accepted is lost or doubled, every transition is legal, also with concurrent callers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def moved(store: JobStore, job: Job, *states: JobState) -> Job:
     return job
 
 
-def test_an_order_comes_back_as_it_was_given(store: JobStore) -> None:
+def test_a_request_round_trips(store: JobStore) -> None:
     job, new = store.add(ORDER, "key-1")
     assert new
     assert (job.state, job.key, job.started, job.ended) == (JobState.QUEUED, "key-1", None, None)
@@ -66,7 +66,7 @@ def test_an_order_comes_back_as_it_was_given(store: JobStore) -> None:
     assert store.get(job.id) == job
 
 
-def test_what_is_accepted_survives_the_process(path: Path) -> None:
+def test_an_accepted_job_survives_the_process(path: Path) -> None:
     with JobStore(path) as store:
         job = store.add(ORDER, "key-1")[0]
         moved(store, job, RUNNING, LOST)
@@ -75,14 +75,14 @@ def test_what_is_accepted_survives_the_process(path: Path) -> None:
         assert store.add(ORDER, "key-1")[1] is False
 
 
-def test_the_same_key_and_order_give_the_same_job(store: JobStore) -> None:
+def test_the_same_key_and_request_give_the_same_job(store: JobStore) -> None:
     first, _ = store.add(ORDER, "key-1")
     moved(store, first, RUNNING)
     again, new = store.add(replace(ORDER, started_by="somebody else"), "key-1")
     assert (again.id, new, again.state) == (first.id, False, RUNNING)
 
 
-def test_the_same_key_with_another_order_is_refused(store: JobStore) -> None:
+def test_the_same_key_with_another_request_is_refused(store: JobStore) -> None:
     first, _ = store.add(ORDER, "key-1")
     for other in (
         replace(ORDER, arguments={**ORDER.arguments, "n_tips": 4}),
@@ -95,17 +95,17 @@ def test_the_same_key_with_another_order_is_refused(store: JobStore) -> None:
     assert len(store.page().items) == 1
 
 
-def test_without_a_key_every_order_is_a_job(store: JobStore) -> None:
+def test_without_a_key_every_request_is_a_new_job(store: JobStore) -> None:
     assert len({store.add(ORDER)[0].id for _ in range(20)}) == 20
 
 
-def test_what_is_not_a_key_is_refused(store: JobStore) -> None:
+def test_an_invalid_key_is_refused(store: JobStore) -> None:
     for key in ["", "  ", "x" * 201, "a\nb", "a\x00"]:
         with pytest.raises(UsageError, match="1 to 200 printable characters"):
             store.add(ORDER, key)
 
 
-def test_a_double_click_on_two_panels_makes_one_job(path: Path) -> None:
+def test_the_same_key_on_two_panels_makes_one_job(path: Path) -> None:
     made: list[tuple[str, bool]] = []
 
     def click() -> None:
@@ -119,7 +119,7 @@ def test_a_double_click_on_two_panels_makes_one_job(path: Path) -> None:
     assert sum(new for _, new in made) == 1
 
 
-def test_many_panels_may_open_a_new_list_at_once(tmp_path: Path) -> None:
+def test_many_panels_can_create_the_store_at_once(tmp_path: Path) -> None:
     for number in range(20):
         opened: list[str] = []
 
@@ -131,7 +131,7 @@ def test_many_panels_may_open_a_new_list_at_once(tmp_path: Path) -> None:
         assert len(set(opened)) == 8
 
 
-def test_of_several_who_move_a_job_one_does(path: Path) -> None:
+def test_of_several_callers_that_move_a_job_one_succeeds(path: Path) -> None:
     with JobStore(path) as store:
         job = store.add(ORDER)[0]
         won: list[bool] = []
@@ -158,7 +158,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture
 def later(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
-    """A list whose clock goes on when it is told to."""
+    """A store whose clock is advanced by the test."""
     now = [1_000_000.0]
     with JobStore(path, clock=lambda: now[0]) as opened:
         yield opened, lambda days: now.__setitem__(0, now[0] + days * DAY_S)
@@ -170,7 +170,7 @@ def test_a_job_is_found_by_its_key(store: JobStore) -> None:
     assert store.by_key("key-2") is None
 
 
-def test_only_what_ended_long_ago_has_expired(later: tuple[JobStore, Callable[[float], None]]) -> None:
+def test_only_jobs_that_ended_long_ago_are_expired(later: tuple[JobStore, Callable[[float], None]]) -> None:
     store, pass_days = later
     old = [store.add(ORDER)[0] for _ in range(4)]
     moved(store, old[0], RUNNING, JobState.SUCCEEDED)
@@ -193,7 +193,7 @@ def test_a_lost_job_may_be_removed_unless_it_has_come_back(store: JobStore) -> N
     assert not store.remove(back.id)
 
 
-def test_what_was_retried_stays_as_long_as_its_retry(later: tuple[JobStore, Callable[[float], None]]) -> None:
+def test_a_retried_job_is_kept_as_long_as_its_retry(later: tuple[JobStore, Callable[[float], None]]) -> None:
     store, pass_days = later
     old = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
     pass_days(91)
@@ -209,14 +209,14 @@ def test_what_was_retried_stays_as_long_as_its_retry(later: tuple[JobStore, Call
     assert store.page().items == ()
 
 
-def test_what_is_under_way_cannot_be_removed(store: JobStore) -> None:
+def test_an_active_job_cannot_be_removed(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING)]:
         job = moved(store, store.add(ORDER)[0], *states)
         assert store.remove(job.id) is False
         assert store.get(job.id) == job
 
 
-def test_a_key_whose_job_is_forgotten_is_free_again(store: JobStore) -> None:
+def test_the_key_of_a_removed_job_can_be_used_again(store: JobStore) -> None:
     job = moved(store, store.add(ORDER, "key-1")[0], RUNNING, JobState.SUCCEEDED)
     assert store.remove(job.id)
     assert store.remove(job.id) is False
@@ -232,18 +232,18 @@ def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
         store.request_cancel("nosuch")
 
 
-def test_the_list_is_newest_first_in_pages_that_miss_nothing(store: JobStore) -> None:
+def test_the_list_is_newest_first_and_pages_are_complete(store: JobStore) -> None:
     made = [store.add(ORDER)[0].id for _ in range(25)]
     seen, after, pages = [], None, 0
     while pages == 0 or after is not None:
         page = store.page(limit=10, after=after)
         seen += [job.id for job in page.items]
         after, pages = page.next, pages + 1
-        store.add(ORDER)  # what comes meanwhile does not move the pages
+        store.add(ORDER)  # new jobs do not move the pages
     assert (seen, pages) == (made[::-1], 3)
 
 
-def test_the_list_can_be_narrowed(store: JobStore) -> None:
+def test_the_list_can_be_filtered(store: JobStore) -> None:
     judge = store.add(replace(ORDER, kind=JobKind.JUDGE))[0]
     other = store.add(replace(ORDER, experiment="tip-bench-b"))[0]
     moved(store, other, RUNNING)
@@ -255,7 +255,7 @@ def test_the_list_can_be_narrowed(store: JobStore) -> None:
     assert store.counts()[JobState.QUEUED] == 2
 
 
-def test_a_page_that_was_never_returned_is_refused(store: JobStore) -> None:
+def test_an_unknown_page_token_is_refused(store: JobStore) -> None:
     for limit, after in [(0, None), (501, None), (10, "x"), (10, "-1"), (10, "9" * 30), (10, "¹")]:
         with pytest.raises(UsageError):
             store.page(limit=limit, after=after)
@@ -269,15 +269,15 @@ def test_a_queued_job_is_cancelled_at_once(store: JobStore) -> None:
     assert store.request_cancel(job.id) == job
 
 
-def test_a_job_that_is_being_started_keeps_the_wish_to_cancel(store: JobStore) -> None:
+def test_a_cancel_of_a_starting_job_is_saved(store: JobStore) -> None:
     job = store.add(ORDER)[0]
     assert store.claim(job.id) is not None
-    asked = store.request_cancel(job.id)
-    assert (asked.state, asked.cancel_requested is not None) == (JobState.QUEUED, True)
+    cancelled = store.request_cancel(job.id)
+    assert (cancelled.state, cancelled.cancel_requested is not None) == (JobState.QUEUED, True)
     assert store.claim(job.id) is None
 
 
-def test_what_has_ended_cannot_be_cancelled(store: JobStore) -> None:
+def test_an_ended_job_cannot_be_cancelled(store: JobStore) -> None:
     job = moved(store, store.add(ORDER)[0], RUNNING, JobState.SUCCEEDED)
     with pytest.raises(JobConflict, match="has already succeeded"):
         store.request_cancel(job.id)
@@ -300,21 +300,21 @@ def test_a_double_click_on_retry_makes_one_retry_at_a_time(store: JobStore) -> N
     assert retry(store, old.id).new
 
 
-def test_what_runs_or_succeeded_is_not_retried(store: JobStore) -> None:
+def test_a_running_or_succeeded_job_is_not_retried(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING), (RUNNING, JobState.SUCCEEDED)]:
         job = moved(store, store.add(ORDER)[0], *states)
         with pytest.raises(JobConflict, match="can be retried"):
             retry(store, job.id)
 
 
-def test_every_state_has_its_moves_and_every_end_is_an_end() -> None:
+def test_every_state_has_its_transitions_and_final_states_have_none() -> None:
     assert set(MOVES) == set(JobState)
     assert {state for state, targets in MOVES.items() if not targets} == ENDED
     assert MOVES[JobState.LOST] == {RUNNING}
     assert {state for state, targets in MOVES.items() if LOST in targets} == {RUNNING}
 
 
-def test_the_way_between_two_states_is_made_of_legal_moves() -> None:
+def test_the_path_between_two_states_has_only_legal_transitions() -> None:
     for old, new in itertools.product(JobState, repeat=2):
         road = transitions_between(old, new)
         for here, there in zip((old, *road), road, strict=False):
@@ -326,7 +326,7 @@ def test_the_way_between_two_states_is_made_of_legal_moves() -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Whatever is done in whatever order, the list says what a plain dictionary would."""
+    """After any operations in any order, the store agrees with a plain dictionary."""
 
     jobs: Bundle[str] = Bundle("jobs")
 
@@ -337,7 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = JobStore(self.path)
         self.expected: dict[str, JobState] = {}
         self.claimed: set[str] = set()
-        self.asked: set[str] = set()
+        self.cancelled: set[str] = set()
         self.keys: dict[str, tuple[int, str]] = {}
 
     @rule(target=jobs, key=st.sampled_from("abc"), n_tips=st.integers(1, 2))
@@ -368,7 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(job=jobs)
     def claim(self, job: str) -> None:
-        may = self.expected[job] is JobState.QUEUED and job not in self.asked
+        may = self.expected[job] is JobState.QUEUED and job not in self.cancelled
         assert (self.store.claim(job) is not None) == may
         if may:
             self.claimed.add(job)
@@ -383,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.request_cancel(job)
         if state is JobState.QUEUED and job not in self.claimed:
             self.expected[job] = JobState.CANCELLED
-        self.asked.add(job)
+        self.cancelled.add(job)
 
     @rule()
     def reopen(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import httpx
@@ -24,7 +24,7 @@ TEXT = ("tip 😀\x00 — done\n" * 20_000)[:200_000]
 
 @dataclass
 class Bench:
-    """A store with an experiment of its own."""
+    """A store with a new experiment."""
 
     store: MemoryStore | MlflowStore
     experiment: str
@@ -100,7 +100,7 @@ def a_run(**changes: object) -> NewRun:
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
-def test_a_run_comes_back_as_it_was_recorded(bench: Bench) -> None:
+def test_a_recorded_run_round_trips(bench: Bench) -> None:
     store: RunStore = bench.store
     run = a_run()
     stored, texts = store.get(store.record(bench.experiment, run))
@@ -115,7 +115,7 @@ def test_a_run_comes_back_as_it_was_recorded(bench: Bench) -> None:
     assert texts == run.texts
 
 
-def test_200_kb_of_emoji_and_nuls_come_back_byte_for_byte(bench: Bench) -> None:
+def test_200_kb_of_emoji_and_nuls_round_trip(bench: Bench) -> None:
     run = a_run(texts={"artifact:raw.txt": TEXT, "artifact:candidates.json": "[]"})
     _, texts = bench.store.get(bench.store.record(bench.experiment, run))
     assert texts["artifact:raw.txt"].encode() == TEXT.encode()
@@ -127,7 +127,7 @@ def test_runs_are_found_without_their_texts(bench: Bench) -> None:
     assert not [key for key in found.tags if key.startswith("artifact:")]
 
 
-def test_odd_values_of_tags_and_params_come_back(bench: Bench) -> None:
+def test_unusual_values_of_tags_and_params_round_trip(bench: Bench) -> None:
     odd = "a\x00b \ud800 ␛0000 ' \" \\ `tick` \r\n 😀 "
     run = a_run(params={"odd": odd}, tags={"odd": odd})
     bench.store.record(bench.experiment, run)
@@ -141,7 +141,7 @@ def test_a_failed_run_has_its_status(bench: Bench) -> None:
     assert bench.done() == [run_id]
 
 
-def test_search_goes_by_tags_and_params_together(bench: Bench) -> None:
+def test_search_combines_tags_and_params(bench: Bench) -> None:
     wanted = bench.store.record(bench.experiment, a_run(tags={"state": "judged"}, params={"model": "m"}))
     bench.store.record(bench.experiment, a_run(tags={"state": "pending"}, params={"model": "m"}))
     bench.store.record(bench.experiment, a_run(tags={"state": "judged"}, params={"model": "n"}))
@@ -151,7 +151,7 @@ def test_search_goes_by_tags_and_params_together(bench: Bench) -> None:
 VALUES = ["it's", 'say "hi"', "both ' and \"", "trail\\", "a' OR '1'='1", "`", "%_", "", "x' AND y = 'z", "--", ";"]
 
 
-def test_search_takes_values_with_any_quotes(bench: Bench) -> None:
+def test_search_accepts_values_with_any_quotes(bench: Bench) -> None:
     ids = {value: bench.store.record(bench.experiment, a_run(tags={"odd": value, "b": "c"})) for value in VALUES}
     for value in VALUES:
         assert bench.done(odd=value, b="c") == [ids[value]]
@@ -166,7 +166,7 @@ def test_search_never_fails_on_a_value_and_never_finds_another(bench: Bench, val
     assert bench.done(**{"params.odd": value, "kind": "cell"}) == []
 
 
-def test_search_takes_keys_of_any_shape(bench: Bench) -> None:
+def test_search_accepts_any_valid_key(bench: Bench) -> None:
     keys = ["a b", "it's", 'say "x"', "tick`", "a.b:c/d-e", "ключ", "back\\slash"]
     ids = {key: bench.store.record(bench.experiment, a_run(tags={key: "v"})) for key in keys}
     for key, run_id in ids.items():
@@ -193,7 +193,7 @@ def test_recording_again_leaves_the_finished_run(bench: Bench) -> None:
     assert bench.done() == [first]
 
 
-def test_a_finished_run_of_the_same_key_is_left_as_it_is(bench: Bench) -> None:
+def test_a_finished_run_of_the_same_key_is_unchanged(bench: Bench) -> None:
     first = bench.store.record(bench.experiment, a_run())
     assert bench.store.record(bench.experiment, a_run(metrics={"latency_s": 9.0}), maybe_there=True) == first
     assert bench.store.get(first)[0].metrics["latency_s"] == 1.25
@@ -259,7 +259,7 @@ def test_a_failed_run_is_recorded_once_and_tried_again_as_a_new_one(bench: Bench
     assert "superseded" not in bench.store.get(new)[0].tags
 
 
-def test_superseding_is_made_up_for_when_only_that_was_missing(bench: Bench) -> None:
+def test_recording_again_sets_a_missing_superseded_tag(bench: Bench) -> None:
     old = bench.store.record(bench.experiment, a_run(ok=False))
     run = a_run()
     new = bench.store.record(bench.experiment, run)
@@ -267,14 +267,14 @@ def test_superseding_is_made_up_for_when_only_that_was_missing(bench: Bench) -> 
     assert bench.done(superseded="true") == [old]
 
 
-def test_superseding_a_run_that_is_gone_is_not_an_error(bench: Bench) -> None:
+def test_superseding_a_deleted_run_is_not_an_error(bench: Bench) -> None:
     gone = bench.half_write(a_run(start_ms=1))
     bench.store.record(bench.experiment, a_run(), maybe_there=True)
     bench.store.record(bench.experiment, a_run(supersedes=("0" * 32, gone)))
     assert len(bench.done()) == 2
 
 
-def test_a_finished_run_that_was_superseded_does_not_stand_in_the_way(bench: Bench) -> None:
+def test_a_superseded_finished_run_does_not_prevent_recording(bench: Bench) -> None:
     old = bench.store.record(bench.experiment, a_run(tags={"superseded": "true"}))
     assert bench.store.record(bench.experiment, a_run(), maybe_there=True) != old
 
@@ -293,7 +293,7 @@ REFUSED: dict[str, dict[str, object]] = {
 }
 
 
-def test_what_would_be_cut_or_lost_is_refused_before_anything_is_written(bench: Bench) -> None:
+def test_values_over_the_limits_are_refused_before_anything_is_written(bench: Bench) -> None:
     for wrong in REFUSED.values():
         with pytest.raises(MlflowError):
             bench.store.record(bench.experiment, a_run(**wrong))
@@ -305,7 +305,7 @@ def test_a_text_among_the_tags_is_a_bug(bench: Bench) -> None:
         bench.store.record(bench.experiment, a_run(tags={"artifact:raw.txt": "x"}))
 
 
-def test_values_at_the_limits_come_back_whole(bench: Bench) -> None:
+def test_values_at_the_limits_round_trip(bench: Bench) -> None:
     run = a_run(params={"p" * 250: "😀" * 6000}, tags={"t" * 250: "😀" * 8000}, texts={"artifact:t": "😀" * 8000})
     stored, texts = bench.store.get(bench.store.record(bench.experiment, run))
     assert stored.params == run.params
@@ -313,7 +313,7 @@ def test_values_at_the_limits_come_back_whole(bench: Bench) -> None:
     assert texts == run.texts
 
 
-def test_more_tags_params_and_metrics_than_a_batch_takes(bench: Bench) -> None:
+def test_more_tags_params_and_metrics_than_one_batch_are_recorded(bench: Bench) -> None:
     run = a_run(
         params={f"p{number}": "x" for number in range(230)},
         metrics={f"m{number}": float(number) for number in range(1700)},
@@ -336,7 +336,7 @@ def test_recording_into_an_unknown_experiment_is_refused(bench: Bench) -> None:
         bench.store.record("987654321", a_run())
 
 
-def test_an_experiment_is_found_by_name_and_made_once(bench: Bench) -> None:
+def test_an_experiment_is_found_by_name_and_created_once(bench: Bench) -> None:
     name = f"tip-bench-{uuid.uuid4().hex} 'quoted'"
     assert bench.store.experiment(name) is None
     made = bench.store.ensure_experiment(name)
@@ -348,7 +348,7 @@ def test_an_experiment_is_found_by_name_and_made_once(bench: Bench) -> None:
     assert made.experiment_id in {each.experiment_id for each in bench.store.experiments()}
 
 
-def test_many_who_ensure_one_experiment_get_the_same(bench: Bench) -> None:
+def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: Bench) -> None:
     name = f"tip-bench-{uuid.uuid4().hex}"
     ids: list[str] = []
     threads = [
@@ -362,13 +362,26 @@ def test_many_who_ensure_one_experiment_get_the_same(bench: Bench) -> None:
     assert len(set(ids)) == 1
 
 
-def test_touch_gives_a_fresh_revision_each_time(bench: Bench) -> None:
+def test_touch_sets_a_new_revision_each_time(bench: Bench) -> None:
     seen = set()
     for _ in range(3):
         bench.store.touch(bench.experiment)
         (there,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
         seen.add(there.tags["tipbench.revision"])
     assert len(seen) == 3
+
+
+def test_experiment_is_tagged_with_a_new_revision(bench: Bench) -> None:
+    def tags() -> Mapping[str, str]:
+        return next(each.tags for each in bench.store.experiments() if each.experiment_id == bench.experiment)
+
+    bench.store.touch(bench.experiment)
+    before = tags()
+    bench.store.tag_experiment(bench.experiment, {"tipbench.design": "{}", "other": "x" * 4000})
+    assert (tags()["tipbench.design"], tags()["other"]) == ("{}", "x" * 4000)
+    assert tags()["tipbench.revision"] != before["tipbench.revision"]
+    bench.store.tag_experiment(bench.experiment, {"other": "y"})
+    assert (tags()["tipbench.design"], tags()["other"]) == ("{}", "y")
 
 
 def test_two_writers_at_once_lose_nothing(bench: Bench) -> None:
@@ -497,7 +510,7 @@ def test_more_metrics_and_tags_than_a_batch_takes_are_all_changed(bench: Bench) 
     assert tags.items() <= stored.tags.items()
 
 
-def test_a_corrected_metric_counts_whatever_the_clocks_say(bench: Bench) -> None:
+def test_a_corrected_metric_counts_even_if_the_clock_is_behind(bench: Bench) -> None:
     run_id = bench.store.record(bench.experiment, a_run())
     bench.store.update(run_id, RunChange(metrics={"tone": 2.0}, at_ms=AT))
     for at_ms, value in ((AT + 1, 1.0), (AT, 3.0), (1, 1.0), (0, 3.0), (AT + 1, 3.0), (AT, 1.0)):
@@ -525,7 +538,7 @@ def test_a_run_is_judged_reopened_and_judged_again(bench: Bench) -> None:
 ILLEGAL = [("failed", "judged"), ("failed", "pending"), ("pending", "failed"), ("judged", "held"), (None, "judged")]
 
 
-def test_an_illegal_move_is_refused_and_nothing_written(bench: Bench) -> None:
+def test_an_illegal_transition_is_refused_and_nothing_is_written(bench: Bench) -> None:
     for old, new in ILLEGAL:
         run_id = bench.store.record(bench.experiment, a_run(tags={"state": old} if old else {}))
         before = bench.store.get(run_id)
@@ -535,7 +548,7 @@ def test_an_illegal_move_is_refused_and_nothing_written(bench: Bench) -> None:
         assert bench.store.get(run_id) == before
 
 
-def test_an_update_that_would_be_cut_or_lost_is_refused_and_nothing_written(bench: Bench) -> None:
+def test_an_update_over_the_limits_is_refused_and_nothing_is_written(bench: Bench) -> None:
     run_id = bench.store.record(bench.experiment, a_run())
     before = bench.store.get(run_id)
     given = {"tags": {"state": "judged"}, "metrics": {"ok": 1.0}, "texts": {KEY: TEXT}}
@@ -558,7 +571,7 @@ def test_an_update_of_an_unknown_run_is_refused_by_name(bench: Bench) -> None:
     assert caught.value.code == "RESOURCE_DOES_NOT_EXIST"
 
 
-def test_a_damaged_text_is_cured_by_writing_it_again(bench: Bench) -> None:
+def test_a_damaged_text_is_repaired_by_writing_it_again(bench: Bench) -> None:
     run_id = bench.store.record(bench.experiment, a_run(texts={KEY: TEXT}))
     for lost in (".002", ".meta"):
         bench.lose_tag(run_id, KEY + lost)

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,29 @@ from support.scripted_airflow import PASSWORD as PASSWORD_THERE
 from support.scripted_airflow import USER, ScriptedAirflow
 from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import JobStartError, ServerUnavailable, TipbenchError
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner, run_id_of
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import collect_request, judge_request
-from tipbench.jobs.event_file import RecordedEvent
 from tipbench.jobs.folder import JobFolder
-from tipbench.jobs.job import ENDED, Job, JobState, JobStatus, Runner
+from tipbench.jobs.job import ENDED, Job, JobState, JobStatus, RecordedEvent, Runner
 from tipbench.jobs.local import LocalRunner, is_alive
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
 from tipbench.record.mlflow import MlflowStore
+from tipbench.web.api.models import JobShape
 
 SMALL = {"prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64, "server_wait_s": 5}
 PASSWORD = "hunter2-0b5c"
 POLL_S = 0.1
 WAIT_S = 180.0
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]  # our own waits end first, since they tell what they saw
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]  # our own waits end first, with a better message
 
 
 @dataclass
 class Bench:
-    """A runner on this machine, the list of its jobs, and how its jobs can be put out of sight."""
+    """A runner on this machine, the list of its jobs, and how to make its jobs unreachable."""
 
     make_runner: Callable[[], Runner]
     store: JobStore
@@ -53,7 +53,7 @@ class Bench:
 
     @property
     def runner(self) -> Runner:
-        """A fresh one each time: nothing it knows may live in the object, as after a restart of the panel."""
+        """A new runner each time, as after a restart of the panel: it must keep no state in memory."""
         return self.make_runner()
 
     def collect(self, **changes: Any) -> Job:
@@ -70,15 +70,15 @@ class Bench:
             return JobStatus(JobState.LOST, reason=str(exc))
 
     def until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
-        """Look until what is seen is as wanted."""
+        """Poll until the status is as expected."""
         deadline = time.monotonic() + WAIT_S
         while not wanted(seen := self.see(job)):
             assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
             time.sleep(0.05)
         return seen
 
-    def told(self, job: Job) -> str:
-        """How it is and what it has printed, for who has waited in vain."""
+    def describe(self, job: Job) -> str:
+        """The job's status and output, for the message of a failed wait."""
         return f"{self.see(job)}\n{self.runner.log(job).text}"
 
     def run(self, job: Job) -> JobStatus:
@@ -90,12 +90,12 @@ class Bench:
         return [each.event for each in self.runner.events(job, limit=10_000)]
 
     def cancelled(self, job: Job) -> Job:
-        """The job as the store gives it once somebody has asked for its end."""
+        """The stored job after a request to cancel it."""
         self.store.claim(job.id)
         return self.store.request_cancel(job.id)
 
     def hide(self, job: Job) -> Callable[[], object]:
-        """Put a job out of sight while it runs; the answer brings it back."""
+        """Make a running job unreachable; the returned function ends that."""
         known = self.home / "jobs" / job.id / "process.json"
         aside = known.rename(known.with_name("aside"))
         return lambda: aside.rename(known)
@@ -117,22 +117,22 @@ class Bench:
 
 @dataclass
 class LittleBench(Bench):
-    """The Airflow runner on the little Airflow."""
+    """The Airflow runner on the scripted Airflow."""
 
     airflow: ScriptedAirflow = field(kw_only=True)
 
     def hide(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
-        """Airflow is away."""
+        """Airflow is unavailable."""
         self.airflow.fault = "away"
         time.sleep(2 * POLL_S)
         return lambda: setattr(self.airflow, "fault", "")
 
     def kill(self, job: Job) -> None:
-        """Somebody deletes the run in Airflow."""
+        """The run is deleted in Airflow."""
         self.airflow.runs.pop(run_id_of(job)).cancel()
 
     def close(self) -> None:
-        """The little Airflow ends its runs itself."""
+        """The scripted Airflow ends its runs itself."""
 
 
 @dataclass
@@ -143,20 +143,20 @@ class AirflowBench(Bench):
     airflow: RealAirflow = field(kw_only=True)
 
     def hide(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
-        """Airflow seems to be elsewhere."""
+        """The runner uses an address without a server."""
         url, self.rest.url = self.rest.url, "http://127.0.0.1:9"
         time.sleep(2 * POLL_S)
         return lambda: setattr(self.rest, "url", url)
 
     def kill(self, job: Job) -> None:
-        """Somebody deletes the run in Airflow."""
+        """The run is deleted in Airflow."""
         self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
         self.airflow.wait_for(run_id_of(job), frozenset({"success", "failed"}))  # until then it cannot be deleted
         with self.airflow.client() as client:
             client.delete(f"/api/v2/dags/{DAG}/dagRuns/{run_id_of(job)}").raise_for_status()
 
     def close(self) -> None:
-        """Nothing of this test goes on in the Airflow that others use."""
+        """End all runs of this test in the shared Airflow."""
         for job in self.store.page(limit=200).items:
             with suppress(TipbenchError):
                 self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
@@ -164,13 +164,19 @@ class AirflowBench(Bench):
 
 @dataclass(frozen=True)
 class NamedServer:
-    """MLflow is where the job says; nobody asks for judges here."""
+    """MLflow at the address of the job; without pending cells."""
 
     def address(self, job: Job) -> str:
         return str(job.arguments["mlflow_url"])
 
     def pending(self, job: Job) -> int:  # noqa: ARG002
         return 1
+
+
+@pytest.fixture(scope="session")
+def mlflow_url(airflow_mlflow_url: str) -> str:
+    """The one that the shared Airflow's worker is configured for."""
+    return airflow_mlflow_url
 
 
 @pytest.fixture(params=["local", "little airflow"])
@@ -180,7 +186,7 @@ def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterat
 
 @pytest.fixture(params=["local", "little airflow", pytest.param("airflow", marks=pytest.mark.real)])
 def any_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
-    """Also the real Airflow, which takes seconds for a task: for the promises that it could break by itself."""
+    """Also the real Airflow, which takes seconds for a task: for the promises that it could break."""
     yield from _benches(request, home, mlflow_url)
 
 
@@ -225,13 +231,13 @@ def slow_job(bench: Bench, server: ScriptedOllama, **changes: Any) -> Job:
 
 
 def until_cells(bench: Bench, job: Job, least: int) -> Sequence[RecordedEvent]:
-    """Wait for so many cells; all events until then."""
+    """Wait for at least `least` cells; returns all events until then."""
     deadline = time.monotonic() + WAIT_S
     while True:
         seen = bench.runner.events(job)
         if sum(isinstance(each.event, wire.CellFinished) for each in seen) >= least:
             return seen
-        assert time.monotonic() < deadline, bench.told(job)
+        assert time.monotonic() < deadline, bench.describe(job)
         time.sleep(0.05)
 
 
@@ -249,12 +255,12 @@ def test_a_job_that_does_its_work_succeeds_and_records_its_events_in_order(
         assert experiment is not None
         assert len(list(store.search(experiment.experiment_id, where={"kind": "cell"}))) == 4
         assert seen.links["mlflow"] == experiment.url
-    told = [event for event in bench.events(job) if not isinstance(event, wire.Message | wire.Recording)]
-    assert isinstance(told[0], wire.Started)
-    assert told[-1] == wire.Exit(0)
-    blocks = [type(event).__name__ for event in told[1:-3]]
+    events = [event for event in bench.events(job) if not isinstance(event, wire.Message | wire.Recording)]
+    assert isinstance(events[0], wire.Started)
+    assert events[-1] == wire.Exit(0)
+    blocks = [type(event).__name__ for event in events[1:-3]]
     assert blocks == ["BlockStarted", "CellFinished", "CellFinished", "BlockFinished"] * 2
-    cells = [event for event in told if isinstance(event, wire.CellFinished)]
+    cells = [event for event in events if isinstance(event, wire.CellFinished)]
     assert [(cell.model, cell.done, cell.total) for cell in cells] == [
         ("alpha:135m", 1, 2),
         ("alpha:135m", 2, 2),
@@ -262,8 +268,8 @@ def test_a_job_that_does_its_work_succeeds_and_records_its_events_in_order(
         ("beta:135m", 2, 2),
     ]
     assert all(cell.tokens_per_s and cell.output_tokens for cell in cells)
-    memory, collected = told[-3:-1]
-    assert isinstance(memory, wire.Memory)
+    memory, collected = events[-3:-1]
+    assert isinstance(memory, wire.Evidence)
     assert (memory.most_resident, memory.handovers) == (1, 2)
     assert isinstance(collected, wire.Collected)
     assert (collected.generated, collected.failed) == (4, 0)
@@ -299,20 +305,21 @@ def _check_log_tail(bench: Bench, job: Job) -> None:
     assert tail.size == whole.size
 
 
-def test_a_judge_is_a_job_too(bench: Bench) -> None:
+def test_a_judge_run_is_a_job(bench: Bench) -> None:
     collected = bench.collect()
     bench.run(collected)
     options = {"with": "rules", "experiment": collected.experiment, "mlflow_url": bench.mlflow_url}
-    job = bench.store.add(judge_request(options, ollama_url="http://localhost:11434", runner=bench.name))[0]
+    order = judge_request(options, ollama_url="http://localhost:11434")
+    job = bench.store.add(replace(order, runner=bench.name)).job
     if not bench.judges:
         with pytest.raises(JobStartError, match="runs on the panel's own machine"):
             bench.runner.start(job)
         return
     assert bench.run(job).state is JobState.SUCCEEDED
-    told = bench.events(job)
-    progress = [event for event in told if isinstance(event, wire.Judging)]
+    events = bench.events(job)
+    progress = [event for event in events if isinstance(event, wire.Judging)]
     assert progress[-1].scored == progress[-1].total > 0
-    judged = next(event for event in told if isinstance(event, wire.Judged))
+    judged = next(event for event in events if isinstance(event, wire.Judged))
     assert (judged.judge, judged.provisional, judged.unscored) == ("rules", True, 0)
 
 
@@ -326,7 +333,7 @@ def test_a_job_that_cannot_do_its_work_has_failed_with_a_reason(any_bench: Bench
     assert "nosuch:1b is not on the Ollama server" in bench.runner.log(job).text
 
 
-def test_however_many_start_a_job_it_runs_once(bench: Bench, slow: ScriptedOllama) -> None:
+def test_a_job_started_many_times_runs_once(bench: Bench, slow: ScriptedOllama) -> None:
     job = slow_job(bench, slow)
     threads = [threading.Thread(target=bench.make_runner().start, args=(job,)) for _ in range(4)]
     for thread in threads:
@@ -347,10 +354,10 @@ def test_a_cancelled_job_unloads_the_model_and_keeps_what_is_finished(any_bench:
     bench.runner.start(job)
     until_cells(bench, job, 1)
     assert "alpha:135m" in slow.resident
-    asked = bench.cancelled(job)
+    cancelling = bench.cancelled(job)
     for _ in range(3):
-        bench.runner.cancel(asked)
-    seen = bench.until(asked, lambda seen: seen.state in ENDED)
+        bench.runner.cancel(cancelling)
+    seen = bench.until(cancelling, lambda seen: seen.state in ENDED)
     assert (seen.state, seen.exit_code) == (JobState.CANCELLED, 130)
     assert not slow.resident
     slow.set(call_s=0.0)
@@ -378,7 +385,7 @@ def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: Scripted
     assert seen.state is JobState.LOST
     assert seen.exit_code is None
     assert "retry" in seen.reason
-    assert bench.runner.events(job), "what it told before is still there"
+    assert bench.runner.events(job), "earlier events are still there"
 
 
 def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_out_of_sight(
@@ -396,7 +403,7 @@ def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_o
     followed: list[RecordedEvent] = []
     deadline = time.monotonic() + WAIT_S
     while not (followed and isinstance(followed[-1].event, wire.Exit)):
-        assert time.monotonic() < deadline, bench.told(job)
+        assert time.monotonic() < deadline, bench.describe(job)
         followed += bench.runner.events(job, after=followed[-1].cursor if followed else 0, limit=2)
         time.sleep(0.05)
     assert followed == list(bench.runner.events(job, limit=10_000))
@@ -408,7 +415,7 @@ def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_o
 def test_a_login_in_an_address_reaches_the_command_and_nothing_else(bench: Bench) -> None:
     url = bench.mlflow_url.replace("://", f"://anna:{PASSWORD}@")
     job = bench.collect(mlflow_url=url)
-    assert PASSWORD not in repr(job) + str(job.to_json())
+    assert PASSWORD not in repr(job) + JobShape.of(job).model_dump_json()
     assert job.private["TIPBENCH_MLFLOW_URL"] == url
     assert bench.run(job).state is JobState.SUCCEEDED
     assert PASSWORD not in str(bench.events(job)) + bench.runner.log(job).text

@@ -21,7 +21,7 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StateStore
         yield open_state(tmp_path, request.param, database, database)
 
 
-def test_what_is_saved_is_loaded_and_none_deletes(store: StateStore) -> None:
+def test_a_saved_document_is_loaded_and_none_deletes_it(store: StateStore) -> None:
     store.save({(B, "egreedy/v1"): b"{}", (A, "linucb"): b"1", (A, TALLIES): b"\x00\xff"})
     assert list(store.users()) == [A, B]
     store.save({(A, "linucb"): b"2", (B, "egreedy/v1"): None, (B, "egreedy/v2"): None})

@@ -1,13 +1,16 @@
-"""From answers to runs: fields, states and floors as the contract says."""
+"""From answers to runs: fields, states and floors as PRODUCT.md defines them."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from support.requests import SUITE, planned
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.plan.config import make_config
-from tipbench.record.cell_run import RunContext, Timing, cell_run
+from tipbench.plan.rubric import FLAGS, OTHER_METRICS
+from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.generation import Generated
 from tipbench.record.run import NewRun, RunKind
 
 FACTS = ModelFacts("alpha:135m", "ollama", "0.11.4", "box", "sha-alpha", params_b=0.1345, quantization="Q4_1")
@@ -21,10 +24,12 @@ PARAMS = (
 )
 
 
-def run_of(result: Completion | EngineFailure, **changes: object) -> NewRun:
+def run_of(
+    result: Completion | EngineFailure, *, foreign_resident: bool = False, supersedes: tuple[str, ...] = ()
+) -> NewRun:
     setting = RunContext(make_config({"n_tips": 2}), SUITE, "collection-1")
-    when = Timing(1000, 2000, **changes)  # type: ignore[arg-type]
-    return cell_run(setting, planned(n_tips=2)[0], FACTS, result, when)
+    generated = Generated(planned(n_tips=2)[0], result, 1000, 2000, foreign_resident)
+    return cell_run(setting, FACTS, generated, supersedes)
 
 
 def answer(text: str) -> Completion:
@@ -40,7 +45,7 @@ def test_params_are_exactly_those_of_the_contract() -> None:
     assert json.loads(run.params["sampling"]) == {"min_p": 0, "repeat_penalty": 1.1, "top_k": 40, "top_p": 0.9}
 
 
-def test_a_good_answer_waits_for_a_judge() -> None:
+def test_a_usable_answer_is_pending() -> None:
     run = run_of(answer(json.dumps(TIPS)))
     assert (run.kind, run.ok) == (RunKind.CELL, True)
     assert (run.tags["state"], run.tags["judge_pending"]) == ("pending", "true")
@@ -50,10 +55,15 @@ def test_a_good_answer_waits_for_a_judge() -> None:
     assert run.metrics["n_candidates"] == 2
     assert 0 <= run.metrics["diversity"] <= 1
     assert "composite" not in run.metrics
-    assert "tokens_per_s" not in run.metrics  # the engine did not say
+    assert "tokens_per_s" not in run.metrics  # not reported by the engine
 
 
-def test_the_texts_are_all_there() -> None:
+def test_a_scale_cannot_have_the_name_of_a_recorded_metric() -> None:
+    result = replace(answer(json.dumps(TIPS)), tokens_per_s=30.0)
+    assert set(run_of(result).metrics) == OTHER_METRICS - {"composite"} | set(FLAGS)
+
+
+def test_all_texts_are_stored() -> None:
     run = run_of(answer(json.dumps(TIPS)))
     assert set(run.texts) == {
         "artifact:prompt.txt", "artifact:raw.txt", "artifact:candidates.json", "artifact:rubric.md",
@@ -64,7 +74,7 @@ def test_the_texts_are_all_there() -> None:
     assert "# system" in run.texts["artifact:prompt.txt"]
 
 
-def test_an_answer_without_a_tip_is_judged_at_once_at_the_floor() -> None:
+def test_an_answer_without_a_tip_is_judged_immediately_at_the_floor() -> None:
     run = run_of(answer("I am sorry, I cannot help with that."))
     assert (run.tags["state"], run.tags["judge_pending"], run.ok) == ("judged", "false", True)
     assert run.tags["scores_rubric"] == SUITE.rubric.tag
@@ -90,7 +100,7 @@ def test_only_the_first_n_tips_count_but_all_are_kept() -> None:
     assert len(json.loads(run.texts["artifact:candidates.json"])) == 5
 
 
-def test_circumstances_are_kept() -> None:
+def test_foreign_models_and_superseded_runs_are_recorded() -> None:
     run = run_of(answer("x"), foreign_resident=True, supersedes=("old",))
     assert run.tags["foreign_resident"] == "true"
     assert run.supersedes == ("old",)

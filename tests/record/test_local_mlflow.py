@@ -55,7 +55,7 @@ STAND_IN = """
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a name that no URL likes."""
+    """A home whose name needs escaping in a URL."""
     return tmp_path / "ho?me %20's"
 
 
@@ -77,7 +77,7 @@ def quiet(_: str) -> None:
 
 
 @pytest.mark.real
-def test_the_real_server_starts_keeps_its_data_and_its_address_and_ends(home: Path) -> None:
+def test_the_real_server_starts_keeps_data_and_port_and_stops(home: Path) -> None:
     require_mlflow()
     local, lines = LocalMlflow(home), list[str]()
     assert not local.has_data()
@@ -115,12 +115,12 @@ def test_nothing_runs_before_the_first_start(local: LocalMlflow) -> None:
     assert not local.folder.exists()
 
 
-def test_up_twice_is_one_server(local: LocalMlflow, home: Path) -> None:
+def test_a_second_up_starts_no_second_server(local: LocalMlflow, home: Path) -> None:
     assert local.up(report=quiet) == LocalMlflow(home).up(report=quiet)
     assert (local.folder / "starts").read_text() == "x"
 
 
-def test_two_at_once_start_one_server(local: LocalMlflow) -> None:
+def test_two_concurrent_ups_start_one_server(local: LocalMlflow) -> None:
     urls: list[str] = []
     threads = [threading.Thread(target=lambda: urls.append(local.up(report=quiet))) for _ in range(3)]
     for thread in threads:
@@ -163,7 +163,7 @@ def test_a_process_that_reuses_the_pid_of_a_dead_server_is_not_stopped(local: Lo
     assert not local.down()
 
 
-def test_a_server_that_ignores_the_polite_signal_is_killed(local: LocalMlflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(local: LocalMlflow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_mlflow, "STOP_S", 0.3)
     local.folder.mkdir(parents=True)
     (local.folder / "stubborn").touch()
@@ -180,7 +180,7 @@ def test_the_server_does_not_see_the_settings_of_another_mlflow(
     assert local_mlflow._environment()["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_a_server_that_dies_on_the_way_shows_the_end_of_its_log(home: Path) -> None:
+def test_a_server_that_dies_during_the_start_shows_the_end_of_its_log(home: Path) -> None:
     local = failing(home, "print('first'); import sys; sys.exit('no space left on device')")
     with pytest.raises(LocalServerError, match="no space left on device"):
         local.up(report=quiet)
@@ -209,7 +209,7 @@ def test_a_missing_mlflow_names_the_extra(home: Path) -> None:
         LocalMlflow(home, command=[sys.executable, "-S", "-E", "-m", "mlflow"]).up(report=quiet)
 
 
-def test_a_program_that_does_not_exist_is_a_clear_error(home: Path) -> None:
+def test_a_missing_program_is_an_error_with_its_name(home: Path) -> None:
     with pytest.raises(LocalServerError, match="No such file"):
         LocalMlflow(home, command=["/nonexistent/mlflow"]).up(report=quiet)
 
@@ -259,20 +259,20 @@ def test_one_server_has_one_identity() -> None:
 
 
 def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    found = find(None, home, nobody, mlflow_url)
+    closed = f"http://127.0.0.1:{free_port()}"
+    found = find(None, home, closed, mlflow_url)
     assert found == Tracking(mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found on the usual port)")
 
 
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
     home: Path, local: LocalMlflow, tmp_path: Path
 ) -> None:
-    other = local.up(report=quiet)  # the stand-in answers "?" to whatever it is asked
+    other = local.up(report=quiet)  # the fake server answers "?" to every request
     with pytest.raises(LocalServerError, match="tipbench mlflow up"):
         find(None, tmp_path / "other", other)
 
 
-def test_a_port_that_never_answers_costs_a_second_at_most(home: Path) -> None:
+def test_a_port_that_never_answers_takes_a_second_at_most(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(LocalServerError, match="--mlflow-url"):
@@ -291,7 +291,7 @@ def test_the_local_server_keeps_its_identity_when_named_running_or_not(local: Lo
     assert find(url, home).identity == f"local:{home.resolve()}"
 
 
-def test_somebody_else_on_the_port_of_the_local_server_is_not_it(home: Path, mlflow_url: str) -> None:
+def test_another_program_on_the_port_of_the_local_server_is_ignored(home: Path, mlflow_url: str) -> None:
     (home / "mlflow").mkdir(parents=True)
     facts = {"port": int(mlflow_url.rpartition(":")[2])}
     (home / "mlflow" / "server.json").write_text(json.dumps(facts))
@@ -310,7 +310,7 @@ def test_the_local_server_is_started_on_request(
 # A home that cannot be used
 
 
-def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(local: LocalMlflow, home: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_a_usage_error(local: LocalMlflow, home: Path) -> None:
     home.mkdir()
     (home / "mlflow").touch()
     assert not local.status().running

@@ -20,13 +20,14 @@ from tipbench.record import mlflow, mlflow_http, mlflow_wire, texts
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.mlflow_wire import CurrentRun, batches, changes, checked_tags, filter_of
 from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
+from tipbench.settings import Settings
 
 Answer = tuple[int, str, bytes]
 JSON = "application/json"
 
 
 class Scripted(ThreadingHTTPServer):
-    """Answers every request from one function and keeps what it was asked."""
+    """Answers every request from one function and records the requests."""
 
     daemon_threads = True
 
@@ -51,7 +52,7 @@ class Scripted(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def says(self, status: int, body: bytes, kind: str = JSON) -> None:
+    def answers_with(self, status: int, body: bytes, kind: str = JSON) -> None:
         self.answer = lambda _path, _body: (status, kind, body)
 
 
@@ -60,10 +61,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Scripted
 
     def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers.get("content-length", 0)))
+        sent = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {key.lower(): value for key, value in self.headers.items()}
-        self.server.seen.append((self.path, headers, asked))
-        status, kind, body = self.server.answer(self.path, asked)
+        self.server.seen.append((self.path, headers, sent))
+        status, kind, body = self.server.answer(self.path, sent)
         self.send_response(status)
         self.send_header("content-type", kind)
         if self.server.encoding:
@@ -137,6 +138,12 @@ def test_a_foreign_host_header_is_explained(real_mlflow_url: str) -> None:
             MlflowStore(real_mlflow_url, client=client).experiments()
         assert "'Host: mlflow.example'" in str(caught.value)
         assert caught.value.status == 403
+    settings = Settings(Path(), {"mlflow_url": real_mlflow_url, "mlflow_host_header": "localhost:5000"})
+    with (
+        httpx.Client(headers={"host": "mlflow.example"}, trust_env=False) as client,
+        MlflowStore(real_mlflow_url, client=client, **settings.mlflow.login(real_mlflow_url)) as store,
+    ):
+        assert store.experiments()
 
 
 def test_a_superfluous_prefix_is_explained(real_mlflow_url: str) -> None:
@@ -145,17 +152,17 @@ def test_a_superfluous_prefix_is_explained(real_mlflow_url: str) -> None:
 
 
 def test_a_prefix_is_part_of_every_address(scripted: Scripted) -> None:
-    scripted.says(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
+    scripted.answers_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url + "/mlflow/") as store:
         store.record("1", a_run())
-        assert store.run_url("1", "r") == f"{scripted.url}/mlflow/#/experiments/1/runs/r"
+        assert store.experiment_url("1") == f"{scripted.url}/mlflow/#/experiments/1/runs"
     assert {path.partition("/runs/")[0] for path, _, _ in scripted.seen} == {"/mlflow/api/2.0/mlflow"}
 
 
-def test_links_lead_to_the_pages_of_another_address_where_there_is_one(mlflow_url: str) -> None:
+def test_links_use_the_public_address_if_there_is_one(mlflow_url: str) -> None:
     with MlflowStore(mlflow_url, pages_url="https://mlflow.example/") as store:
         experiment = store.ensure_experiment("tip-bench-elsewhere")
-        assert experiment.url == f"https://mlflow.example/#/experiments/{experiment.experiment_id}"
+        assert experiment.url == f"https://mlflow.example/#/experiments/{experiment.experiment_id}/runs"
 
 
 def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +214,7 @@ def test_a_text_of_more_than_999_parts_is_kept(store: MlflowStore) -> None:
 
 
 class DyingTransport(httpx.HTTPTransport):
-    """A client that is gone after so many requests."""
+    """A client that dies after some requests."""
 
     def __init__(self, lives: int) -> None:
         super().__init__()
@@ -221,7 +228,7 @@ class DyingTransport(httpx.HTTPTransport):
 
 
 def update_and_die(url: str, run_id: str, change: RunChange, *, after: int) -> bool:
-    """Does the update get to its end within so many requests?"""
+    """Return whether the update ends within `after` requests."""
     with httpx.Client(transport=DyingTransport(after), trust_env=False) as client:
         try:
             MlflowStore(url, client=client).update(run_id, change)
@@ -250,7 +257,7 @@ def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
         assert run.state == "judged"
 
 
-def test_a_tidying_that_fails_does_not_fail_the_update(store: MlflowStore) -> None:
+def test_a_failed_cleanup_does_not_fail_the_update(store: MlflowStore) -> None:
     run_id = store.record(an_experiment(store), a_run(texts={"artifact:a": "x" * 30_000}))
     assert update_and_die(store.url, run_id, RunChange(texts={"artifact:a": "y"}, at_ms=1), after=2)
     assert store.get(run_id)[1] == {"artifact:a": "y"}
@@ -279,7 +286,7 @@ def test_query_and_fragment_of_a_pasted_address_are_dropped() -> None:
 
 
 def test_a_password_is_sent_and_never_shown(scripted: Scripted) -> None:
-    scripted.says(401, b"You are not authenticated", "text/plain")
+    scripted.answers_with(401, b"You are not authenticated", "text/plain")
     with (
         MlflowStore(scripted.url.replace("//", "//ann:secret@")) as store,
         pytest.raises(MlflowError, match="MLFLOW_TRACKING_USERNAME") as caught,
@@ -316,7 +323,7 @@ def test_a_proxy_of_the_environment_is_used_for_other_machines(
     assert scripted.seen[0][0].startswith("http://mlflow.example:5000/api/2.0/mlflow/")
 
 
-def test_a_proxy_that_cannot_be_used_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_proxy_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for proxy in ["socks5://127.0.0.1:1080", "foo://proxy.example", "http://[::1"]:
         for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
@@ -325,9 +332,7 @@ def test_a_proxy_that_cannot_be_used_is_a_mistake_of_the_user(monkeypatch: pytes
             MlflowStore("http://mlflow.example:5000")
 
 
-def test_certificates_that_cannot_be_read_are_a_mistake_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_certificates_are_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "empty.pem"))
     with pytest.raises(UsageError, match="SSL_CERT_FILE"):
@@ -339,14 +344,14 @@ def test_certificates_that_cannot_be_read_are_a_mistake_of_the_user(
 
 def test_a_response_of_not_available_is_unavailable(scripted: Scripted) -> None:
     for status in [408, 429, 502, 503, 504]:
-        scripted.says(status, b"<html>Bad gateway</html>", "text/html")
+        scripted.answers_with(status, b"<html>Bad gateway</html>", "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match=str(status)) as caught:
             store.experiments()
         assert f"Host: 127.0.0.1:{scripted.server_port}" in str(caught.value)
 
 
 def test_a_locked_database_is_unavailable(scripted: Scripted) -> None:
-    scripted.says(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
+    scripted.answers_with(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match="database is locked"):
         store.experiments()
 
@@ -375,7 +380,7 @@ def test_a_server_that_hangs_is_unavailable() -> None:
             store.experiments()
 
 
-def test_an_answer_that_only_trickles_is_unavailable() -> None:
+def test_a_response_slower_than_the_deadline_is_unavailable() -> None:
     def trickle(server: socket.socket) -> None:
         connection, _ = server.accept()
         with connection:
@@ -397,21 +402,21 @@ def test_an_answer_that_only_trickles_is_unavailable() -> None:
 
 def test_something_else_on_the_port_is_named(scripted: Scripted) -> None:
     for body in [b"<html>hello</html>", b"", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000]:
-        scripted.says(200, body, "text/html")
+        scripted.answers_with(200, body, "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="Not an MLflow server"):
             store.experiments()
 
 
-def test_an_answer_of_an_unknown_shape_is_refused(scripted: Scripted) -> None:
+def test_a_response_of_unknown_structure_is_refused(scripted: Scripted) -> None:
     for body in [b'{"runs": [{}]}', b'{"runs": 5}', b'{"runs": [{"info": 7}]}', b'{"runs": [null]}']:
-        scripted.says(200, body)
+        scripted.answers_with(200, body)
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="unexpected"):
             list(store.search("1", where={}))
 
 
 def test_an_answer_that_cannot_be_unpacked_is_refused(scripted: Scripted) -> None:
     scripted.encoding = "gzip"
-    scripted.says(200, b"not gzip")
+    scripted.answers_with(200, b"not gzip")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="unpacked"):
         store.experiments()
 
@@ -419,26 +424,26 @@ def test_an_answer_that_cannot_be_unpacked_is_refused(scripted: Scripted) -> Non
 def test_an_answer_that_unpacks_to_too_much_is_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow_http, "MAX_BYTES", 1_000_000)
     scripted.encoding = "gzip"
-    scripted.says(200, gzip.compress(b" " * 5_000_000))
+    scripted.answers_with(200, gzip.compress(b" " * 5_000_000))
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="more than"):
         store.get("1")
 
 
 def test_a_redirect_is_not_followed_blindly(scripted: Scripted) -> None:
-    scripted.says(302, b"", "text/html")
+    scripted.answers_with(302, b"", "text/html")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="redirects"):
         store.experiments()
 
 
 def test_other_refusals_keep_code_and_message(scripted: Scripted) -> None:
-    scripted.says(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
+    scripted.answers_with(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="bad filter") as caught:
         store.experiments()
     assert (caught.value.code, caught.value.status) == ("INVALID_PARAMETER_VALUE", 400)
 
 
-def test_a_server_that_repeats_a_page_does_not_keep_us_for_ever(scripted: Scripted) -> None:
-    scripted.says(200, b'{"next_page_token": "again"}')
+def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: Scripted) -> None:
+    scripted.answers_with(200, b'{"next_page_token": "again"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="same page"):
         store.experiments()
 
@@ -447,7 +452,7 @@ def test_a_server_that_repeats_a_page_does_not_keep_us_for_ever(scripted: Script
 
 
 def test_an_ordinary_run_takes_three_requests(scripted: Scripted) -> None:
-    scripted.says(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
+    scripted.answers_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url) as store:
         store.record("1", a_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
     paths = [path.rpartition("/")[2] for path, _, _ in scripted.seen]
@@ -460,7 +465,7 @@ def stored_answer(**tags: str) -> bytes:
 
 
 def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
-    scripted.says(200, stored_answer(state="pending", artifact__a="short"))
+    scripted.answers_with(200, stored_answer(state="pending", artifact__a="short"))
     change = RunChange(
         metrics={"tone": 1.0}, tags={"state": "judged"}, texts={"artifact:a": "s", "artifact:b": "x" * 20_000}, at_ms=5
     )
@@ -474,14 +479,14 @@ def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
 
 
 def test_an_update_of_nothing_sends_nothing(scripted: Scripted) -> None:
-    scripted.says(200, stored_answer())
+    scripted.answers_with(200, stored_answer())
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(at_ms=5))
     assert len(scripted.seen) == 1
 
 
-def test_tags_that_another_writer_has_changed_are_not_tidied_away(scripted: Scripted) -> None:
-    scripted.says(200, stored_answer(artifact__a="short"))
+def test_tags_that_another_writer_has_changed_are_not_deleted(scripted: Scripted) -> None:
+    scripted.answers_with(200, stored_answer(artifact__a="short"))
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(texts={"artifact:a": "x" * 20_000}, at_ms=5))
     assert [path.rpartition("/")[2] for path, _, _ in scripted.seen] == ["get?run_id=r", "log-batch", "get?run_id=r"]

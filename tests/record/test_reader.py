@@ -1,4 +1,4 @@
-"""Which runs speak for their pair: the newest build of a model's name and the newest text of a prompt's version."""
+"""Which runs count for their pair: the newest build of a model's name and the newest text of a prompt's version."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_model_or_prompt_makes_nothing_stale() -> None:
     )
 
 
-def test_nothing_is_stale_in_nothing() -> None:
+def test_no_runs_have_no_stale_runs() -> None:
     assert stale_runs([]) == set()
 
 
@@ -85,7 +85,7 @@ def failed(made: StoredRun) -> StoredRun:
     return replace(made, status="FAILED", tags={**made.tags, "state": "failed"})
 
 
-def test_a_build_that_never_answered_replaces_nothing_and_is_not_old() -> None:
+def test_a_build_without_answers_makes_nothing_stale_and_is_not_stale() -> None:
     runs = [run("answered", at=1), failed(run("tried", digest="d2", text="p2", at=2))]
     assert stale_runs(runs) == set()
 
@@ -94,7 +94,7 @@ def test_a_failure_of_an_older_build_is_stale() -> None:
     assert stale_runs([failed(run("tried", at=1)), run("answered", digest="d2", at=2)]) == {"tried"}
 
 
-def test_where_nothing_has_answered_the_newest_failure_decides() -> None:
+def test_without_answers_the_newest_failure_decides() -> None:
     assert stale_runs([failed(run("old", at=1)), failed(run("new", digest="d2", at=2))]) == {"old"}
 
 
@@ -117,12 +117,12 @@ def twin(run_id: str, *, at: int, state: str = "pending", key: str = "k", status
     return replace(run(run_id, at=at), status=status, tags={"cell_key": key, "state": state})
 
 
-def test_of_twins_the_scored_run_counts_and_else_the_oldest() -> None:
+def test_of_twins_the_scored_run_counts_or_else_the_oldest() -> None:
     assert twin_runs([twin("b", at=2), twin("a", at=1), twin("c", at=1)]) == {"b", "c"}
     assert twin_runs([twin("a", at=1), twin("b", at=2, state="judged"), twin("c", at=3)]) == {"a", "c"}
 
 
-def test_a_floor_failures_other_keys_and_superseded_runs_choose_no_twin() -> None:
+def test_floors_failures_other_keys_and_superseded_runs_are_not_twins() -> None:
     floored = twin("b", at=2, state="judged")
     floored = replace(floored, tags={**floored.tags, "floored": "true"})
     assert twin_runs([twin("a", at=1), floored]) == {"b"}

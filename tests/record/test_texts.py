@@ -19,12 +19,12 @@ LONG = "abcdefghij" * 2500
 
 
 @given(ANY_TEXT)
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_any_text_round_trips(text: str) -> None:
     assert from_tags(to_tags(KEY, text)) == ({KEY: text}, {})
 
 
 @given(ANY_TEXT.filter(bool), st.integers(1, 9))
-def test_any_text_of_any_length_comes_back_as_it_was(text: str, thousands: int) -> None:
+def test_any_text_of_any_length_round_trips(text: str, thousands: int) -> None:
     long = text * (thousands * 9000 // len(text))
     assert from_tags(to_tags(KEY, long))[0] == {KEY: long}
 
@@ -37,7 +37,7 @@ def test_stored_form_has_neither_nul_nor_surrogate(text: str) -> None:
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_two_texts_are_never_stored_alike(one: str, other: str) -> None:
+def test_different_texts_have_different_stored_forms(one: str, other: str) -> None:
     assert (escape(one) == escape(other)) == (one == other)
 
 
@@ -51,7 +51,7 @@ def test_an_ordinary_text_is_stored_as_it_is() -> None:
     assert to_tags(KEY, text) == {KEY: text}
 
 
-def test_200_kb_with_emoji_and_nuls_come_back_byte_for_byte() -> None:
+def test_200_kb_with_emoji_and_nuls_round_trip() -> None:
     text = ("tip 😀\x00\ud800 — ok\n" * 20_000)[:200_000]
     tags = to_tags(KEY, text)
     assert max(map(len, tags.values())) <= TAG_CHARS
@@ -75,7 +75,7 @@ def test_meta_describes_the_original_text() -> None:
     assert len(meta["sha256"]) == 64
 
 
-def test_more_than_999_parts_are_fine() -> None:
+def test_more_than_999_parts_are_supported() -> None:
     text = "".join(f"{number:08d}" for number in range(1_000_500))
     tags = to_tags(KEY, text)
     assert KEY + ".1000" in tags
@@ -89,7 +89,7 @@ def test_other_tags_are_unchanged() -> None:
     assert rest == {"kind": "cell", "note": "␛0000"}
 
 
-def test_a_key_that_could_be_mistaken_is_refused() -> None:
+def test_an_ambiguous_key_is_refused() -> None:
     for key in ["raw.txt", "artifact:x.meta", "artifact:x.001", "artifact:x.1234"]:
         with pytest.raises(ValueError, match="key"):
             to_tags(key, "text")
@@ -178,7 +178,7 @@ def test_an_escape_that_we_never_write_is_damage() -> None:
 
 
 @given(st.integers(1, 3), st.data())
-def test_no_single_altered_character_goes_unnoticed(part: int, data: st.DataObject) -> None:
+def test_every_altered_character_is_detected(part: int, data: st.DataObject) -> None:
     tags = to_tags(KEY, LONG)
     key = f"{KEY}.{part:03d}"
     at = data.draw(st.integers(0, len(tags[key]) - 1))
@@ -206,7 +206,7 @@ def test_leftovers_and_parts_ahead_are_not_read() -> None:
         assert tags == ({} if text is None else to_tags(KEY, text))
 
 
-def test_damage_of_a_text_that_is_not_wanted_is_not_seen() -> None:
+def test_a_damaged_text_that_is_not_requested_is_ignored() -> None:
     tags = to_tags(KEY, LONG) | to_tags("artifact:prompt.txt", "hello")
     damage_missing(tags)
     assert from_tags(tags, {"artifact:prompt.txt"})[0] == {"artifact:prompt.txt": "hello"}

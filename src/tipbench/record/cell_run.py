@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tipbench
 from tipbench.generate.diversity import diversity
-from tipbench.generate.engine import Completion, EngineFailure, ModelFacts
-from tipbench.generate.parsing import Answer, is_overlong, parse_answer, tips_json
+from tipbench.generate.engine import Completion, ModelFacts, memory_needed
+from tipbench.generate.parsing import is_overlong, parse_answer, tips_json
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import PlannedCell
+from tipbench.plan.grid import PlannedCell, conditions_of
 from tipbench.plan.prompts import Rendered
-from tipbench.plan.rubric import Rubric
 from tipbench.plan.suite import Suite
+from tipbench.record.generation import Generated
 from tipbench.record.run import NewRun, RunKind, RunState
-from tipbench.text import fingerprint
 
 
 @dataclass(frozen=True)
@@ -28,52 +26,52 @@ class RunContext:
     suite: Suite
     collection_id: str
 
-    @property
-    def conditions(self) -> str:
-        return fingerprint(self.config.conditions(self.suite.sampling), 16)
 
-
-@dataclass(frozen=True)
-class Timing:
-    """When a cell was generated, whether a foreign model was in memory, and which failed runs it replaces."""
-
-    start_ms: int
-    end_ms: int
-    foreign_resident: bool = False
-    supersedes: tuple[str, ...] = ()
-
-
-def cell_run(
-    context: RunContext,
-    planned: PlannedCell,
-    facts: ModelFacts,
-    result: Completion | EngineFailure,
-    when: Timing,
-) -> NewRun:
-    """Return the run that records one cell."""
+def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, supersedes: tuple[str, ...] = ()) -> NewRun:
+    """Return the run that records one cell; `supersedes` are the ids of the failed runs that it replaces."""
+    planned, result = generated.planned, generated.result
     if isinstance(result, Completion):
         metrics, tags, texts = _answered(context, result)
     else:
-        metrics, tags, texts = _failed(result)
-    if when.foreign_resident:
+        metrics = {}
+        tags = {
+            "state": str(RunState.FAILED),
+            "judge_pending": "false",
+            "failure": str(result.kind),
+            "failure_reason": result.reason[:2000],
+        }
+        texts = {"artifact:raw.txt": result.partial} if result.partial else {}
+    if generated.foreign_resident:
         tags["foreign_resident"] = "true"
+    config = context.config
+    memory = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.concurrency)
+    if memory is not None:
+        tags["memory_bytes"] = str(memory)
     return NewRun(
         kind=RunKind.CELL,
         record_id=uuid.uuid4().hex,
         name=str(planned.cell),
-        start_ms=when.start_ms,
-        end_ms=when.end_ms,
+        start_ms=generated.start_ms,
+        end_ms=generated.end_ms,
         ok=isinstance(result, Completion),
         cell_key=planned.key,
         params=_params(context, planned, facts),
         metrics=metrics,
-        tags=_common_tags(context, planned) | tags,
+        tags={
+            "conditions": conditions_of(config, context.suite),
+            "scenario_hash": planned.scenario.content_hash,
+            "prompt_hash": planned.prompt.hash,
+            "cell_seed": str(planned.options["seed"]),
+            "collection": context.collection_id,
+            "tipbench.version": tipbench.__version__,
+            **tags,
+        },
         texts={
             "artifact:prompt.txt": prompt_text(planned.rendered),
             "artifact:rubric.md": context.suite.rubric.text,
             **texts,
         },
-        supersedes=when.supersedes,
+        supersedes=supersedes,
     )
 
 
@@ -110,72 +108,33 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
     return {key: "unknown" if value is None else str(value) for key, value in values.items()}
 
 
-def _common_tags(context: RunContext, planned: PlannedCell) -> dict[str, str]:
-    return {
-        "conditions": context.conditions,
-        "scenario_hash": planned.scenario.content_hash,
-        "prompt_hash": planned.prompt.hash,
-        "cell_seed": str(planned.options["seed"]),
-        "collection": context.collection_id,
-        "tipbench.version": tipbench.__version__,
-    }
-
-
-_Parts = tuple[dict[str, float], dict[str, str], dict[str, str]]
-
-
-def _answered(context: RunContext, result: Completion) -> _Parts:
+def _answered(context: RunContext, result: Completion) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
+    """Return metrics, tags and texts of an answer; one without a usable tip gets the rubric's floor as its scores."""
     config, rubric = context.config, context.suite.rubric
     answer = parse_answer(result.text, config.n_tips)
-    floored = not answer.tips
-    metrics = _measures(result) | (_floor(rubric) if floored else _answer_measures(answer, config.n_tips, rubric))
-    metrics["n_candidates"] = float(len(answer.tips))
-    tags = {
-        "state": RunState.JUDGED if floored else RunState.PENDING,
-        "judge_pending": "false" if floored else "true",
-        "done_reason": result.done_reason,
-        "truncated": str(result.truncated).lower(),
-    }
-    if floored:
-        tags |= {"floored": "true", "scores_rubric": rubric.tag}
-    texts = {"artifact:raw.txt": result.text, "artifact:candidates.json": tips_json(answer.tips)}
-    return metrics, {key: str(value) for key, value in tags.items()}, texts
-
-
-def _failed(result: EngineFailure) -> _Parts:
-    tags = {
-        "state": str(RunState.FAILED),
-        "judge_pending": "false",
-        "failure": str(result.kind),
-        "failure_reason": result.reason[:2000],
-    }
-    texts = {"artifact:raw.txt": result.partial} if result.partial else {}
-    return {}, tags, texts
-
-
-def _measures(result: Completion) -> dict[str, float]:
-    """Return the engine's measurements; missing ones are omitted, not zero."""
-    values: Mapping[str, float | None] = {
+    measured = {
         "latency_s": result.latency_s,
         "load_s": result.load_s,
         "ttft_s": result.ttft_s,
         "prompt_tokens": result.prompt_tokens,
         "output_tokens": result.output_tokens,
         "tokens_per_s": result.tokens_per_s,
+        "n_candidates": len(answer.tips),
     }
-    return {key: float(value) for key, value in values.items() if value is not None}
-
-
-def _answer_measures(answer: Answer, n_tips: int, rubric: Rubric) -> dict[str, float]:
-    judged = answer.tips[:n_tips]
-    measures = {
-        "format_ok": float(answer.format_ok),
-        "overlong": sum(is_overlong(tip.tip, rubric.word_limit) for tip in judged) / len(judged),
+    metrics = {key: float(value) for key, value in measured.items() if value is not None}  # unknown is not zero
+    tags = {
+        "state": str(RunState.PENDING),
+        "judge_pending": "true",
+        "done_reason": result.done_reason,
+        "truncated": str(result.truncated).lower(),
     }
-    spread = diversity([tip.tip for tip in judged])
-    return measures | ({"diversity": spread.score, "distinct_2": spread.distinct_2} if spread is not None else {})
-
-
-def _floor(rubric: Rubric) -> dict[str, float]:
-    """Return the scores of an answer without a usable tip, which is judged immediately, at the rubric's floor."""
-    return {**rubric.floor, "composite": rubric.floor_composite}
+    if judged := answer.tips[: config.n_tips]:
+        metrics["format_ok"] = float(answer.format_ok)
+        metrics["overlong"] = sum(is_overlong(tip.tip, rubric.word_limit) for tip in judged) / len(judged)
+        if spread := diversity([tip.tip for tip in judged]):
+            metrics |= {"diversity": spread.score, "distinct_2": spread.distinct_2}
+    else:
+        metrics |= {**rubric.floor, "composite": rubric.floor_composite}
+        tags |= {"state": str(RunState.JUDGED), "judge_pending": "false"}
+        tags |= {"floored": "true", "scores_rubric": rubric.tag}
+    return metrics, tags, {"artifact:raw.txt": result.text, "artifact:candidates.json": tips_json(answer.tips)}

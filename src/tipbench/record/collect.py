@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tipbench.errors import (
     MlflowError,
@@ -28,38 +28,51 @@ from tipbench.generate.engine import (
     ModelFacts,
     build_engines,
     close_engines,
+    engine_locks,
     engine_of,
+    engine_types,
     model_facts,
 )
-from tipbench.http import canonical_url
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import blocks, suite_for
+from tipbench.plan.design import design_tags, extend_design, read_design
+from tipbench.plan.grid import blocks, conditions_of, suite_for
 from tipbench.plan.suite import Suite
-from tipbench.record.cell_run import RunContext, Timing, cell_run
-from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Observer, Resumed, Waiting
-from tipbench.record.generation import Block, Generated, Pause, run_block
+from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.events import (
+    BlockFinished,
+    BlockStarted,
+    CellFinished,
+    Message,
+    Observer,
+    Refused,
+    Resumed,
+    Waiting,
+)
+from tipbench.record.generation import Block, Generated, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.plan_check import Plan, Recorded, make_plan, read_recorded
-from tipbench.record.run import NewRun, RunChange, RunKind
+from tipbench.record.reader import search_cells
+from tipbench.record.run import RunChange, RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
 from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
-_STOP_WAIT_S = 10.0
-_FLUSH_S = 10.0
+_STOP_WAIT_S = 10.0  # for the calls of a block that is stopped
+_FLUSH_S = 10.0  # for recording what is finished, after an interrupt or error
 _RELEASE_TRIES = 3
 _CLOCK_SKEW_S = 600.0  # between two machines that record into one experiment
+_RETRY_S = 1.0
+_Answer = TypeVar("_Answer")
 
 
 class Collector:
-    """Executes the plan of one collect."""
+    """Executes the plan of one collect. A block is all missing cells of one model."""
 
     def __init__(
         self,
         plan: Plan,
-        context: RunContext,
         engines: Mapping[str, Engine],
         store: RunStore,
         experiment: Experiment,
@@ -67,7 +80,7 @@ class Collector:
         observer: Observer,
     ) -> None:
         self._plan = plan
-        self._context = context
+        self._context = RunContext(plan.config, plan.suite, uuid.uuid4().hex)
         self._engines = engines
         self._experiment = experiment
         self._journal = journal
@@ -77,6 +90,8 @@ class Collector:
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
         self._tally = Tally()
+        self._block = BlockStarted("", 0)
+        self._block_failed = 0
         self._generated = 0
         self._failures: list[str] = []
         self._started = time.time()
@@ -88,49 +103,56 @@ class Collector:
                 self._tally.add(run.params, run.tags, run.metrics)
         try:
             with self._writers:
-                self._note_refused()
+                self._record_refused()
                 try:
                     self._generate_all()
                 except BaseException:
-                    self._flush_after_error()
+                    try:  # results not recorded within _FLUSH_S stay in the journal for the next run
+                        self._record_collection("interrupted")
+                        self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
+                    except TipbenchError as exc:
+                        self._observer(Message(str(exc), warning=True))
                     raise
-                self._note_collection("complete" if not self._failures else "with failures")
+                self._record_collection("complete" if not self._failures else "with failures")
                 self._writers.finish(self._plan.config.server_wait_s)
             self._supersede_twins()
         finally:
             self._journal.close()
-        return self._summary()
+        summary = self._summary()
+        if summary.evidence is not None:
+            self._observer(summary.evidence)
+        self._observer(summary.event())
+        return summary
 
     def _generate_all(self) -> None:
-        for warning in (model.warning for model in self._plan.models):
-            if warning is not None:
-                self._observer(Message(warning, warning=True))
+        for warning in self._plan.warnings:
+            self._observer(Message(warning, warning=True))
         todo = list(blocks(self._plan.missing))
-        for kind in dict.fromkeys(engine_of(model) for model, _ in todo):
-            self._pause.until_alive(self._engines[kind])
-            self._engines[kind].start()
+        for engine_type in engine_types(model for model, _ in todo):
+            self._pause.until_alive(self._engines[engine_type.name])
+            self._engines[engine_type.name].start()
         for model, cells in todo:
-            engine = self._engines[engine_of(model)]
+            engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
             planned = next(item for item in self._plan.models if item.model == model)
-            self._observer(BlockStarted(model, planned.cells, planned.cells - len(cells)))
-            with self._in_memory(engine, model):
-                block = Block(engine, self._plan.facts[model], cells, self._plan.config, self._pause, self._cancel)
-                run_block(block, self._save, _STOP_WAIT_S)
+            recorded = planned.cells - len(cells)
+            self._block, self._block_failed = BlockStarted(model, planned.cells, recorded), 0
+            self._observer(self._block)
+            self._pause.until_alive(engine)
+            engine.prepare(facts)  # waits until no other model is in memory
+            try:
+                Block(engine, facts, cells, self._plan.config, self._pause, self._cancel).run(self._save, _STOP_WAIT_S)
+            except BaseException:
+                if engine.alive():
+                    try:
+                        engine.release(model)
+                        self._observer(Message(f"{model} unloaded"))
+                    except TipbenchError as exc:
+                        self._observer(Message(str(exc), warning=True))
+                raise
+            self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
             engine.close()  # no weights are in memory any more, so there is nothing to monitor
-
-    @contextmanager
-    def _in_memory(self, engine: Engine, model: str) -> Iterator[None]:
-        """Hold a model in memory for the block: waits until no other is loaded, and unloads it at the end."""
-        self._pause.until_alive(engine)
-        engine.prepare(self._plan.facts[model])
-        try:
-            yield
-        except BaseException:
-            self._release_after_error(engine, model)
-            raise
-        self._release(engine, model)
 
     def _release(self, engine: Engine, model: str) -> None:
         for _ in range(_RELEASE_TRIES):
@@ -142,50 +164,45 @@ class Collector:
             return
         raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
-    def _release_after_error(self, engine: Engine, model: str) -> None:
-        if not engine.alive():
-            return
-        try:
-            engine.release(model)
-            self._observer(Message(f"{model} unloaded"))
-        except TipbenchError as exc:
-            self._observer(Message(str(exc), warning=True))
-
     def _save(self, batch: list[Generated]) -> None:
-        runs = [self._run_of(generated) for generated in batch]
+        """Write finished cells to the journal, then count and report them."""
+        runs = [
+            cell_run(
+                self._context,
+                self._plan.facts[generated.planned.cell.model],
+                generated,
+                supersedes=self._plan.recorded.failed.get(generated.planned.key, ()),
+            )
+            for generated in batch
+        ]
         self._journal.append(runs)
         for generated, run in zip(batch, runs, strict=True):
+            cell, result = generated.planned.cell, generated.result
             self._generated += 1
             self._tally.add(run.params, run.tags, run.metrics)
-            self._report(generated)
+            self._block = replace(self._block, done=self._block.done + 1)
+            failure = tokens = speed = None
+            if isinstance(result, EngineFailure):
+                failure = f"{cell}: {result.kind}: {result.reason}"
+                self._failures.append(failure)
+                self._block_failed += 1
+            else:
+                tokens, speed = result.output_tokens, result.tokens_per_s
+            done, total, failed = self._block.done, self._block.total, self._block_failed
+            self._observer(
+                CellFinished(cell.model, cell.prompt, cell.scenario, done, total, failed, failure, tokens, speed)
+            )
         self._writers.check()
 
-    def _run_of(self, generated: Generated) -> NewRun:
-        planned = generated.planned
-        when = Timing(
-            generated.start_ms,
-            generated.end_ms,
-            generated.foreign_resident,
-            self._plan.recorded.failed.get(planned.key, ()),
-        )
-        return cell_run(self._context, planned, self._plan.facts[planned.cell.model], generated.result, when)
-
-    def _report(self, generated: Generated) -> None:
-        cell, result = generated.planned.cell, generated.result
-        if isinstance(result, EngineFailure):
-            failure = f"{cell}: {result.kind}: {result.reason}"
-            self._failures.append(failure)
-            self._observer(CellFinished(cell, failure=failure))
-        else:
-            self._observer(CellFinished(cell, None, result.output_tokens, result.tokens_per_s))
-
-    def _note_refused(self) -> None:
+    def _record_refused(self) -> None:
         now = int(time.time() * 1000)
         runs = [refused_run(model, reason, now) for model, reason in self._plan.refused.items()]
         if runs:
             self._journal.append(runs)
+        for model, reason in self._plan.refused.items():
+            self._observer(Refused(model, reason))
 
-    def _note_collection(self, ended: str) -> None:
+    def _record_collection(self, ended: str) -> None:
         run = collection_run(
             self._plan.config,
             self._summary(),
@@ -197,22 +214,16 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_twins(self) -> None:
-        """Tag the twins that collects of other homes made during this one; whichever ends last sees them all."""
-        since = (self._started - _CLOCK_SKEW_S) * 1000
-        experiment_id, own = self._experiment.experiment_id, self._context.collection_id
+        """Tag cells that a concurrent collect with another home folder generated too; the last one to end tags all."""
+        since_ms = (self._started - _CLOCK_SKEW_S) * 1000
+        experiment_id = self._experiment.experiment_id
         with suppress(MlflowUnavailable, MlflowError):  # readers ignore twins, and the next collect tags them
             collections = self._store.search(experiment_id, where={"kind": str(RunKind.COLLECTION)})
-            if any((run.end_ms or 0) > since for run in collections if run.tags.get(RECORD_TAG) != own):
-                recorded = read_recorded(self._store, experiment_id, self._context.conditions)
+            others = [run for run in collections if run.tags.get(RECORD_TAG) != self._context.collection_id]
+            if any((run.end_ms or 0) > since_ms for run in others):
+                conditions = conditions_of(self._plan.config, self._plan.suite)
+                recorded = read_recorded(self._store, experiment_id, conditions)
                 supersede_twins(self._store, self._experiment, recorded, self._observer)
-
-    def _flush_after_error(self) -> None:
-        """Give MLflow a short time; what is not recorded stays in the journal for the next run."""
-        try:
-            self._note_collection("interrupted")
-            self._writers.finish(_FLUSH_S, at_most_s=_FLUSH_S)
-        except TipbenchError as exc:
-            self._observer(Message(str(exc), warning=True))
 
     def _summary(self) -> Summary:
         evidence = [engine.evidence() for engine in self._engines.values()]
@@ -231,18 +242,21 @@ class Collector:
         )
 
 
-_RETRY_S = 1.0
-_Answer = TypeVar("_Answer")
-
-
 @dataclass(frozen=True)
 class TrackingStore:
-    """Where results are recorded: the store, its identity for the journal, and its description for people."""
+    """A connection to MLflow."""
 
     store: RunStore
-    identity: str
-    how: str
+    identity: str  # part of the names of its journals and locks
+    how: str  # how it was found or started, as shown to users
+    url: str = ""  # without user name and password
     close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -262,12 +276,12 @@ class CollectEnvironment:
 
 
 def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summary:
-    """Run phase A, a collect; everything that can be refused is refused before anything is generated."""
+    """Run a collect; whatever has to be refused is refused before anything is generated."""
     suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
-    ollama_lock = ResourceLock(environment.home, f"Ollama at {canonical_url(config.ollama_url)}", purpose)
+    own_locks = engine_locks(config, environment.home, purpose)
     engines = build_engines(
-        config.model_names, EngineDependencies(config, environment.home, environment.warn, ollama_lock)
+        config.model_names, EngineDependencies(config, environment.home, environment.warn, own_locks)
     )
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
@@ -275,31 +289,56 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_store()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.how}")
-        locks = [ollama_lock] if "ollama" in engines else []
-        locks += [
+        # One collect per model server keeps its memory to one model; one per model and experiment prevents two collects
+        # on two servers from generating the same cells at the same time. The order is always the same.
+        locks = [own_locks[name] for name in sorted(own_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
         ]
-        if _acquire_all(locks, stack, config, environment):
+        waited = False
+        for lock in locks:
+            waited |= lock.acquire(wait=config.wait, report=environment.message)
+            stack.callback(lock.release)
+        if waited:
             facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
-        experiment = retry_while_unavailable(
-            lambda: tracking.store.ensure_experiment(config.experiment),
-            "MLflow",
-            config.server_wait_s,
-            environment.observer,
-        )
+
+        def with_mlflow(action: Callable[[], _Answer]) -> _Answer:
+            return retry_while_unavailable(action, "MLflow", config.server_wait_s, environment.observer)
+
+        experiment = with_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
         folder = journal_folder(environment.home, tracking.identity, config.experiment)
         drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
-        context = RunContext(config, suite, uuid.uuid4().hex)
-        recorded = _read_recorded(tracking.store, experiment, context, environment)
+        recorded = Recorded()
+        if not experiment.created:
+            recorded = with_mlflow(
+                lambda: read_recorded(tracking.store, experiment.experiment_id, conditions_of(config, suite))
+            )
         with suppress(MlflowUnavailable, MlflowError):
             supersede_twins(tracking.store, experiment, recorded, environment.observer)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
+        with suppress(MlflowUnavailable):  # without MLflow the run goes on; the next collect records the design
+            record_design(tracking.store, experiment, plan, environment.observer)
         for alias, model in plan.aliases.items():
             environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
-        return Collector(
-            plan, context, engines, tracking.store, experiment, Journal(folder), environment.observer
-        ).run()
+        return Collector(plan, engines, tracking.store, experiment, Journal(folder), environment.observer).run()
+
+
+def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:
+    """Record the design of the experiment, or add scenarios to it; it is fixed once a person has scored a cell."""
+    recorded = read_design(experiment.tags)
+    design = extend_design(recorded, plan.scenarios, plan.config.looks)
+    if design is recorded:
+        if plan.config.looks == "one" and len(design.looks) > 1:
+            text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
+            observer(Message(text, warning=True))
+        return
+    judged = () if experiment.created else search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
+    if any(run.tags.get("floored") != "true" for run in judged):
+        if recorded is not None:
+            text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
+            observer(Message(text, warning=True))
+        return
+    store.tag_experiment(experiment.experiment_id, design_tags(design))
 
 
 def dry_run(
@@ -332,7 +371,7 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
 
 
 def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag further finished runs of a key as superseded, and say how many."""
+    """Tag all finished runs of a cell but one, its twins, as superseded, and report their number."""
     if not recorded.twins:
         return
     for run_id in sorted(recorded.twins):
@@ -343,7 +382,7 @@ def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded,
 
 
 def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: float, observer: Observer) -> _Answer:
-    """Call `action`; while the server is unreachable, retries for at most `wait_s` seconds and reports the wait."""
+    """Call `action`; while the server is unreachable, retry for at most `wait_s` seconds and report the wait."""
     deadline = time.monotonic() + wait_s
     reported = False
     while True:
@@ -366,40 +405,13 @@ def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: 
 def _read_facts(
     engines: Mapping[str, Engine], config: CollectConfig, environment: CollectEnvironment
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
-    """Return the accepted and the refused models; an unreachable server is an error at once, unless `wait` is set."""
+    """Return the accepted and the refused models; an unreachable server is retried only if `wait` is set."""
     wait_s = config.server_wait_s if config.wait else 0.0
+    servers = " or ".join(each.label for each in engine_types(config.model_names) if each.server) or "engine"
     facts, refused = retry_while_unavailable(
-        lambda: model_facts(engines, config), "Ollama", wait_s, environment.observer
+        lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )
     if refused and not (config.skip_refused and facts):
         hint = " Pass --skip-refused to run the others." if facts else ""
         raise ModelRefused(" ".join(refused.values()) + hint)
     return facts, refused
-
-
-def _acquire_all(
-    locks: Sequence[ResourceLock], stack: ExitStack, config: CollectConfig, environment: CollectEnvironment
-) -> bool:
-    """Acquire all locks, always in the same order; returns whether it had to wait for one.
-
-    One collect per Ollama server keeps its memory to one model; one per model and experiment prevents two collects on
-    two servers from generating the same cells at the same time.
-    """
-    waited = False
-    for lock in locks:
-        waited |= lock.acquire(wait=config.wait, report=environment.message)
-        stack.callback(lock.release)
-    return waited
-
-
-def _read_recorded(
-    store: RunStore, experiment: Experiment, context: RunContext, environment: CollectEnvironment
-) -> Recorded:
-    if experiment.created:
-        return Recorded()
-    return retry_while_unavailable(
-        lambda: read_recorded(store, experiment.experiment_id, context.conditions),
-        "MLflow",
-        context.config.server_wait_s,
-        environment.observer,
-    )

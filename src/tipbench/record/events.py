@@ -1,13 +1,35 @@
-"""Progress events of a collect, in order, for a progress bar or a log; `tipbench.jobs.events` writes them to a file."""
+"""The vocabulary of progress: events that a command emits, in order, for terminal, job files, logs and the panel.
+
+One JSON object per line in a file or log. They are stored after the process ends, so existing fields keep their
+meaning; new events may be added, and readers ignore unknown ones.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tipbench.generate.residency import Evidence as Evidence  # noqa: PLC0414 - what was in memory is an event too
+from tipbench.text import iso
 
 if TYPE_CHECKING:
-    from tipbench.plan.grid import Cell
+    from pydantic import TypeAdapter
+
+MOST_TEXT = 2000
+MOST_LINE = 65_536
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
+
+
+@dataclass(frozen=True)
+class Started:
+    """The command has started."""
+
+    version: str
 
 
 @dataclass(frozen=True)
@@ -16,6 +38,14 @@ class Message:
 
     text: str
     warning: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A requested model is refused and left out."""
+
+    model: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -29,9 +59,14 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class CellFinished:
-    """A cell is saved in the journal."""
+    """A cell is in the journal, answered or failed; `done` of the model's `total`, `failed` of them in this run."""
 
-    cell: Cell
+    model: str
+    prompt: str
+    scenario: str
+    done: int
+    total: int
+    failed: int = 0
     failure: str | None = None
     output_tokens: int | None = None
     tokens_per_s: float | None = None
@@ -66,5 +101,151 @@ class Recording:
     left: int
 
 
-Event = Message | BlockStarted | CellFinished | BlockFinished | Waiting | Resumed | Recording
+@dataclass(frozen=True)
+class Judging:
+    """Progress of an automatic judge."""
+
+    judge: str
+    scored: int
+    unscored: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Simulating:
+    """Progress of a simulation: `done` of `total` seeds, with the mean reward so far of each policy by round."""
+
+    done: int
+    total: int
+    world: str
+    policies: tuple[str, ...]
+    rounds: tuple[int, ...]
+    rewards: tuple[tuple[float, ...], ...]
+    users: int
+    run_id: str | None = None  # in MLflow, once it is recorded
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the command failed, with the message it also prints."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Result of a collect."""
+
+    experiment: str
+    cells: int
+    recorded_before: int
+    generated: int
+    failed: int
+    refused: tuple[str, ...] = ()
+    seconds: float | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Result of an automatic judge's run."""
+
+    sheet: str
+    judge: str
+    scored: int
+    unscored: int
+    held: bool
+    provisional: bool
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The last event, on disk before the process ends; if it is missing, the outcome is unknown."""
+
+    code: int
+
+
+Event = (
+    Started
+    | Message
+    | Refused
+    | BlockStarted
+    | CellFinished
+    | BlockFinished
+    | Waiting
+    | Resumed
+    | Recording
+    | Judging
+    | Simulating
+    | Failure
+    | Evidence
+    | Collected
+    | Judged
+    | Exit
+)
 Observer = Callable[[Event], None]
+EVENT_TYPES: dict[str, type[Any]] = {
+    "started": Started,
+    "refused": Refused,
+    "block_started": BlockStarted,
+    "cell_finished": CellFinished,
+    "block_finished": BlockFinished,
+    "recording": Recording,
+    "waiting": Waiting,
+    "resumed": Resumed,
+    "judging": Judging,
+    "simulating": Simulating,
+    "message": Message,
+    "failure": Failure,
+    "memory": Evidence,
+    "collected": Collected,
+    "judged": Judged,
+    "exit": Exit,
+}
+_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Return an event as plain values, its name under `event`; strings are truncated and stripped of credentials."""
+    return {"event": _NAMES[type(event)], **{key: _plain(value) for key, value in asdict(event).items()}}
+
+
+def event_line(event: Event, at: float) -> bytes:
+    """Serialize an event as a JSON line."""
+    return json.dumps({"at": iso(at), **event_json(event)}).encode("ascii") + b"\n"
+
+
+def parse_line(line: bytes) -> tuple[str, Event] | None:
+    """Parse a line into its time and event; None if it is invalid, too long or of an unknown type."""
+    if len(line) > MOST_LINE:
+        return None
+    try:
+        raw = json.loads(line)
+        at, event = str(raw["at"]), _reader(raw["event"]).validate_python(raw)
+    except (ValueError, KeyError, TypeError, RecursionError):  # pydantic's ValidationError is a ValueError
+        return None
+    return at[:40], event
+
+
+def strip_logins(text: str) -> str:
+    """Return the text with user names and passwords removed from URLs."""
+    return _LOGIN.sub("", text)
+
+
+@cache
+def _reader(name: str) -> TypeAdapter[Event]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(EVENT_TYPES[name])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
+        return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value[:100]]
+    return value

@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tipbench.errors import JournalError, OllamaUnavailable
+from tipbench.errors import JournalError, ServerUnavailable
 from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, ModelFacts
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.grid import PlannedCell
@@ -28,7 +28,7 @@ class Generated:
     result: Completion | EngineFailure
     start_ms: int
     end_ms: int
-    foreign_resident: bool
+    foreign_resident: bool = False  # another client's model was in memory at the same time
 
 
 class Pause:
@@ -41,7 +41,7 @@ class Pause:
         self._lock = threading.Lock()
 
     def until_alive(self, engine: Engine) -> None:
-        """Return once the engine responds or the run is cancelled; raises OllamaUnavailable after `wait_s` seconds."""
+        """Return once the engine responds or the run is cancelled; raises ServerUnavailable after `wait_s` seconds."""
         with self._lock:
             if engine.alive():
                 return
@@ -52,7 +52,7 @@ class Pause:
                     self._observer(Resumed(engine.name))
                     return
                 if time.monotonic() > deadline:
-                    raise OllamaUnavailable(
+                    raise ServerUnavailable(
                         f"The {engine.name} server was unavailable for {self._wait_s:g} s; unfinished cells "
                         "stay to be generated. Start the server and run the same command again."
                     )
@@ -86,21 +86,30 @@ class Block:
             for n in range(min(config.workers, len(cells)))
         ]
 
-    def results(self) -> Iterator[list[Generated]]:
-        """Yield batches of finished results; re-raises a worker's exception."""
-        for thread in self._threads:
-            thread.start()
-        left = len(self._cells)
-        while left:
-            batch = [self._take()]
-            time.sleep(_GATHER_S)
-            while not self._results.empty():
-                batch.append(self._take())
-            left -= len(batch)
-            yield batch
+    def run(self, save: Callable[[list[Generated]], None], stop_wait_s: float) -> None:
+        """Pass batches of finished results to `save`; on any exception, stops the workers and saves what is finished.
 
-    def stop(self, wait_s: float) -> list[Generated]:
-        """Cancel the running calls and return finished results that were not yielded yet."""
+        A worker's exception is raised here.
+        """
+        try:
+            for thread in self._threads:
+                thread.start()
+            left = len(self._cells)
+            while left:
+                batch = [self._take()]
+                time.sleep(_GATHER_S)
+                while not self._results.empty():
+                    batch.append(self._take())
+                left -= len(batch)
+                save(batch)
+        except BaseException as exc:
+            finished = self._stop(stop_wait_s)
+            if finished and not isinstance(exc, JournalError):
+                save(finished)
+            raise
+
+    def _stop(self, wait_s: float) -> list[Generated]:
+        """Cancel the running calls and return finished results that were not saved yet."""
         self._cancel.set()
         self._engine.abort()
         deadline = time.monotonic() + wait_s
@@ -128,22 +137,17 @@ class Block:
                 if planned is None:
                     return
                 alone = self._config.workers == 1 or len(self._cells) == 1
-                generated = self._generate(planned, last=alone and index == len(self._cells) - 1)
-                if generated is not None:
-                    self._results.put(generated)
-        except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `results` raises it in the main thread
+                start_ms, start = _now_ms(), time.monotonic()
+                result = self._fatal or self._complete(planned, last=alone and index == len(self._cells) - 1)
+                if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
+                    continue
+                self._note_failure(result)
+                foreign = self._engine.foreign_between(start, time.monotonic())
+                self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign))
+        except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `run` raises it in the main thread
             self._results.put(exc)
 
-    def _generate(self, planned: PlannedCell, *, last: bool) -> Generated | None:
-        start_ms, start = _now_ms(), time.monotonic()
-        result = self._fatal or self._complete(planned, last)
-        if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
-            return None
-        self._note_failure(result)
-        foreign = self._engine.foreign_between(start, time.monotonic())
-        return Generated(planned, result, start_ms, _now_ms(), foreign)
-
-    def _complete(self, planned: PlannedCell, last: bool) -> Completion | EngineFailure:
+    def _complete(self, planned: PlannedCell, *, last: bool) -> Completion | EngineFailure:
         request = GenerationRequest(
             model=planned.cell.model,
             system=planned.rendered.system,
@@ -178,18 +182,6 @@ class Block:
         lost = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
         if self._fatal is None and (lost or self._load_failures >= _LOADS_BEFORE_GIVING_UP):
             self._fatal = EngineFailure(result.kind, f"skipped: {result.reason}")
-
-
-def run_block(block: Block, save: Callable[[list[Generated]], None], interrupted_wait_s: float) -> None:
-    """Pass every batch of results to `save`; on any exception, stops the workers and saves what is finished."""
-    try:
-        for batch in block.results():
-            save(batch)
-    except BaseException as exc:
-        finished = block.stop(interrupted_wait_s)
-        if finished and not isinstance(exc, JournalError):
-            save(finished)
-        raise
 
 
 def _now_ms() -> int:

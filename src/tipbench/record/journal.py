@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -24,6 +24,8 @@ from tipbench.record.run import NewRun, RunKind
 
 FORMAT = 1  # the key "v" of a result; a line without it has version 1
 
+_COMPACT_BYTES = 32 * 2**20
+_GONE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -100,7 +102,8 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
 
 def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
     """Parse a result or the record id of a stored one; None if the line is damaged. Earlier lines have no checksum."""
-    if (match := _CHECKSUM.search(line)) and zlib.crc32(line[: match.start()] + b"}") != int(match[1], 16):
+    match = _CHECKSUM.search(line)
+    if match and zlib.crc32(line[: match.start()] + b"}") != int(match[1], 16):
         return None
     try:
         value = json.loads(line)
@@ -111,6 +114,8 @@ def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
     version = value.get("v", FORMAT)
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
+    if not match and value.keys() - {"put", "kept", "v"}:  # the checksum itself is damaged
+        return None
     if isinstance(value.get("kept"), str):
         return str(value["kept"])
     return _run_of(value.get("put"))
@@ -128,12 +133,6 @@ def _run_of(fields: Any) -> NewRun | UnknownLine:
     if fields["kind"] not in set(RunKind):
         return UnknownLine(f"version {FORMAT} with an unknown kind of run, {fields['kind'][:40]!r}")
     return NewRun(**{**fields, "kind": RunKind(fields["kind"]), "supersedes": tuple(fields["supersedes"])})
-
-
-__all__ = ["Entry", "Journal", "count_orphaned", "journal_folder", "journalled_keys", "orphaned_journals"]
-
-_COMPACT_BYTES = 32 * 2**20
-_GONE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 
 
 def journal_folder(home: Path, tracking: str, experiment: str) -> Path:
@@ -194,10 +193,10 @@ class Journal:
                 self._changed.wait(timeout_s)
             return self._waiting.popleft() if self._waiting else None
 
-    def put_back(self, entry: Entry, *, last: bool = False) -> None:
-        """Put an entry that could not be stored back at the front of the queue, or with `last` at its end."""
+    def put_back(self, entry: Entry) -> None:
+        """Put an entry that could not be stored back at the end of the queue."""
         with self._lock:
-            (self._waiting.append if last else self._waiting.appendleft)(entry)
+            self._waiting.append(entry)
             self._changed.notify_all()
 
     def read(self, entry: Entry) -> NewRun:
@@ -225,7 +224,7 @@ class Journal:
                 self._open[entry.record_id] = entry
                 self._cut_back(start)
                 raise
-            if not self._open and start > _COMPACT_BYTES:
+            if not self._open and not self.damaged and start > _COMPACT_BYTES:
                 with suppress(OSError):  # only saves space, and is tried again
                     os.ftruncate(self._fd, 0)
             self._changed.notify_all()
@@ -331,23 +330,18 @@ def _waiting_in(folder: Path) -> Iterator[Entry]:
 
 def _load(path: Path, fd: int) -> Contents:
     """Read a locked file and cut off an incomplete last line, since marks are appended; closes it on an error."""
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(os.close, fd)
         with open(fd, "rb", closefd=False) as file:  # by descriptor: its path may belong to another file by now
             contents = read_lines(file)
-        _refuse_foreign(path, contents)
+        if contents.foreign is not None:
+            raise JournalError(
+                f"The journal {path} holds results in another format ({contents.foreign}); this tipbench reads version "
+                f"{FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without it."
+            )
         os.ftruncate(fd, contents.size)
-    except BaseException:
-        os.close(fd)
-        raise
+        on_error.pop_all()
     return contents
-
-
-def _refuse_foreign(path: Path, contents: Contents) -> None:
-    if contents.foreign is not None:
-        raise JournalError(
-            f"The journal {path} holds results in another format ({contents.foreign}); this tipbench reads "
-            f"version {FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without it."
-        )
 
 
 def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
@@ -364,24 +358,20 @@ def _create(folder: Path, tries: int = 20) -> tuple[Path, int]:
 def _lock_file(path: Path, how: int = 0) -> int:
     """Open the file and lock it exclusively; raises one of `_GONE` if it is not available."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | how, 0o600)
-    try:
-        _acquire(path, fd)
+    with ExitStack() as on_error:
+        on_error.callback(os.close, fd)
+        if not flock(fd):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+        if os.fstat(fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "removed before it could be locked", str(path))
         if how:
             sync_folder(path.parent)
-    except BaseException:
-        os.close(fd)
-        raise
+        on_error.pop_all()
     return fd
 
 
-def _acquire(path: Path, fd: int) -> None:
-    if not flock(fd):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
-    if os.fstat(fd).st_nlink == 0:
-        raise FileNotFoundError(errno.ENOENT, "removed before it could be locked", str(path))
-
-
 def _append_synced(path: Path, line: bytes) -> None:
+    """Append a line, on disk on return; after an exception the file is as before."""
     fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tipbench.errors import LocalServerError
 from tipbench.files import home_errors, make_folder, try_lock, write_atomic
@@ -80,7 +80,10 @@ class LocalMlflow:
 
     def up(self, *, wait_s: float = 120.0, report: Callable[[str], None]) -> str:
         """Return the URL of the server, started if necessary and ready for requests."""
-        version = self._installed_version()
+        try:
+            version = "unknown" if self._command is not None else importlib.metadata.version("mlflow")
+        except importlib.metadata.PackageNotFoundError:
+            raise _not_installed() from None
         make_folder(self.folder, private=True)
         with home_errors(self._database, "cannot be made private"):  # it contains the keys of blind sheets
             for path in self.folder.glob("mlflow.db*"):
@@ -110,33 +113,20 @@ class LocalMlflow:
                     f"End the process that has {self._log} open."
                 )
             for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
-                if self._end(pid, number, seconds):
+                deadline = time.monotonic() + seconds
+                try:
+                    # While the lock is held a process of the group is alive, so its number cannot have been reused.
+                    if self._running():
+                        os.killpg(pid, number)
+                except ProcessLookupError:
+                    pass
+                except PermissionError as exc:
+                    raise LocalServerError(f"The local MLflow (process {pid}) belongs to another user.") from exc
+                while self._running() and time.monotonic() <= deadline:
+                    time.sleep(POLL_S)
+                if not self._running():
                     return True
         raise LocalServerError(f"The local MLflow (process group {pid}) does not end, even after SIGKILL.")
-
-    def _end(self, group: int, number: signal.Signals, seconds: float) -> bool:
-        # While the lock is held a process of the group is alive, so its number cannot have been reused.
-        deadline = time.monotonic() + seconds
-        if self._running():
-            try:
-                os.killpg(group, number)
-            except ProcessLookupError:
-                pass
-            except PermissionError as exc:
-                raise LocalServerError(f"The local MLflow (process {group}) belongs to another user.") from exc
-        while self._running():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
-
-    def _installed_version(self) -> str:
-        if self._command is not None:
-            return "unknown"
-        try:
-            return importlib.metadata.version("mlflow")
-        except importlib.metadata.PackageNotFoundError:
-            raise _not_installed() from None
 
     def _running(self) -> bool:
         with home_errors(self._log, "cannot be read"):
@@ -173,46 +163,37 @@ class LocalMlflow:
             if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
-        with log:
-            since = log.tell()
-            self._take(log)
-            status = self._start(port, log)
-        if status != 0:
-            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
-        return since
-
-    def _start(self, port: int, log: IO[bytes]) -> int:
-        inside = [sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)]
-        try:
-            return subprocess.run(
-                [*inside, *self._server_command(port)],
-                cwd=self.folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                check=False,
-                umask=0o077,
-            ).returncode
-        except OSError as exc:
-            raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
-
-    def _take(self, log: IO[bytes]) -> None:
-        # A concurrent status check may hold the lock for an instant.
-        deadline = time.monotonic() + 5.0
-        while not try_lock(log.fileno(), self._log):
-            if time.monotonic() > deadline:
-                raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
-            time.sleep(POLL_S)
-
-    def _server_command(self, port: int) -> list[str]:
-        # Relative to the folder: a database URL cannot contain a path with a question mark or a percent sign.
-        return [
+        command = [
+            *(sys.executable, "-m", "tipbench.record.local_mlflow", str(self._facts)),
             *(self._command or (sys.executable, "-m", "mlflow")),
             *("server", "--host", HOST, "--port", str(port), "--workers", "1"),
+            # Relative to the folder: a database URL cannot contain a path with a question mark or a percent sign.
             *("--backend-store-uri", "sqlite:///mlflow.db", "--artifacts-destination", "./artifacts"),
             *("--uvicorn-opts", "--no-access-log"),
         ]
+        with log:
+            since = log.tell()
+            deadline = time.monotonic() + 5.0
+            while not try_lock(log.fileno(), self._log):  # a concurrent status check may hold the lock for an instant
+                if time.monotonic() > deadline:
+                    raise LocalServerError(f"Another program has {log.name} locked; is a server still ending?")
+                time.sleep(POLL_S)
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=self.folder,
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    check=False,
+                    umask=0o077,
+                )
+            except OSError as exc:
+                raise LocalServerError(f"The local MLflow could not be started: {exc}.") from exc
+        if done.returncode != 0:
+            raise LocalServerError(f"The local MLflow could not be started.\n{self._tail(since)}")
+        return since
 
     def _wait(self, deadline: float, wait_s: float, report: Callable[[str], None], *, since: int) -> str:
         """Wait until the server responds and return its URL; reports every few seconds."""
@@ -321,10 +302,14 @@ def _write_facts(path: Path, facts: dict[str, Any]) -> None:
 
 def _become_server(path: Path, command: Sequence[str]) -> None:
     """Leave the caller's session, save the process id while the lock is held, and exec the server."""
+    ready, saved = os.pipe()  # both are closed by exec
     if os.fork() > 0:
+        os.close(saved)
+        os.read(ready, 1)  # returns once the child has saved its process id, so that `down` finds it
         os._exit(0)
     os.setsid()
     _write_facts(path, {**json.loads(path.read_text("utf-8")), "pid": os.getpid()})
+    os.close(saved)
     os.execvp(command[0], list(command))  # noqa: S606
 
 

@@ -42,10 +42,17 @@ class MlflowStore:
         username: str | None = None,
         password: str | None = None,
         token: str | None = None,
+        host_header: str | None = None,  # instead of the URL's host
         pages_url: str | None = None,  # public URL of its pages, if browsers use another
     ) -> None:
         self._http = MlflowHttp(
-            url, timeout_s=timeout_s, client=client, username=username, password=password, token=token
+            url,
+            timeout_s=timeout_s,
+            client=client,
+            username=username,
+            password=password,
+            token=token,
+            host_header=host_header,
         )
         self.url = self._http.url
         self._pages_url = (pages_url or self.url).rstrip("/")
@@ -61,12 +68,10 @@ class MlflowStore:
         self.close()
 
     def experiment_url(self, experiment_id: str) -> str:
-        """Return the URL of the experiment's page in MLflow."""
-        return f"{self._pages_url}/#/experiments/{experiment_id}"
-
-    def run_url(self, experiment_id: str, run_id: str) -> str:
-        """Return the URL of the run's page in MLflow."""
-        return f"{self.experiment_url(experiment_id)}/runs/{run_id}"
+        """Return the URL of the experiment's runs in MLflow."""
+        # Without /runs MLflow 3.17 opens a page about traces, which shows no run; the tag mlflow.experimentKind has no
+        # effect on that.
+        return f"{self._pages_url}/#/experiments/{experiment_id}/runs"
 
     def experiment(self, name: str) -> Experiment | None:
         """Return the experiment of this name, or None if it is missing or deleted."""
@@ -104,7 +109,10 @@ class MlflowStore:
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         """Write a complete run and return its id; the run counts once the last request has set its status."""
         tags = wire.checked_tags(run)
-        found = self._look(experiment_id, run) if maybe_there else wire.ExistingRuns()
+        found = wire.ExistingRuns()
+        if maybe_there:
+            there = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
+            found = wire.classify_existing(run, there)
         run_id = found.done or self._write(experiment_id, run, tags, found.half)
         for old in run.supersedes:
             if old != run_id:
@@ -165,27 +173,30 @@ class MlflowStore:
         requests = wire.changes(change, before)
         for batch in requests:
             self._http.post("runs/log-batch", batch.body(run_id))
-        self._tidy(run_id, change.texts, wire.texts_after(before.texts, requests))
+        # Tags that are no longer needed are deleted, unless that fails or another writer has changed them.
+        expected = wire.texts_after(before.texts, requests)
+        if not any(leftovers(key, expected) for key in change.texts):
+            return
+        with suppress(MlflowUnavailable, MlflowError):
+            now = self._present(run_id).texts
+            for key in change.texts:
+                if own_tags(key, now) == own_tags(key, expected):
+                    for tag in leftovers(key, now):
+                        self._unless_gone("runs/delete-tag", {"run_id": run_id, "key": tag})
 
     def _present(self, run_id: str) -> wire.CurrentRun:
         answer = self._http.get("runs/get", {"run_id": run_id})
         return self._understood(answer, lambda answer: wire.parse_current_run(answer["run"]))
 
-    def _tidy(self, run_id: str, keys: Collection[str], expected: Mapping[str, str]) -> None:
-        """Delete tags that are no longer needed, unless that fails or another writer has changed them."""
-        if not any(leftovers(key, expected) for key in keys):
-            return
-        with suppress(MlflowUnavailable, MlflowError):
-            now = self._present(run_id).texts
-            for key in keys:
-                if own_tags(key, now) == own_tags(key, expected):
-                    for tag in leftovers(key, now):
-                        self._unless_gone("runs/delete-tag", {"run_id": run_id, "key": tag})
-
     def touch(self, experiment_id: str) -> None:
         """Give the experiment a new `tipbench.revision`."""
-        body = {"experiment_id": experiment_id, "key": wire.REVISION_TAG, "value": uuid.uuid4().hex}
-        self._http.post("experiments/set-experiment-tag", body)
+        self.tag_experiment(experiment_id, {})
+
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment, and a new revision."""
+        for key, value in {**tags, wire.REVISION_TAG: uuid.uuid4().hex}.items():
+            body = {"experiment_id": experiment_id, "key": key, "value": value}
+            self._http.post("experiments/set-experiment-tag", body)
 
     def _by_name(self, name: str) -> wire.Json | None:
         try:
@@ -221,11 +232,6 @@ class MlflowStore:
         status = "FINISHED" if run.ok else "FAILED"
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
-
-    def _look(self, experiment_id: str, run: NewRun) -> wire.ExistingRuns:
-        where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
-        there = list(self.search(experiment_id, where=where, half_written=True))
-        return wire.classify_existing(run, there)
 
     def _listed(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
         """Yield the items under `name` of all pages, with one page in memory at a time."""
@@ -286,44 +292,37 @@ def find_tracking(
 
     With `local_only` an MLflow on the usual port is ignored. Raises LocalServerError if there is no server.
     """
-    local = LocalMlflow(home)
+    local, local_identity = LocalMlflow(home), f"local:{home.resolve()}"
     if url:
-        return _configured(url, local, home)
-    if not local_only and (found := _first_mlflow(usual)):
-        return Tracking(found, canonical_url(found), f"MLflow at {found} (found on the usual port)")
+        with closing(MlflowHttp(url, timeout_s=PROBE_S)) as http:
+            status = local.status()
+            same = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
+            # If the local server is down, another server may use its port.
+            if same and (status.running or not http.is_mlflow()):
+                return Tracking(url, local_identity, f"local MLflow at {http.url}")
+            return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
+    deadline = time.monotonic() + PROBE_S
+    for usual_url in () if local_only else usual:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        with closing(MlflowHttp(usual_url, timeout_s=left)) as http:
+            if http.is_mlflow():
+                how = f"MLflow at {usual_url} (found on the usual port)"
+                return Tracking(usual_url, canonical_url(usual_url), how)
     status = local.status()
     if status.running and status.healthy and status.url:
-        return Tracking(status.url, _local_identity(home), f"local MLflow at {status.url}")
+        return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
         raise LocalServerError(
             f"No MLflow responds on {usual[0] if usual else 'its usual port'}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     started = local.up(report=report)
-    return Tracking(started, _local_identity(home), f"local MLflow at {started} (started by tipbench)")
+    return Tracking(started, local_identity, f"local MLflow at {started} (started by tipbench)")
 
 
-def _configured(url: str, local: LocalMlflow, home: Path) -> Tracking:
-    with closing(MlflowHttp(url, timeout_s=PROBE_S)) as http:
-        status = local.status()
-        same = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
-        # If the local server is down, another server may use its port.
-        if same and (status.running or not http.is_mlflow()):
-            return Tracking(url, _local_identity(home), f"local MLflow at {http.url}")
-        return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
-
-
-def _first_mlflow(urls: tuple[str, ...]) -> str | None:
-    deadline = time.monotonic() + PROBE_S
-    for url in urls:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return None
-        with closing(MlflowHttp(url, timeout_s=left)) as http:
-            if http.is_mlflow():
-                return url
-    return None
-
-
-def _local_identity(home: Path) -> str:
-    return f"local:{home.resolve()}"
+def default_servers(home: Path) -> tuple[str, ...]:
+    """Return the addresses of the servers that `find_tracking` may choose without a URL."""
+    local = LocalMlflow(home).status().url
+    return (*USUAL_URLS, local) if local else USUAL_URLS

@@ -38,6 +38,7 @@ class MlflowHttp:
         username: str | None = None,
         password: str | None = None,
         token: str | None = None,
+        host_header: str | None = None,
     ) -> None:
         parsed = _parse(url)
         self.url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
@@ -48,6 +49,8 @@ class MlflowHttp:
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
         )
+        if host_header:
+            self._client.headers["host"] = host_header
         self.host = self._client.headers.get("host", parsed.netloc.decode("ascii"))
         self._client.headers["content-type"] = "application/json"
         if token:
@@ -135,32 +138,34 @@ class MlflowHttp:
         return answer
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
-        code, message = _error(body)
+        try:
+            answer = json.loads(body)
+            code, message = str(answer["error_code"]), str(answer.get("message", ""))[:2000]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            code, message = "", _excerpt(body)
         if status in _AWAY_STATUS or code in _AWAY_CODES:
             return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
-        return MlflowError(self._refusal(status, code, message), code=code, status=status)
-
-    def _refusal(self, status: int, code: str, message: str) -> str:
+        text = f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
         if status == 401:
-            return (
+            text = (
                 f"MLflow at {self.url} requires a login (HTTP 401, {message}). Give a user name and password "
                 "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) or a token (MLFLOW_TRACKING_TOKEN); they are "
                 "sent only to the server of MLFLOW_TRACKING_URI."
             )
-        if status == 403 and not code:
-            return (
+        elif status == 403 and not code:
+            text = (
                 f"MLflow at {self.url} denied access (HTTP 403, {message}). It was sent 'Host: {self.host}'. "
-                f"Unless the account lacks permissions, start MLflow with --allowed-hosts {self.host}, or use an "
-                "address that it allows."
+                f"Unless the account lacks permissions, start MLflow with --allowed-hosts {self.host}, or, where "
+                "that cannot be changed, set TIPBENCH_MLFLOW_HOST_HEADER to a host that it allows."
             )
-        if status in {404, 405} and not code:
-            return (
+        elif status in {404, 405} and not code:
+            text = (
                 f"There is no MLflow API at {self.url}/api/2.0/mlflow (HTTP {status}, Host {self.host}). If MLflow "
                 "is mounted under a prefix, the URL must have it, as in http://host:5000/mlflow; if not, leave it out."
             )
-        if 300 <= status < 400:
-            return f"{self._where()} redirects (HTTP {status}). Set --mlflow-url to the final address."
-        return f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
+        elif 300 <= status < 400:
+            text = f"{self._where()} redirects (HTTP {status}). Set --mlflow-url to the final address."
+        return MlflowError(text, code=code, status=status)
 
     def _where(self) -> str:
         return f"{self.url} (Host: {self.host})"
@@ -177,14 +182,6 @@ def _parse(url: str) -> httpx.URL:
             "Start one with `tipbench mlflow up` or `mlflow server`, and give its address."
         )
     return parsed.copy_with(query=None, fragment=None)
-
-
-def _error(body: bytearray) -> tuple[str, str]:
-    try:
-        answer = json.loads(body)
-        return str(answer["error_code"]), str(answer.get("message", ""))[:2000]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "", _excerpt(body)
 
 
 def _excerpt(body: bytearray) -> str:

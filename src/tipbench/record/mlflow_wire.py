@@ -51,7 +51,13 @@ def checked_tags(run: NewRun) -> dict[str, str]:
     for key, value in run.params.items():
         _check_length("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
-    tags = _tags(run)
+    # Tags that identify the run come first: they must be set when it is created.
+    tags = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
+    if run.cell_key is not None:
+        tags[CELL_TAG] = run.cell_key
+    tags = {key: escape(value) for key, value in ({**tags, **run.tags} | tags).items()}
+    for key, text in run.texts.items():
+        tags |= to_tags(key, text)
     for key, value in tags.items():
         _check_length("tag", key, value, TAG_CHARS)
     _check_metrics(run.metrics, f"run {run.name!r}")
@@ -72,17 +78,6 @@ def _check_metrics(metrics: Mapping[str, float], whose: str) -> None:
                 f"A metric is a finite number; {key} of {whose} is {number}. Leave out what is unknown.",
                 code="NOT_A_NUMBER",
             )
-
-
-def _tags(run: NewRun) -> dict[str, str]:
-    # Tags that identify the run come first: they must be set when it is created.
-    tags = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
-    if run.cell_key is not None:
-        tags[CELL_TAG] = run.cell_key
-    tags = {key: escape(value) for key, value in ({**tags, **run.tags} | tags).items()}
-    for key, text in run.texts.items():
-        tags |= to_tags(key, text)
-    return tags
 
 
 def batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
@@ -121,7 +116,14 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
     result = [Batch(tags=chunk) for chunk in _changed_tags(change, present.texts)]
     for tag in (tag for batch in result for tag in batch.tags):
         _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
-    metrics = _changed_metrics(change, present.latest)
+    # MLflow shows the metric with the greatest (step, timestamp, value), not the last one written: a correction from a
+    # machine whose clock is behind, or within the same millisecond, would be lost.
+    metrics: list[Json] = []
+    for key, number in change.metrics.items():
+        value, timestamp, step = present.latest.get(key, (None, -1, 0))
+        if float(number) != value:
+            at = max(change.at_ms, timestamp + 1)
+            metrics.append({"key": key, "value": float(number), "timestamp": at, "step": step})
     *early, last = [metrics[at : at + BATCH_METRICS] for at in range(0, len(metrics), BATCH_METRICS)] or [[]]
     if not result and last:
         result.append(Batch())
@@ -149,18 +151,6 @@ def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Js
     return [*_chunks(ahead, BATCH_TAGS, CHANGE_BYTES), *final]
 
 
-def _changed_metrics(change: RunChange, latest: Mapping[str, tuple[float, int, int]]) -> list[Json]:
-    # MLflow shows the metric with the greatest (step, timestamp, value), not the last one written: a correction from a
-    # machine whose clock is behind, or within the same millisecond, would be lost.
-    changed: list[Json] = []
-    for key, number in change.metrics.items():
-        value, timestamp, step = latest.get(key, (None, -1, 0))
-        if float(number) != value:
-            at = max(change.at_ms, timestamp + 1)
-            changed.append({"key": key, "value": float(number), "timestamp": at, "step": step})
-    return changed
-
-
 def texts_after(present: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
     """Return the tags of the texts after these requests."""
     pairs = _pairs(tag for batch in sent for tag in batch.tags)
@@ -173,18 +163,15 @@ def _chunks(
     chunks: list[dict[str, str | float]] = []
     room = 0
     for key, value in items:
-        size = 0 if isinstance(value, float) else _json_bytes(value)
+        size = 0
+        if isinstance(value, str):  # at most six bytes per character: accurate enough for all but long values
+            size = 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
         if not chunks or len(chunks[-1]) >= limit or size > room:
             chunks.append({})
             room = max_bytes
         chunks[-1][key] = value  # within one request only the last value of a key counts
         room -= size
     return [[{"key": key, "value": value} for key, value in chunk.items()] for chunk in chunks]
-
-
-def _json_bytes(value: str) -> int:
-    # At most six bytes per character, where JSON escapes it: accurate enough for all but long values.
-    return 6 * len(value) if len(value) < 500 else len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def _check_length(what: str, key: str, value: str, limit: int) -> None:
@@ -230,6 +217,11 @@ def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
         if found != value:
             return False
     return True
+
+
+def same_run(run: NewRun) -> dict[str, str]:
+    """Return the filter that finds stored runs of the same cell, or of the same record if it is not a cell."""
+    return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 
 @dataclass(frozen=True)

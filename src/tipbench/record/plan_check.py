@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tipbench.generate.engine import Memory, ModelFacts, engine_of, memory_needed, memory_warning
 from tipbench.plan.config import CollectConfig
-from tipbench.plan.grid import ModelIdentity, PlannedCell, blocks, choose_prompts, choose_scenarios, plan_grid
+from tipbench.plan.design import Design, make_design
+from tipbench.plan.grid import (
+    ModelIdentity,
+    PlannedCell,
+    blocks,
+    choose_prompts,
+    choose_scenarios,
+    conditions_of,
+    plan_grid,
+    scenarios_warning,
+)
+from tipbench.plan.prompts import WITHOUT_PROMPT
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.cell_run import RunContext
-from tipbench.record.reader import CellCounts, cells, search_cells, stale_runs, twin_runs
-from tipbench.record.run import RunState, StoredRun
+from tipbench.record.reader import cells, search_cells, stale_runs, twin_runs
+from tipbench.record.run import StoredRun
 from tipbench.record.store import RunStore
 
 _ROUGH_BYTES_PER_S = 15e9  # memory bandwidth of a modest machine: each token reads all weights once
@@ -65,6 +75,16 @@ class Plan:
         return [cell for cell in self.cells if cell.key not in done]
 
     @property
+    def scenarios(self) -> tuple[str, ...]:
+        """The scenarios of the plan, in the suite's order."""
+        return tuple(scenario.id for scenario in choose_scenarios(self.suite, self.config.n_scenarios))
+
+    @property
+    def design(self) -> Design:
+        """The design that a first collect of this plan records."""
+        return make_design(self.scenarios, self.config.looks)
+
+    @property
     def aliases(self) -> dict[str, str]:
         """Other names of a model that is already in the plan, mapped to the name in use."""
         first: dict[str, str] = {}
@@ -73,6 +93,12 @@ class Plan:
             for fact in self.facts.values()
             if (name := first.setdefault(fact.digest, fact.model)) != fact.model
         }
+
+    @property
+    def warnings(self) -> list[str]:
+        """Problems that do not stop the run."""
+        found = [scenarios_warning(self.suite, self.config.n_scenarios), *(model.warning for model in self.models)]
+        return [warning for warning in found if warning is not None]
 
     @property
     def stale(self) -> int:
@@ -115,7 +141,10 @@ def make_plan(
     free: Callable[[str], Memory],
 ) -> Plan:
     """Build the plan; `free` returns the free memory of the machine that runs a model."""
-    identities = [ModelIdentity(fact.model, fact.digest, fact.thinking) for fact in facts.values()]
+    identities = [
+        ModelIdentity(fact.model, fact.digest, fact.thinking, engine_of(fact.model).has_prompt)
+        for fact in facts.values()
+    ]
     cells = plan_grid(suite, config, identities)
     models = [_model_plan(config, facts[model], group, recorded, free(model)) for model, group in blocks(cells)]
     return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
@@ -133,7 +162,14 @@ def _model_plan(
     finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
     needed = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
     latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
-    each = statistics.fmean(latencies) if latencies else _rough_seconds(config, facts)
+    each = None
+    if latencies:
+        each = statistics.fmean(latencies)
+    elif not engine_of(facts.model).holds_weights:
+        each = 0.0
+    elif facts.file_bytes:  # each token reads all weights once
+        tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
+        each = tokens * max(facts.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
     return ModelPlan(
         model=facts.model,
         cells=len(keys),
@@ -146,16 +182,6 @@ def _model_plan(
     )
 
 
-def _rough_seconds(config: CollectConfig, facts: ModelFacts) -> float | None:
-    """Estimate the seconds per cell of a model without measurements: each token reads all weights once."""
-    if engine_of(facts.model) == "baseline":
-        return 0.0
-    if not facts.file_bytes:
-        return None
-    tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
-    return tokens * max(facts.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
-
-
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, for `plan --json` and the API."""
     return {
@@ -165,6 +191,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "rubric": plan.suite.rubric.tag,
         "prompts": list(plan.config.prompt_versions),
         "scenarios": list(dict.fromkeys(cell.cell.scenario for cell in plan.cells)),
+        "looks": list(plan.design.looks),
         "cells": len(plan.cells),
         "recorded": len(plan.cells) - len(plan.missing),
         "to_generate": len(plan.missing),
@@ -181,14 +208,16 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
     """Return the recorded cells of this configuration, newest first, without superseded and stale ones."""
     suite = load_suite(config.suite)
     prompts = {(each.version, each.hash) for each in choose_prompts(suite, config.prompt_versions)}
+    without = {(WITHOUT_PROMPT.version, WITHOUT_PROMPT.hash)}
     scenarios = {(each.id, each.content_hash) for each in choose_scenarios(suite, config.n_scenarios)}
     repeats = {str(number) for number in range(1, config.repeats + 1)}
     models = set(config.model_names)
     found = [
         run
-        for run in cells(store, experiment_id, {"conditions": RunContext(config, suite, "").conditions})
+        for run in cells(store, experiment_id, {"conditions": conditions_of(config, suite)})
         if run.params.get("model") in models
-        and (run.params.get("prompt_version"), run.tags.get("prompt_hash")) in prompts
+        and (run.params.get("prompt_version"), run.tags.get("prompt_hash"))
+        in (prompts if engine_of(run.params.get("model", "")).has_prompt else without)
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats
     ]
@@ -198,10 +227,4 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
 
 def config_conditions(config: CollectConfig) -> str:
     """Return the conditions under which this configuration's cells are recorded."""
-    return RunContext(config, load_suite(config.suite), "").conditions
-
-
-def count_states(runs: Sequence[StoredRun]) -> CellCounts:
-    """Count these runs by state."""
-    states = [run.state for run in runs]
-    return CellCounts(len(states), *(states.count(str(state)) for state in RunState))
+    return conditions_of(config, load_suite(config.suite))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tipbench.errors import UsageError
+from tipbench.errors import InvalidOption
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
@@ -20,7 +20,7 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class CellCounts:
-    """Number of an experiment's cells by state; superseded runs and twins are not counted."""
+    """Number of cells by state."""
 
     cells: int
     pending: int
@@ -28,9 +28,9 @@ class CellCounts:
     failed: int
 
 
-def count_cells(store: RunStore, experiment_id: str) -> CellCounts:
-    """Count an experiment's cells by state."""
-    states = [run.state for run in cells(store, experiment_id, {})]
+def count_states(runs: Iterable[StoredRun]) -> CellCounts:
+    """Count these cells by state."""
+    states = [run.state for run in runs]
     return CellCounts(len(states), *(states.count(str(state)) for state in RunState))
 
 
@@ -49,7 +49,7 @@ def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) 
 
 
 def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
-    """Return ids of finished runs of a cell_key that another finished run represents.
+    """Return ids of finished runs that do not count because another finished run has the same cell_key.
 
     Two homes may generate the same cell at the same time. The run that a judge has scored counts, else the oldest,
     which is more likely to be on a sheet. Never the better answer: that would be a selection by outcome.
@@ -82,7 +82,7 @@ def parse_filter(text: str) -> tuple[str, str]:
     """Parse one `key=value` of --where: a name of `FILTERS`, a param as params.NAME, or a tag."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise UsageError(f"--where takes key=value (got {text!r}); for example --where model=qwen2.5:0.5b")
+        raise InvalidOption("where", f"takes key=value (got {text!r}), for example model=qwen2.5:0.5b.")
     return FILTERS.get(key.strip(), key.strip()), value
 
 
@@ -98,7 +98,7 @@ _BUILDS: tuple[tuple[Reader, Reader], ...] = (
 
 def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
     """Return the newest answer, or the newest run if there is no answer."""
-    return max(runs, key=_age)
+    return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
@@ -107,23 +107,18 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     Runs are compared within one set of conditions: another temperature is another leaderboard, not a newer build.
     A failure after the newest answer replaces nothing, and is not stale either.
     """
-    return {run_id for name, build in _BUILDS for run_id in _replaced(runs, name, build)}
-
-
-def _replaced(runs: Sequence[StoredRun], name: Reader, build: Reader) -> Iterable[str]:
-    newest: dict[tuple[str | None, str | None], StoredRun] = {}
-    for run in runs:
-        key = run.tags.get("conditions"), name(run)
-        newest[key] = newest_run((newest.get(key, run), run))
-    for run in runs:
-        present = newest[run.tags.get("conditions"), name(run)]
-        later = _failed(run) and run.start_ms > present.start_ms
-        if build(run) != build(present) and not later:
-            yield run.run_id
-
-
-def _age(run: StoredRun) -> tuple[bool, int, str]:
-    return not _failed(run), run.start_ms, run.run_id
+    stale: set[str] = set()
+    for name, build in _BUILDS:
+        newest: dict[tuple[str | None, str | None], StoredRun] = {}
+        for run in runs:
+            key = run.tags.get("conditions"), name(run)
+            newest[key] = newest_run((newest.get(key, run), run))
+        for run in runs:
+            present = newest[run.tags.get("conditions"), name(run)]
+            later = _failed(run) and run.start_ms > present.start_ms
+            if build(run) != build(present) and not later:
+                stale.add(run.run_id)
+    return stale
 
 
 def _failed(run: StoredRun) -> bool:

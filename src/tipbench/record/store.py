@@ -19,13 +19,17 @@ from tipbench.record.texts import PREFIX, check_key, from_tags, leftovers, unesc
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named collection of runs. `url` is its web page, if any."""
+    """A named collection of runs. `url` is the web page of its runs, if any."""
 
     experiment_id: str
     name: str
     tags: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
     created: bool = False  # created by the call that returned it, so it is empty
+
+    def run_url(self, run_id: str) -> str | None:
+        """Return the web page of one of its runs, if any."""
+        return None if self.url is None else f"{self.url}/{run_id}"
 
 
 class RunStore(Protocol):
@@ -75,6 +79,10 @@ class RunStore(Protocol):
         """Give the experiment a new `tipbench.revision`, which invalidates readers' caches."""
         ...
 
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of the experiment, and a new revision."""
+        ...
+
 
 @dataclass
 class _Stored:
@@ -93,11 +101,9 @@ class MemoryStore:
         self._runs: dict[str, _Stored] = {}
 
     def experiment(self, name: str) -> Experiment | None:
-        """Return the experiment of this name, or None."""
         return next((each for each in self.experiments() if each.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
-        """Return the experiment of this name, created if missing."""
         with self._reached():
             there = self.experiment(name)
             if there is None:
@@ -107,22 +113,33 @@ class MemoryStore:
             return there
 
     def experiments(self) -> list[Experiment]:
-        """Return all experiments."""
         with self._reached():
             return list(self._experiments.values())
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
-        """Record a run and return its id."""
-        wire.checked_tags(run)
+        tags = wire.checked_tags(run)
         with self._reached():
             found = wire.ExistingRuns()
             if maybe_there:
-                where = {wire.RECORD_TAG: run.record_id} if run.cell_key is None else {wire.CELL_TAG: run.cell_key}
-                found = wire.classify_existing(run, self.search(experiment_id, where=where, half_written=True))
-            run_id = found.done or self._finish(found.half or self.begin(experiment_id, run), run)
+                there = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+                found = wire.classify_existing(run, there)
+            run_id = found.done
+            if run_id is None:
+                run_id = found.half or self.begin(experiment_id, run)
+                kept = self._runs[run_id]
+                kept.texts = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
+                kept.run = replace(
+                    kept.run,
+                    status="FINISHED" if run.ok else "FAILED",
+                    end_ms=run.end_ms,
+                    params=dict(run.params),
+                    metrics={key: float(number) for key, number in run.metrics.items()},
+                )
             for old in run.supersedes:
                 if old != run_id and old in self._runs:
-                    self._tag(old, wire.SUPERSEDED_TAG, "true")
+                    superseded = self._runs[old]
+                    tags = {**superseded.run.tags, wire.SUPERSEDED_TAG: "true"}
+                    superseded.run = replace(superseded.run, tags=tags)
             for half in found.abandoned:
                 del self._runs[half]
             return run_id
@@ -147,7 +164,6 @@ class MemoryStore:
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
         return ((run, from_tags(tags, texts)[0]) for run, tags in self._found(experiment_id, where, limit))
@@ -166,13 +182,11 @@ class MemoryStore:
         return hits if limit is None else hits[: max(0, limit)]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        """Return one run with all its texts."""
         with self._reached():
             kept = self._kept(run_id)
             return kept.run, from_tags(kept.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run."""
         with self._reached():
             kept = self._kept(run_id)
             texts = wire.texts_after(kept.texts, wire.changes(change, wire.CurrentRun(kept.run, kept.texts)))
@@ -184,33 +198,19 @@ class MemoryStore:
             kept.run = replace(kept.run, metrics={**kept.run.metrics, **metrics}, tags={**kept.run.tags, **change.tags})
 
     def touch(self, experiment_id: str) -> None:
-        """Give the experiment a new `tipbench.revision`."""
+        self.tag_experiment(experiment_id, {})
+
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         with self._reached():
             there = self._experiments[experiment_id]
-            tags = {**there.tags, wire.REVISION_TAG: uuid.uuid4().hex}
+            tags = {**there.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
             self._experiments[experiment_id] = replace(there, tags=tags)
-
-    def _finish(self, run_id: str, run: NewRun) -> str:
-        kept = self._runs[run_id]
-        kept.texts = {key: value for key, value in wire.checked_tags(run).items() if key.startswith(PREFIX)}
-        kept.run = replace(
-            kept.run,
-            status="FINISHED" if run.ok else "FAILED",
-            end_ms=run.end_ms,
-            params=dict(run.params),
-            metrics={key: float(number) for key, number in run.metrics.items()},
-        )
-        return run_id
 
     def _kept(self, run_id: str) -> _Stored:
         kept = self._runs.get(run_id)
         if kept is None:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
         return kept
-
-    def _tag(self, run_id: str, key: str, value: str) -> None:
-        kept = self._runs[run_id]
-        kept.run = replace(kept.run, tags={**kept.run.tags, key: value})
 
     def _reached(self) -> threading.RLock:
         if self.away:

@@ -13,6 +13,7 @@ import tipbench
 from tipbench.generate.residency import Evidence
 from tipbench.http import strip_login
 from tipbench.plan.config import CollectConfig
+from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState
 
 MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
@@ -27,16 +28,6 @@ class PairTally:
     floored: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, state: str | None, floored: bool, metrics: Mapping[str, float]) -> None:
-        if state == RunState.FAILED:
-            self.failed += 1
-            return
-        self.answered += 1
-        self.floored += floored
-        for name in MEASURES:
-            if name in metrics:
-                self.values.setdefault(name, []).append(metrics[name])
-
     def mean(self, name: str) -> float | None:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
 
@@ -49,7 +40,14 @@ class Tally:
 
     def add(self, params: Mapping[str, str], tags: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         pair = self.pairs.setdefault((params["model"], params["prompt_version"]), PairTally())
-        pair.add(tags.get("state"), tags.get("floored") == "true", metrics)
+        if tags.get("state") == RunState.FAILED:
+            pair.failed += 1
+            return
+        pair.answered += 1
+        pair.floored += tags.get("floored") == "true"
+        for name in MEASURES:
+            if name in metrics:
+                pair.values.setdefault(name, []).append(metrics[name])
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,19 @@ class Summary:
     evidence: Evidence | None
     refused: Mapping[str, str]
     failures: tuple[str, ...] = ()  # one line per failed cell
+
+    def event(self) -> Collected:
+        """Return the last event of a collect."""
+        return Collected(
+            experiment=self.experiment,
+            cells=self.cells,
+            recorded_before=self.recorded_before,
+            generated=self.generated,
+            failed=self.failed,
+            refused=tuple(self.refused.values()),
+            seconds=self.seconds,
+            url=self.experiment_url,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for `collect --json`."""

@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tipbench.errors import CorruptText
 
@@ -86,7 +86,7 @@ def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict
 
 
 def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Like `in_one_step`, for several requests: the present text is read until the last tag of the second dict."""
+    """Return the same for several requests, in two steps: the present text is read until the last tag of the second."""
     tags = single_request_tags(key, text, present)
     if key in tags:
         return {}, tags
@@ -108,17 +108,17 @@ def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     live = _live(key, tags)
     if live is None:
         return []
-    whole = [key] if key in own else []
-    return whole + [tag for tag in parts if not _is_in(live, tag.removeprefix(key + "."))]
+    unneeded = [key] if key in own else []
+    for tag in parts:
+        number = int(tag.removeprefix(key + "."))
+        if number not in live or tag != f"{key}.{number:03d}":
+            unneeded.append(tag)
+    return unneeded
 
 
 def own_tags(key: str, tags: Mapping[str, str]) -> dict[str, str]:
     """Return all tags of one text."""
     return {tag: value for tag, value in tags.items() if owner(tag) == key}
-
-
-def _is_in(live: range, number: str) -> bool:
-    return int(number) in live and number == f"{int(number):03d}"
 
 
 def _live(key: str, tags: Mapping[str, str]) -> range | None:
@@ -132,47 +132,40 @@ def _live(key: str, tags: Mapping[str, str]) -> range | None:
     return range(found.first, found.first + found.parts)
 
 
-@dataclass
-class _Pieces:
-    whole: str | None = None
-    meta: str | None = None
-    parts: dict[str, str] = field(default_factory=dict)
-
-
 def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """Return the texts, or the wanted ones, each verified, and the tags that are not texts. Raises CorruptText."""
     rest = {key: value for key, value in tags.items() if not key.startswith(PREFIX)}
-    found: dict[str, _Pieces] = {}
+    found: dict[str, dict[str, str]] = {}
     for tag in tags.keys() - rest.keys():
         key = owner(tag)
-        if wanted is not None and key not in wanted:
-            continue
-        pieces = found.setdefault(key, _Pieces())
-        if tag == key:
-            pieces.whole = tags[tag]
-        elif tag == key + _META:
-            pieces.meta = tags[tag]
-        else:
-            pieces.parts[tag.removeprefix(key + ".")] = tags[tag]
-    texts = {key: _read(key, pieces) for key, pieces in sorted(found.items())}
+        if wanted is None or key in wanted:
+            found.setdefault(key, {})[tag] = tags[tag]
+    texts = {key: _read(key, own) for key, own in sorted(found.items())}
     return {key: text for key, text in texts.items() if text is not None}, rest
 
 
-def _read(key: str, pieces: _Pieces) -> str | None:
-    if pieces.meta:
-        return _joined(key, _meta(key, pieces.meta), pieces.parts)
-    if pieces.whole is not None:
-        return _whole(key, pieces.whole)
-    if pieces.meta is None:
+def _read(key: str, tags: Mapping[str, str]) -> str | None:
+    """Return the text of these tags; None if a first text is being written."""
+    if tags.get(key + _META):
+        meta = _meta(key, tags[key + _META])
+        numbers = range(meta.first, meta.first + meta.parts)
+        missing = next((number for number in numbers if f"{key}.{number:03d}" not in tags), None)
+        if missing is not None:
+            raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
+        text = unescape("".join(tags[f"{key}.{number:03d}"] for number in numbers))
+        if len(text) != meta.chars:
+            raise _corrupt(key, f"it has {len(text)} characters but .meta has {meta.chars}")
+        if _sha256(text) != meta.sha256:
+            raise _corrupt(key, "its SHA-256 does not match: a part was altered, or parts changed places")
+        return text
+    if key in tags:
+        text = unescape(tags[key])
+        if escape(text) != tags[key]:
+            raise _corrupt(key, "it has an escape sequence that tipbench does not write")
+        return text
+    if key + _META not in tags:
         raise _corrupt(key, "it has parts but no .meta")
     return None
-
-
-def _whole(key: str, stored: str) -> str:
-    text = unescape(stored)
-    if escape(text) != stored:
-        raise _corrupt(key, "it has an escape sequence that tipbench does not write")
-    return text
 
 
 @dataclass(frozen=True)
@@ -181,19 +174,6 @@ class _Meta:
     chars: int
     sha256: str
     first: int
-
-
-def _joined(key: str, meta: _Meta, parts: Mapping[str, str]) -> str:
-    numbers = range(meta.first, meta.first + meta.parts)
-    missing = next((number for number in numbers if f"{number:03d}" not in parts), None)
-    if missing is not None:
-        raise _corrupt(key, f"part {missing:03d} of {meta.parts} is missing")
-    text = unescape("".join(parts[f"{number:03d}"] for number in numbers))
-    if len(text) != meta.chars:
-        raise _corrupt(key, f"it has {len(text)} characters but .meta has {meta.chars}")
-    if _sha256(text) != meta.sha256:
-        raise _corrupt(key, "its SHA-256 does not match: a part was altered, or parts changed places")
-    return text
 
 
 def _meta(key: str, meta: str) -> _Meta:

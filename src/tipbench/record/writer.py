@@ -132,7 +132,7 @@ class Writers:
             first = self._unavailable_since is None
             if first:
                 self._unavailable_since = time.monotonic()
-        self._journal.put_back(entry, last=True)
+        self._journal.put_back(entry)
         if first:
             self._observer(Message(f"{why} Results are kept in the journal until it is available.", warning=True))
             self._observer(Waiting("MLflow", 0))

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tipbench.judge.sheet import Item, Sheet, SheetTip, sheet_json
+from tipbench.judge.sheet import Item, Sheet, SheetTip, TipSheet, sheet_json
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.plan.suite import Suite, load_suite
 
@@ -65,7 +65,7 @@ def small_sheet(
     judge: str | None = "anna",
     rubric: Rubric | None = None,
     text: str = "",
-) -> Sheet:
+) -> TipSheet:
     """A sheet whose tips have a line break, quotes, an emoji and a formula in them; `text` is appended to each."""
     suite = tips_suite()
     return Sheet(
@@ -92,7 +92,7 @@ def small_sheet(
     )
 
 
-def filled(sheet: Sheet, *, judge: str | None = "anna", step: int = 0) -> dict[str, Any]:
+def filled(sheet: TipSheet, *, judge: str | None = "anna", step: int = 0) -> dict[str, Any]:
     """The sheet as plain JSON with every score given: the scale's lowest plus `step`, going up from tip to tip."""
     raw: dict[str, Any] = json.loads(json.dumps(sheet_json(sheet)))
     raw["judge"] = judge

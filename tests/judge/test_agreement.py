@@ -48,7 +48,7 @@ def test_full_agreement_is_one(scores: list[int]) -> None:
     assert alpha(CLARITY, [{"a": score, "b": score, "c": score} for score in scores]) == pytest.approx(1.0)
 
 
-def test_judges_at_random_agree_as_chance_does() -> None:
+def test_random_judges_agree_by_chance_only() -> None:
     assert alpha(CLARITY, random_units(4000, seed=1)) == pytest.approx(0.0, abs=0.05)
 
 
@@ -68,7 +68,9 @@ def test_a_near_miss_agrees_more_than_a_far_one() -> None:
 
 @settings(max_examples=30)
 @given(UNITS, st.randoms(use_true_random=False))
-def test_neither_the_order_of_tips_nor_who_is_who_matters(units: list[Unit], random: Random) -> None:
+def test_agreement_depends_neither_on_the_order_of_tips_nor_on_the_names_of_judges(
+    units: list[Unit], random: Random
+) -> None:
     renamed = dict(zip("abcd", random.sample("abcd", 4), strict=True))
     shuffled = [{renamed[judge]: score for judge, score in unit.items()} for unit in units]
     random.shuffle(shuffled)
@@ -93,11 +95,11 @@ def test_alpha_is_unknown_or_at_most_one(units: list[Unit]) -> None:
     [[], [{"a": 1}, {"b": 2}], [{"a": 1, "b": 2}], [{"a": 3, "b": 3}] * 9],
     ids=["none", "one judge each", "one tip", "no variation"],
 )
-def test_too_little_to_go_by_is_unknown(units: list[Unit]) -> None:
+def test_with_too_little_data_alpha_is_unknown(units: list[Unit]) -> None:
     assert alpha(CLARITY, units) is None
 
 
-def test_a_score_outside_the_scale_is_our_mistake_and_loud() -> None:
+def test_a_score_outside_the_scale_is_a_bug_and_raises() -> None:
     with pytest.raises(ValueError, match=r"clarity goes from 1 to 5; seen 2 to 7"):
         alpha(CLARITY, [{"a": 2, "b": 7}, {"a": 3, "b": 3}])
 
@@ -128,7 +130,7 @@ def test_self_agreement_counts_by_scale_and_shows_the_direction() -> None:
     assert (warmth.exact, warmth.difference, warmth.shift) == (0.5, 1.5, -1.5)
 
 
-def test_a_scale_that_was_not_there_before_is_unknown() -> None:
+def test_a_scale_without_earlier_scores_is_unknown() -> None:
     found = self_agreement([CLARITY, WARMTH], [({"clarity": 2}, {"clarity": 2, "warmth": 5})])
     assert found is not None
     assert found.exact == 1.0

@@ -1,4 +1,4 @@
-"""Apply beside others: other sheets, other machines, deleted runs, blank files, an acceptance and what it covers."""
+"""Apply with concurrent changes: other sheets and machines, deleted runs, blank files, acceptances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CELLS = 24
 
 
 class BusyStore(SeededStore):
-    """Lets something else happen right before one change of a run, as another machine might."""
+    """Calls a function right before one change of a run, as another machine might."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def read(desk: Desk, judging: StoredSheet) -> StoredSheet:
 # Other sheets of the same judge
 
 
-def test_a_held_sheet_leaves_standing_what_counts_from_another(desk: Desk) -> None:
+def test_a_held_sheet_does_not_change_scores_of_another(desk: Desk) -> None:
     one, two = (desk.export("anna").stored for _ in range(2))
     desk.apply(fill(one))
     before = {run_id: run.metrics["composite"] for run_id, run in desk.cells().items()}
@@ -76,7 +76,7 @@ def test_a_held_sheet_leaves_standing_what_counts_from_another(desk: Desk) -> No
     assert {run.tags["held"] for run in desk.cells().values()} == {"false"}
 
 
-def test_held_counted_and_held_again_ends_as_held_at_once(desk: Desk) -> None:
+def test_a_sheet_held_counted_and_held_again_equals_one_held_from_the_start(desk: Desk) -> None:
     one, two = (desk.export("anna").stored for _ in range(2))
     desk.apply(fill(one))
     before = {run_id: (run.state, run.metrics["composite"]) for run_id, run in desk.cells().items()}
@@ -88,7 +88,7 @@ def test_held_counted_and_held_again_ends_as_held_at_once(desk: Desk) -> None:
 # Two machines
 
 
-def test_scores_that_another_machine_writes_meanwhile_are_not_lost(desk: Desk, store: BusyStore) -> None:
+def test_scores_written_by_another_machine_during_an_apply_are_not_lost(desk: Desk, store: BusyStore) -> None:
     """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
     anna, ben = (desk.export(name, everything=True).stored for name in ("anna", "ben"))
 
@@ -101,7 +101,7 @@ def test_scores_that_another_machine_writes_meanwhile_are_not_lost(desk: Desk, s
     assert {run.tags["judges"] for run in desk.cells().values()} == {'["anna", "ben"]'}
 
 
-def test_what_another_machine_has_overwritten_is_written_again(desk: Desk, store: BusyStore) -> None:
+def test_scores_overwritten_by_another_machine_are_written_again(desk: Desk, store: BusyStore) -> None:
     """The other one has read a cell before our change of it and writes it back after."""
     judging = desk.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
@@ -124,7 +124,7 @@ def test_what_another_machine_has_overwritten_is_written_again(desk: Desk, store
 
 
 class ForgetfulStore(SeededStore):
-    """Shows deleted runs and lets nobody change them, as MLflow does."""
+    """Shows deleted runs and rejects changes of them, as MLflow does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class ForgetfulStore(SeededStore):
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten: bool) -> None:
+def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgotten: bool) -> None:
     store = ForgetfulStore()
     desk = Desk(store, record_cells(store, models=("alpha:135m",)))
     judging = desk.export("anna").stored
@@ -154,10 +154,25 @@ def test_a_deleted_answer_is_skipped_and_told_and_the_rest_is_applied(forgotten:
     assert len(read(desk, judging).answers) == len(judging.entries)
 
 
+def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistency() -> None:
+    store = SeededStore()
+    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    desk.judged_by("anna")
+    record_cells(store, models=("gamma:3b",))
+    judging = desk.export("anna").stored
+    gone, other = (entry.run_id for entry in judging.entries if entry.kind is ItemKind.REPEAT)
+    assert gone
+    assert other
+    del store._runs[gone]
+    applied = desk.apply(fill(judging))
+    assert applied.self_agreement is not None
+    assert applied.self_agreement.n == 3, "the tips of the other one"
+
+
 # Nothing finished, blank items
 
 
-def test_an_empty_sheet_writes_nothing_and_makes_nobody_its_owner(desk: Desk) -> None:
+def test_an_empty_sheet_writes_nothing_and_has_no_owner(desk: Desk) -> None:
     judging = desk.export(None).stored
     before, revision = desk.everything(), desk.store.experiments()[0].tags
     assert desk.apply(blank(judging), judge="anan").finished == 0
@@ -166,7 +181,7 @@ def test_an_empty_sheet_writes_nothing_and_makes_nobody_its_owner(desk: Desk) ->
     assert desk.apply(fill(judging), judge="anna").judge == "anna"
 
 
-def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
+def test_blank_items_with_counted_scores_are_reported(desk: Desk) -> None:
     judging = desk.export().stored
     raw = fill(judging)
     desk.apply(raw)
@@ -181,7 +196,7 @@ def test_blank_items_whose_scores_stand_are_told(desk: Desk) -> None:
 # What an acceptance is for
 
 
-def test_a_note_does_not_void_an_acceptance_and_other_scores_do_not_erase_it(desk: Desk) -> None:
+def test_an_acceptance_survives_a_new_note_and_other_scores(desk: Desk) -> None:
     judging = desk.export().stored
     raw = fill(judging, always(3))
     desk.apply(raw, accept="team agreed")
@@ -227,3 +242,37 @@ def test_progress_counts_hidden_items_like_all_others(desk: Desk) -> None:
     total = len(judging.entries)
     assert total > CELLS
     assert seen == [(done, total) for done in range(1, total + 1)]
+
+
+# Small sheets
+
+
+def small_desks(count: int) -> list[Desk]:
+    """Experiments whose sheets have six control tips each."""
+    store = SeededStore()
+    return [
+        Desk(store, record_cells(store, models=("alpha:135m",), experiment=f"tip-bench-{n}", n_scenarios=2, seed=n))
+        for n in range(count)
+    ]
+
+
+def test_small_sheets_of_a_judge_are_pooled_and_only_the_newest_is_held() -> None:
+    desks = small_desks(4)
+    applied = [desk.judged_by("anna", always(5), seed=n) for n, desk in enumerate(desks)]
+    drifts = [result.drift for result in applied if result.drift]
+    assert [str(result.status) for result in applied] == ["applied", "applied", "applied", "held"]
+    assert [str(drift.verdict) for drift in drifts] == ["unknown", "unknown", "unknown", "beyond the limit"]
+    assert (drifts[-1].sheets, drifts[-1].n_controls) == (4, 24)
+
+
+def test_small_sheets_of_other_judges_and_held_ones_are_not_pooled() -> None:
+    desks = small_desks(5)
+    for desk in desks[:3]:
+        desk.judged_by("anna", always(5))
+    careful = desks[3].judged_by("ben").drift
+    assert careful is not None
+    assert (careful.sheets, str(careful.verdict)) == (1, "unknown")
+    assert desks[3].judged_by("anna", always(5), everything=True).held
+    after = desks[4].judged_by("anna").drift
+    assert after is not None
+    assert after.sheets == 4  # three counted ones and its own, without the held one

@@ -1,4 +1,4 @@
-"""Blindness: apart from the tips' own text, a sheet tells neither which model wrote an item nor which is a control.
+"""Blindness: apart from the tips' own text, a sheet reveals neither the model of an item nor which is a control.
 
 A nearest-centroid classifier learns on one half of many sheets and guesses on the other. Every test shows first that
 the classifier sees a leak when there is one.
@@ -27,7 +27,7 @@ from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import check_sheet
 from tipbench.judge.controls import compose
 from tipbench.judge.material import Candidate, Selection, choose_cells
-from tipbench.judge.sheet import Sheet, sheet_json, sheet_text
+from tipbench.judge.sheet import Sheet, TipSheet, sheet_json, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id, stored_sheets
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
@@ -43,7 +43,7 @@ SHEETS = 60
 
 
 def candidates(rng: random.Random) -> list[Candidate]:
-    """96 answers of four models; what they say and how well they keep the form comes from one distribution."""
+    """96 answers of four models; their text and format come from one distribution."""
     return [
         _answer(f"{model}/{prompt}/{scenario}", scenario, rng)
         for model in MODELS
@@ -90,12 +90,12 @@ def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple
     )
 
 
-def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> Sheet:
+def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
     items = tuple(entry.item for entry in entries)
     return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items)
 
 
-def signs(sheet: Sheet) -> npt.NDArray[np.float64]:
+def signs(sheet: TipSheet) -> npt.NDArray[np.float64]:
     """One row per item: all that the file shows of it, the words of its tips aside."""
     items = sheet_json(sheet)["items"]
     return np.array([[at / len(items), *_sign(item)] for at, item in enumerate(items)])
@@ -159,13 +159,13 @@ def guesses(
     return right / total
 
 
-def test_the_model_cannot_be_told_from_ids_order_and_flags() -> None:
+def test_ids_order_and_flags_do_not_reveal_the_model() -> None:
     right, total = hits([by_model(make_entries(seed)) for seed in range(SHEETS)])
     assert total == 96 * SHEETS // 2
     assert not better_than_chance(right, total, len(MODELS)), f"{right} of {total}"
 
 
-def test_controls_cannot_be_told_from_other_items_by_ids_order_and_flags() -> None:
+def test_ids_order_and_flags_do_not_reveal_controls() -> None:
     right, total = hits([by_kind(make_entries(seed)) for seed in range(SHEETS)])
     assert total >= 16 * SHEETS // 2
     assert not better_than_chance(right, total, 2), f"{right} of {total}"
@@ -183,7 +183,7 @@ def test_the_classifier_sees_a_model_in_the_ids() -> None:
     assert guesses(by_model, leak) > 0.4
 
 
-def test_the_classifier_sees_controls_that_are_always_in_the_asked_form() -> None:
+def test_the_classifier_sees_controls_that_are_always_in_the_requested_form() -> None:
     def leak(entries: Sequence[SheetEntry]) -> Sequence[SheetEntry]:
         return [replace(e, item=replace(e.item, format_ok=True)) if e.kind is ItemKind.CONTROL else e for e in entries]
 
@@ -217,14 +217,14 @@ def test_no_name_of_a_model_prompt_run_or_control_is_in_the_file() -> None:
         assert [name for name in names if name.casefold() in text] == []
 
 
-def test_the_file_does_not_say_which_items_are_hidden() -> None:
+def test_the_file_does_not_show_which_items_are_controls() -> None:
     text = sheet_text(as_sheet(make_entries(0)))
     items = sheet_json(as_sheet(make_entries(0)))["items"]
     assert len({tuple(sorted(item)) for item in items}) == 1
     assert not any(f'"{word}"' in text for word in ("behind", "control", "repeat", "references", "run_id"))
 
 
-# What applying tells
+# The output of apply
 
 
 @cache
@@ -241,14 +241,14 @@ def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
     return desk, judging, fill(judging, honest)
 
 
-def told(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool) -> str:
-    """All that comes out of an apply but the judge's own scores, item by item."""
+def output_of(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str], *, dry_run: bool) -> str:
+    """The whole output of an apply without the judge's own scores."""
     applied = desk.apply(raw, dry_run=dry_run)
     show_applied(replace(applied, changes=()))
-    said = applied_json(applied)
-    changes, changed = said.pop("changes", None), said.pop("changed")
+    outputs = applied_json(applied)
+    changes, changed = outputs.pop("changes", None), outputs.pop("changed")
     assert changes is None or len(changes) == changed
-    return (json.dumps(said) + capsys.readouterr().out).replace(applied.sheet, "the sheet")
+    return (json.dumps(outputs) + capsys.readouterr().out).replace(applied.sheet, "the sheet")
 
 
 def some_of_each_kind(judging: StoredSheet) -> list[int]:
@@ -271,34 +271,34 @@ def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
     return other
 
 
-def test_a_single_finished_item_tells_nothing_of_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_finished_item_does_not_reveal_whether_it_is_a_control(capsys: pytest.CaptureFixture[str]) -> None:
     desk, judging, raw = answered()
-    said = {told(desk, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
-    assert len(said) == 1
+    outputs = {output_of(desk, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
+    assert len(outputs) == 1
 
 
-def test_nor_does_it_in_a_real_apply(capsys: pytest.CaptureFixture[str]) -> None:
-    said = set()
+def test_a_real_apply_of_one_item_does_not_reveal_it_either(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = set()
     desk, judging, raw = answered()
     assert isinstance(desk.store, SeededStore)
     for behind in ItemKind:
         store = SeededStore()
         store.copy_from(desk.store)
         at = next(at for at, entry in enumerate(judging.entries) if entry.kind is behind)
-        said.add(told(replace(desk, store=store), alone(raw, at), capsys, dry_run=False))
-    assert len(said) == 1
+        outputs.add(output_of(replace(desk, store=store), alone(raw, at), capsys, dry_run=False))
+    assert len(outputs) == 1
 
 
-def test_a_changed_item_on_a_full_sheet_moves_nothing_in_a_dry_run_but_the_verdict(
+def test_a_changed_item_on_a_full_sheet_changes_only_the_verdict_of_a_dry_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     desk, judging, raw = answered()
-    said: dict[str, set[str]] = {}
+    outputs: dict[str, set[str]] = {}
     for at in some_of_each_kind(judging):
-        text = told(desk, flipped(raw, at), capsys, dry_run=True)
-        said.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
-    assert {len(texts) for texts in said.values()} == {1}
-    assert not any(re.search(r"\d\.\d", text) for texts in said.values() for text in texts)
+        text = output_of(desk, flipped(raw, at), capsys, dry_run=True)
+        outputs.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
+    assert {len(texts) for texts in outputs.values()} == {1}
+    assert not any(re.search(r"\d\.\d", text) for texts in outputs.values() for text in texts)
 
 
 def test_the_first_verdict_has_rounded_numbers_and_comes_with_the_whole_sheet() -> None:
@@ -332,7 +332,7 @@ def test_a_revision_returns_the_verdict_alone() -> None:
     assert desk.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
 
 
-def test_a_preview_reads_nothing_but_the_sheet_and_has_no_verdict() -> None:
+def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
     store = SeededStore()
     desk = Desk(store, record_cells(store))
     judging = desk.export("anna").stored

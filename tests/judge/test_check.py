@@ -16,13 +16,13 @@ from sheets import filled, other_rubric, small_sheet
 
 from tipbench.errors import SheetRefused
 from tipbench.judge.check import Problem, check_item, check_sheet, name_problem, normalize_name, shown
-from tipbench.judge.sheet import FilledSheet, ItemScore, Sheet, sheet_json
+from tipbench.judge.sheet import FilledSheet, ItemScore, TipSheet, sheet_json
 
 Raw = dict[str, Any]
 SHEET = small_sheet()
 
 
-def problems_of(raw: Any, sheet: Sheet = SHEET, **options: Any) -> list[Problem]:
+def problems_of(raw: Any, sheet: TipSheet = SHEET, **options: Any) -> list[Problem]:
     with pytest.raises(SheetRefused) as refused:
         check_sheet(raw, sheet, **options)
     found = [problem for problem in refused.value.problems if isinstance(problem, Problem)]
@@ -56,7 +56,7 @@ def rename(target: Raw, old: str, new: str) -> None:
     target[new] = target.pop(old)
 
 
-# What is done to a filled sheet, and where and what the first complaint must be: item, tip, field, a word of it.
+# Changes of a filled sheet, and the first expected problem: item, tip, field, part of the message.
 HOSTILE: dict[str, tuple[Callable[[Raw], object], tuple[str | None, int | None, str], str]] = {
     "score of 6": (set_score(6), ("i001", 2, "scores.tone"), "found 6"),
     "half a point": (set_score(4.5), ("i001", 2, "scores.tone"), "found 4.5"),
@@ -127,7 +127,7 @@ def test_a_hostile_sheet_is_refused_at_its_place(name: str) -> None:
         [],
     ],
 )
-def test_what_is_no_object_is_no_sheet(raw: object) -> None:
+def test_a_value_that_is_not_an_object_is_not_a_sheet(raw: object) -> None:
     assert problems_of(raw)[0].field == "sheet"
 
 
@@ -135,14 +135,14 @@ def test_a_filled_sheet_gives_its_scores() -> None:
     got = check_sheet(filled(SHEET), SHEET)
     assert got.judge == "anna"
     assert got.unfinished == ()
-    assert [score.item for score in got.finished] == ["i000", "i001", "i002"]
-    assert got.finished[0].format_ok is True
-    assert got.finished[0].tips[1].scores == {"relevance": 2, "actionability": 2, "tone": 2}
-    assert got.finished[0].tips[1].overlong is True
+    assert list(got.finished) == ["i000", "i001", "i002"]
+    assert got.finished["i000"].format_ok is True
+    assert got.finished["i000"].tips[1].scores == {"relevance": 2, "actionability": 2, "tone": 2}
+    assert got.finished["i000"].tips[1].overlong is True
 
 
-def test_an_exported_sheet_is_wholly_unfinished() -> None:
-    assert check_sheet(sheet_json(SHEET), SHEET) == FilledSheet("anna", (), ("i000", "i001", "i002"))
+def test_an_exported_sheet_is_completely_unfinished() -> None:
+    assert check_sheet(sheet_json(SHEET), SHEET) == FilledSheet("anna", {}, ("i000", "i001", "i002"))
 
 
 def test_reordered_items_give_the_same_scores() -> None:
@@ -162,45 +162,45 @@ def test_one_null_leaves_the_item_unfinished() -> None:
     tip(raw, 1, 1)["scores"]["tone"] = None
     got = check_sheet(raw, SHEET)
     assert got.unfinished == ("i001",)
-    assert [score.item for score in got.finished] == ["i000", "i002"]
+    assert list(got.finished) == ["i000", "i002"]
 
 
-def test_an_unfinished_item_is_checked_all_the_same() -> None:
+def test_an_unfinished_item_is_validated_too() -> None:
     raw = filled(SHEET)
     tip(raw, 1, 1)["scores"].update(tone=None, relevance=9)
     assert problems_of(raw)[0].field == "scores.relevance"
 
 
-def test_four_point_nought_is_four() -> None:
+def test_the_score_4_0_is_read_as_4() -> None:
     raw = filled(SHEET)
     tip(raw)["scores"]["tone"] = 4.0
-    score = check_sheet(raw, SHEET).finished[0].tips[0].scores["tone"]
+    score = check_sheet(raw, SHEET).finished["i000"].tips[0].scores["tone"]
     assert (score, type(score)) == (4, int)
 
 
-def test_flags_and_notes_are_the_judges() -> None:
+def test_flags_and_notes_are_read_from_the_judge() -> None:
     raw = filled(SHEET)
     raw["items"][0]["format_ok"] = False
     tip(raw).update(overlong=True, note="two\r\nlines")
     tip(raw, 0, 1).update(note=None)
-    first = check_sheet(raw, SHEET).finished[0]
+    first = check_sheet(raw, SHEET).finished["i000"]
     assert first.format_ok is False
     assert (first.tips[0].overlong, first.tips[0].note, first.tips[1].note) == (True, "two\nlines", "")
 
 
-def test_more_keys_may_stand_beside_the_known_ones() -> None:
+def test_unknown_keys_are_ignored() -> None:
     raw = filled(SHEET)
     raw["tool"] = raw["items"][0]["mine"] = tip(raw)["confidence"] = 0.7
     assert check_sheet(raw, SHEET) == check_sheet(filled(SHEET), SHEET)
 
 
-def test_card_and_rubric_text_may_be_left_out_since_their_hashes_stand_for_them() -> None:
+def test_card_and_rubric_text_may_be_omitted_because_of_their_hashes() -> None:
     raw = filled(SHEET)
     del raw["rubric"]["text"], raw["items"][0]["scenario"], raw["instructions"]
     assert check_sheet(raw, SHEET) == check_sheet(filled(SHEET), SHEET)
 
 
-def test_line_ends_may_change_on_the_way() -> None:
+def test_changed_line_endings_are_accepted() -> None:
     raw = filled(SHEET)
     tip(raw)["tip"] = tip(raw)["tip"].replace("\n", "\r\n")
     raw["rubric"]["text"] = raw["rubric"]["text"].replace("\n", "\r\n")
@@ -217,7 +217,7 @@ def test_every_problem_is_listed() -> None:
     assert fields == ["rubric.id", "judge", "scores.tone", "note", "overlong"]
 
 
-def test_the_items_of_another_sheet_are_not_complained_about() -> None:
+def test_items_of_another_sheet_are_not_listed_as_problems() -> None:
     raw = filled(SHEET) | {"sheet": "other"}
     raw["items"] = [{"item": "x"}] * 50
     assert [problem.field for problem in problems_of(raw)] == ["sheet"]
@@ -234,7 +234,7 @@ def test_the_message_lists_twenty_problems_and_counts_the_rest() -> None:
     assert len(str(refused.value).splitlines()) == 22
 
 
-def test_a_thousand_problems_are_enough() -> None:
+def test_the_list_of_problems_stops_at_a_thousand() -> None:
     raw = filled(SHEET)
     raw["items"] = [{"item": str(number)} for number in range(200_000)]
     before = time.process_time()
@@ -246,8 +246,8 @@ def test_a_thousand_problems_are_enough() -> None:
 def test_a_problem_is_plain_json() -> None:
     raw = filled(SHEET)
     tip(raw)["scores"]["tone"] = 6
-    told = problems_of(raw)[0].to_json()
-    assert json.loads(json.dumps(told)) == {
+    problem = problems_of(raw)[0].to_json()
+    assert json.loads(json.dumps(problem)) == {
         "item": "i000",
         "tip": 1,
         "field": "scores.tone",
@@ -261,22 +261,22 @@ def test_a_problem_is_plain_json() -> None:
 # The judge's name
 
 
-def test_whoever_is_named_in_the_file_judged() -> None:
+def test_the_judge_named_in_the_file_is_used() -> None:
     sheet = replace(SHEET, judge=None)
     assert check_sheet(filled(sheet, judge=" anna "), sheet).judge == "anna"
 
 
 @pytest.mark.parametrize("written", [None, "", "  "])
-def test_the_option_names_whom_the_file_does_not(written: str | None) -> None:
+def test_the_option_names_the_judge_of_an_unnamed_file(written: str | None) -> None:
     sheet = replace(SHEET, judge=None)
     assert check_sheet(filled(sheet, judge=written), sheet, judge="bert").judge == "bert"
 
 
-def test_a_sheet_exported_for_somebody_needs_no_name_again() -> None:
+def test_a_sheet_exported_for_a_judge_needs_no_name() -> None:
     assert check_sheet(filled(SHEET, judge=None), SHEET).judge == "anna"
 
 
-def test_nobody_named_is_told_what_to_do() -> None:
+def test_a_file_without_a_judge_is_refused_with_the_next_step() -> None:
     sheet = replace(SHEET, judge=None)
     assert "--judge NAME" in problems_of(filled(sheet, judge=None), sheet)[0].message
 
@@ -287,12 +287,12 @@ def test_the_option_may_not_contradict_the_file() -> None:
     assert (problem.field, problem.seen) == ("judge", "'anna'")
 
 
-def test_the_option_may_not_take_over_somebodys_sheet() -> None:
+def test_the_option_may_not_change_the_judge_of_a_sheet() -> None:
     assert problems_of(filled(SHEET, judge=None), judge="bert")[0].seen == "'bert'"
 
 
 @pytest.mark.parametrize("name", ["rules", "Rules", " rules ", "ollama:qwen2.5:0.5b", "OLLAMA:x"])
-def test_the_names_of_provisional_judges_are_theirs(name: str) -> None:
+def test_the_names_of_provisional_judges_are_reserved(name: str) -> None:
     sheet = replace(SHEET, judge=None)
     assert "provisional" in problems_of(filled(sheet, judge=name), sheet)[0].message
     assert check_sheet(filled(sheet, judge=name), sheet, allow_reserved=True).judge == name.strip()
@@ -309,7 +309,7 @@ def test_the_names_of_provisional_judges_are_theirs(name: str) -> None:
         5,
     ],
 )
-def test_a_name_is_printable_and_of_one_line(name: object) -> None:
+def test_an_invalid_judge_name_is_refused(name: object) -> None:
     assert name_problem(name) is not None
 
 
@@ -320,18 +320,18 @@ def test_a_name_is_printable_and_of_one_line(name: object) -> None:
         "Anna Müller",
     ],
 )
-def test_an_ordinary_name_is_fine(name: str) -> None:
+def test_a_valid_judge_name_is_accepted(name: str) -> None:
     assert name_problem(name) is None
 
 
-def test_a_name_typed_on_another_keyboard_is_the_same_name() -> None:
+def test_names_are_compared_in_normalised_form() -> None:
     assert normalize_name("Jose\u0301") == "José"
 
 
 # One item at a time
 
 
-def test_one_item_can_be_checked_alone() -> None:
+def test_a_single_item_can_be_validated() -> None:
     raw = filled(SHEET)["items"]
     assert isinstance(check_item(raw[0], SHEET.items[0], SHEET.rubric), ItemScore)
     assert check_item(sheet_json(SHEET)["items"][0], SHEET.items[0], SHEET.rubric) is None
@@ -347,7 +347,7 @@ def test_one_item_can_be_checked_alone() -> None:
         {"item": "i000"},
     ],
 )
-def test_what_is_no_item_is_a_list_of_problems(raw: object) -> None:
+def test_an_invalid_item_gives_a_list_of_problems(raw: object) -> None:
     assert isinstance(check_item(raw, SHEET.items[0], SHEET.rubric), list)
 
 
@@ -363,12 +363,12 @@ def test_what_is_no_item_is_a_list_of_problems(raw: object) -> None:
         ({"warmth": 0, "note": 1, "tone": 3}, "scores.tone"),
     ],
 )
-def test_scales_and_ranges_are_the_rubrics(scores: dict[str, int], field: str | None) -> None:
+def test_scales_and_ranges_come_from_the_rubric(scores: dict[str, int], field: str | None) -> None:
     sheet = small_sheet(rubric=other_rubric())
     raw = filled(sheet)
     tip(raw)["scores"] = scores
     if field is None:
-        assert check_sheet(raw, sheet).finished[0].tips[0].scores == scores
+        assert check_sheet(raw, sheet).finished["i000"].tips[0].scores == scores
     else:
         assert problems_of(raw, sheet)[0].field == field
 
@@ -440,23 +440,23 @@ def test_a_mutated_sheet_is_refused_with_a_place_or_gives_scores_in_range(
     assert isinstance(got, FilledSheet) or got.problems
 
 
-def outcome(raw: Raw) -> FilledSheet | SheetRefused:
+def outcome(raw: Raw) -> FilledSheet[ItemScore] | SheetRefused:
     try:
         return check_sheet(raw, SHEET)
     except SheetRefused as refused:
         return refused
 
 
-def assert_in_range(got: FilledSheet) -> None:
-    for item in got.finished:
+def assert_in_range(got: FilledSheet[ItemScore]) -> None:
+    for item in got.finished.values():
         for scored in item.tips:
             assert tuple(scored.scores) == SHEET.rubric.scale_names
             assert all(type(score) is int and 1 <= score <= 5 for score in scored.scores.values())
-    assert sorted([*(item.item for item in got.finished), *got.unfinished]) == ["i000", "i001", "i002"]
+    assert sorted([*got.finished, *got.unfinished]) == ["i000", "i001", "i002"]
 
 
 @settings(max_examples=60)
 @given(PLAIN | st.text() | st.binary())
-def test_what_is_shown_of_a_value_is_short_and_harmless(value: object) -> None:
+def test_a_value_in_a_message_is_short_and_printable(value: object) -> None:
     assert len(shown(value)) <= 121
     assert shown(value).isprintable()

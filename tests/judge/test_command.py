@@ -21,14 +21,14 @@ from tipbench.errors import UsageError
 from tipbench.judge import command
 from tipbench.judge.command import CommandJudge, default_name
 from tipbench.judge.run import Unscored, choose_answer, recover_items
-from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, sheet_text
+from tipbench.judge.sheet import Item, ItemScore, Sheet, SheetTip, TipSheet, sheet_text
 
 pytestmark = pytest.mark.process
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then stop. 🌿") -> Sheet:
+def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then stop. 🌿") -> TipSheet:
     items = tuple(
         Item(
             f"item-{n}",
@@ -48,10 +48,12 @@ def run(program: str, *words: object) -> str:
 Outcomes = dict[str, ItemScore | Unscored]
 
 
-def judged(command_line: str, sheet: Sheet | None = None, said: list[str] | None = None, **options: float) -> Outcomes:
+def judged(
+    command_line: str, sheet: TipSheet | None = None, messages: list[str] | None = None, **options: float
+) -> Outcomes:
     judge = CommandJudge(command_line, "agent", **options)  # type: ignore[arg-type]
     sheet = sheet or sheet_of()
-    report: Callable[[str], None] = said.append if said is not None else lambda _text: None
+    report: Callable[[str], None] = messages.append if messages is not None else lambda _text: None
     outcomes = list(judge.fill(sheet, report))
     names = [each.item for each in outcomes]
     assert sorted(names) == sorted(item.id for item in sheet.items), "one outcome for every item"
@@ -93,17 +95,17 @@ def test_an_honest_program_fills_every_item_and_counts_as_a_judge() -> None:
     assert [dict(tip.scores) for tip in score.tips] == [dict.fromkeys(SUITE.rubric.scale_names, 4)] * 2
 
 
-def test_a_sheet_larger_than_any_pipe_passes_both_ways() -> None:
+def test_a_sheet_larger_than_a_pipe_buffer_is_sent_and_received() -> None:
     big = sheet_of(200, 8, "A tip of some length, " * 20)
     assert len(sheet_text(big)) > 500_000
     assert len(scored(judged(run("honest"), big))) == 200
 
 
 def test_a_program_that_dies_half_way_keeps_what_it_finished(tmp_path: Path) -> None:
-    said: list[str] = []
-    outcomes = judged(run("dies_halfway", tmp_path / "calls"), said=said)
-    assert (tmp_path / "calls").read_text().split() == ["4", "2"], "asked again for the missing, once"
-    assert "2 of 4 scored" in "\n".join(said)
+    messages: list[str] = []
+    outcomes = judged(run("dies_halfway", tmp_path / "calls"), messages=messages)
+    assert (tmp_path / "calls").read_text().split() == ["4", "2"], "one retry with the missing items"
+    assert "2 of 4 scored" in "\n".join(messages)
     assert scored(outcomes) == {"item-0", "item-1", "item-2"}
     assert "exit code 3: Out of credit" in reason(outcomes["item-3"])
 
@@ -137,7 +139,7 @@ def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: 
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_child_that_keeps_the_output_open_does_not_hold_us_up(tmp_path: Path) -> None:
+def test_a_child_that_keeps_the_output_open_does_not_block_the_run(tmp_path: Path) -> None:
     began = time.monotonic()
     assert scored(judged(run("leaves_a_child", tmp_path / "pid"))) == ALL
     assert time.monotonic() - began < 300
@@ -148,7 +150,7 @@ def test_a_sheet_in_prose_and_a_fence_is_found() -> None:
     assert scored(judged(run("talks"))) == ALL
 
 
-def test_batches_are_asked_one_after_the_other(tmp_path: Path) -> None:
+def test_batches_are_sent_one_after_the_other(tmp_path: Path) -> None:
     assert scored(judged(run("learns", tmp_path / "calls"), batch=3)) == ALL
     assert (tmp_path / "calls").read_text().split() == ["3", "2", "1"]
 
@@ -175,14 +177,14 @@ def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how:
         ("other sheet", "another sheet"),
     ],
 )
-def test_an_answer_to_something_else_is_no_answer(how: str, complaint: str) -> None:
+def test_an_answer_to_another_sheet_is_ignored(how: str, complaint: str) -> None:
     outcomes = judged(run("mischief", how))
     assert scored(outcomes) == set()
     assert all(complaint in reason(outcome) for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize("how", ["items alone", "deep"])
-def test_what_stands_around_the_items_does_not_matter(how: str) -> None:
+def test_text_around_the_items_is_ignored(how: str) -> None:
     assert scored(judged(run("mischief", how))) == ALL
 
 
@@ -195,11 +197,11 @@ def test_markup_and_instructions_in_notes_stay_text() -> None:
     assert score.tips[0].note.startswith("<script>")
 
 
-def test_a_flood_is_stopped_and_what_came_before_it_is_kept() -> None:
+def test_excessive_output_is_stopped_and_earlier_answers_are_kept() -> None:
     assert scored(judged(run("floods"))) == ALL
 
 
-def test_a_program_that_floods_without_an_answer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excessive_output_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MOST_OUTPUT", 1_000_000)
     outcomes = judged(run("ignores_stdin"))
     assert scored(outcomes) == set()
@@ -210,16 +212,16 @@ def test_a_program_may_fill_the_file_in_place() -> None:
     assert scored(judged(run("files", "--sheet={sheet}"))) == ALL
 
 
-def test_a_program_may_write_to_a_file_of_its_own() -> None:
+def test_a_program_may_write_to_a_separate_file() -> None:
     assert scored(judged(run("files", "{sheet}", "{out}"))) == ALL
 
 
-def test_an_untouched_file_is_no_answer() -> None:
+def test_an_unchanged_file_counts_as_no_answer() -> None:
     outcomes = judged(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
     assert {reason(outcome) for outcome in outcomes.values()} == {"not returned"}
 
 
-def test_the_program_gets_the_environment_without_what_is_tipbenchs(
+def test_the_program_gets_the_environment_without_tipbench_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TIPBENCH_ADMIN_TOKEN", "TIPBENCH_HOME", "MLFLOW_TRACKING_PASSWORD", "AGENT_KEY"):
@@ -237,12 +239,12 @@ def test_nothing_goes_through_a_shell(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "planted").exists()
 
 
-def test_a_program_that_is_not_there_is_misuse() -> None:
+def test_a_missing_program_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="was not found"):
         CommandJudge("no-such-program-anywhere --fast", "x")
 
 
-def test_a_program_the_system_cannot_start_is_misuse(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_executed_is_a_usage_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x00\x01 no program")
     broken.chmod(0o755)
@@ -258,7 +260,7 @@ def test_a_program_the_system_cannot_start_is_misuse(tmp_path: Path) -> None:
         "a\0b",
     ],
 )
-def test_a_command_that_names_no_program_is_misuse(text: str) -> None:
+def test_a_command_without_a_program_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="command"):
         CommandJudge(text, "x")
 
@@ -270,7 +272,7 @@ def test_a_command_that_names_no_program_is_misuse(text: str) -> None:
         {"batch": 0},
     ],
 )
-def test_a_limit_that_leaves_nothing_is_misuse(wrong: dict[str, int]) -> None:
+def test_a_limit_below_one_is_a_usage_error(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="above 0"):
         CommandJudge(run("honest"), "x", **wrong)
 
@@ -288,7 +290,7 @@ FILLED = sheet_of(3)
 
 @settings(max_examples=50)
 @given(st.data())
-def test_a_filled_sheet_cut_anywhere_gives_exactly_its_complete_items(data: st.DataObject) -> None:
+def test_a_truncated_sheet_gives_exactly_its_complete_items(data: st.DataObject) -> None:
     raw = json.loads(sheet_text(FILLED))
     for item in raw["items"]:
         for tip in item["tips"]:
@@ -304,7 +306,7 @@ def test_a_filled_sheet_cut_anywhere_gives_exactly_its_complete_items(data: st.D
 
 @settings(max_examples=50)
 @given(st.binary(max_size=400))
-def test_no_output_whatever_is_more_than_a_reason(output: bytes) -> None:
+def test_any_output_gives_scores_or_a_reason(output: bytes) -> None:
     outcome = choose_answer(FILLED.items[0], FILLED.rubric, [recover_items(output, FILLED)], "")
     assert isinstance(outcome, Unscored)
 
@@ -318,7 +320,7 @@ def test_no_output_whatever_is_more_than_a_reason(output: bytes) -> None:
         '\\"',
     ],
 )
-def test_looking_through_a_hostile_output_takes_no_time(piece: str) -> None:
+def test_hostile_output_is_parsed_in_bounded_time(piece: str) -> None:
     began = time.process_time()
     recover_items((piece * (1_000_000 // len(piece))).encode(), FILLED)
     assert time.process_time() - began < 30

@@ -37,7 +37,6 @@ from tipbench.judge.duels import (
     in_both_orders,
     match_ups,
     read_duels,
-    receive_duels,
 )
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_store import find_sheet, stored_sheets
@@ -102,7 +101,7 @@ def beta_wins(a: str, b: str) -> str:
 
 def apply(desk: Desk, raw: dict[str, Any], **options: Any) -> DuelApplyResult:
     judge = options.pop("judge", None)
-    return apply_duels(desk.store, receive_duels(desk.store, raw, judge=judge), **options)
+    return apply_duels(desk.store, raw, judge=judge, **options)
 
 
 def kept(desk: Desk) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def kept(desk: Desk) -> dict[str, Any]:
 # The file
 
 
-def test_the_file_has_the_shape_scripts_read(desk: Desk) -> None:
+def test_the_duel_file_has_the_documented_format(desk: Desk) -> None:
     raw = duel_json(export(desk).stored.sheet)
     assert set(raw) == {"format", "sheet", "experiment", "judge", "instructions", "rubric", "items"}
     assert (raw["format"], raw["judge"], set(raw["rubric"])) == (FORMAT, "anna", {"id", "sha256", "text"})
@@ -122,7 +121,7 @@ def test_the_file_has_the_shape_scripts_read(desk: Desk) -> None:
     assert {item["winner"] for item in raw["items"]} == {None}
 
 
-def test_only_tied_pairs_meet_and_every_match_up_in_both_orders(desk: Desk) -> None:
+def test_only_tied_pairs_are_compared_in_both_orders(desk: Desk) -> None:
     done = export(desk)
     sides = list(done.stored.sides.values())
     assert len(sides) == 2 * 8, "two pairs, eight scenarios, both orders"
@@ -132,7 +131,7 @@ def test_only_tied_pairs_meet_and_every_match_up_in_both_orders(desk: Desk) -> N
     assert (done.pairs, done.scenarios) == (2, 8)
 
 
-def test_the_file_betrays_nothing(desk: Desk) -> None:
+def test_the_file_does_not_reveal_the_pairs(desk: Desk) -> None:
     done = export(desk)
     text = duel_text(done.stored.sheet)
     for secret in ("unmistakable", '"v1"', *done.stored.names, done.stored.run_id):
@@ -150,10 +149,10 @@ def test_the_same_bytes_are_written_again(desk: Desk) -> None:
 def test_a_seed_gives_the_same_order(desk: Desk) -> None:
     one, two, other = (export(desk, seed=seed).stored for seed in (5, 5, 6))
     assert list(one.sides.values()) == list(two.sides.values()) != list(other.sides.values())
-    assert set(one.sides).isdisjoint(two.sides), "ids say nothing about the seed either"
+    assert set(one.sides).isdisjoint(two.sides), "ids do not reveal the seed either"
 
 
-def test_duels_are_no_sheets_and_sheets_no_duels(desk: Desk) -> None:
+def test_duels_and_sheets_are_not_mixed_up(desk: Desk) -> None:
     before = judging_status(desk.store, desk.experiment)
     sheet = export(desk).stored.sheet
     place = desk.experiment.experiment_id, desk.experiment.name
@@ -238,7 +237,7 @@ def test_a_revised_item_keeps_its_history(desk: Desk) -> None:
     assert (former.item, former.winner) == (change.item, change.before)
 
 
-def test_a_liking_for_the_first_place_is_seen(desk: Desk) -> None:
+def test_a_preference_for_the_first_position_is_reported(desk: Desk) -> None:
     applied = apply(desk, filled(export(desk), lambda _a, _b: "a"))
     assert (applied.twice, applied.same) == (8, 0)
 
@@ -249,7 +248,7 @@ def test_no_cell_is_touched(desk: Desk) -> None:
     assert desk.cells() == before
 
 
-def test_whoever_fills_an_unnamed_file_signs_it(desk: Desk) -> None:
+def test_a_file_without_a_judge_gets_the_name_of_the_option(desk: Desk) -> None:
     raw = filled(export(desk, judge=None), beta_wins)
     with pytest.raises(SheetRefused, match="judge's name"):
         apply(desk, raw)
@@ -274,13 +273,13 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_mistake_refuses_the_whole_file_and_is_named(desk: Desk, name: str) -> None:
-    spoil, said = MISTAKES[name]
+    spoil, message = MISTAKES[name]
     raw = filled(export(desk), beta_wins)
     spoil(raw)
     before = kept(desk)
     with pytest.raises(SheetRefused) as caught:
         apply(desk, raw)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert kept(desk) == before
 
 
@@ -303,7 +302,7 @@ def test_a_judge_does_not_get_the_same_duels_again(desk: Desk) -> None:
         export(desk, judge=None)
 
 
-def test_half_judged_match_ups_come_again(desk: Desk) -> None:
+def test_half_judged_comparisons_are_exported_again(desk: Desk) -> None:
     done = export(desk)
     raw = filled(done, beta_wins)
     for item in raw["items"][:3]:
@@ -312,7 +311,7 @@ def test_half_judged_match_ups_come_again(desk: Desk) -> None:
     assert len(export(desk).stored.sheet.items) == 6
 
 
-def test_what_a_judge_says_twice_counts_once(desk: Desk) -> None:
+def test_repeated_duels_of_a_judge_count_once(desk: Desk) -> None:
     first, second = export(desk), export(desk)
     apply(desk, filled(first, beta_wins))
     apply(desk, filled(second, lambda _a, _b: "tie"))
@@ -332,10 +331,10 @@ def test_a_limit_counts_both_orders(desk: Desk, limit: int, items: int) -> None:
     assert len(export(desk, limit=limit).stored.sheet.items) == items
 
 
-# Beside the board
+# With the board
 
 
-def test_duels_stand_beside_the_board_and_change_nothing_on_it(desk: Desk) -> None:
+def test_duels_are_shown_with_the_board_and_do_not_change_it(desk: Desk) -> None:
     cells = read_board(desk.store, desk.experiment.experiment_id, CellFilter())
     before = make_board(desk.experiment.name, cells, BoardOptions())
     assert with_duels(desk.store, desk.experiment, before, cells).duels is None
@@ -377,7 +376,7 @@ def contenders(pairs: int, scenarios: int) -> list[Contender]:
 
 @settings(max_examples=30)
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
-def test_both_orders_of_a_match_up_are_far_apart(pairs: int, scenarios: int, seed: int) -> None:
+def test_both_orders_of_a_comparison_are_far_apart(pairs: int, scenarios: int, seed: int) -> None:
     found = match_ups(contenders(pairs, scenarios))
     shows = [(a.run_id, b.run_id) for a, b in in_both_orders(found, random.Random(seed))]
     assert len(shows) == len(set(shows)) == 2 * len(found)
@@ -386,12 +385,12 @@ def test_both_orders_of_a_match_up_are_far_apart(pairs: int, scenarios: int, see
 
 @settings(max_examples=30)
 @given(st.permutations(range(12)))
-def test_the_order_of_answers_does_not_change_the_match_ups(order: list[int]) -> None:
+def test_the_order_of_answers_does_not_change_the_comparisons(order: list[int]) -> None:
     all_ = contenders(3, 4)
     assert match_ups([all_[at] for at in order]) == match_ups(all_)
 
 
-def test_repeats_meet_the_same_repeat() -> None:
+def test_answers_of_the_same_repeat_are_compared() -> None:
     two = [
         replace(each, run_id=f"{each.run_id}-{repeat}", repeat=repeat) for each in contenders(2, 1) for repeat in "01"
     ]
@@ -405,7 +404,7 @@ def test_a_limit_takes_whole_scenarios_first() -> None:
     assert sorted(counts.values()) == [1, 3, 3]
 
 
-def test_a_small_limit_spreads_the_match_ups_over_scenarios() -> None:
+def test_a_small_limit_spreads_the_comparisons_over_scenarios() -> None:
     chosen = choose_match_ups(match_ups(contenders(6, 8)), 20, random.Random(1))
     assert sorted(Counter(each.scenario for each in chosen).values()) == [2, 2, 2, 2, 3, 3, 3, 3]
 
@@ -442,6 +441,6 @@ def test_a_duel_is_refused_while_a_sheet_is_open(desk: Desk) -> None:
         export(desk, judge="carla")
     unnamed = filled(export(desk, judge=None), lambda _a, _b: "a")
     with pytest.raises(SheetsClosed, match="open sheet"):
-        receive_duels(desk.store, {**unnamed, "judge": "carla"})
+        apply_duels(desk.store, {**unnamed, "judge": "carla"})
     desk.apply(json.loads(sheet_text(open_.sheet)), judge="carla", final=True)
     assert export(desk, judge="carla").stored.sheet.items, "finishing the sheet opens the way to duels"

@@ -22,8 +22,9 @@ from tipbench.judge import sheet as sheet_module
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import JudgeEnvironment, JudgeResult, Unscored, run_judge
-from tipbench.judge.sheet import ItemScore, Sheet, TipScore, sheet_text
+from tipbench.judge.sheet import ItemScore, TipScore, TipSheet, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetStatus, find_sheet, stored_sheets
+from tipbench.plan.design import design_tags, make_design
 from tipbench.plan.grid import PlannedCell
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunChange
@@ -39,7 +40,7 @@ def recorded() -> tuple[SeededStore, Experiment]:
 
 
 def new_desk(store: SeededStore | None = None, **options: Any) -> Desk:
-    """A desk of its own with 24 answers; with options, with the cells that they describe."""
+    """A new desk with 24 answers; with options, with the cells that they describe."""
     store = store or SeededStore()
     if options:
         return Desk(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
@@ -64,7 +65,7 @@ def clear(item: dict[str, Any]) -> None:
 # What applying makes of the cells
 
 
-def test_an_applied_sheet_leaves_nothing_pending_and_its_numbers_are_those_by_hand(desk: Desk) -> None:
+def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(desk: Desk) -> None:
     done = desk.export()
     raw = fill(done.stored)
     applied = desk.apply(raw)
@@ -99,7 +100,7 @@ def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(desk: D
     assert {change.before for change in applied.changes} == {None}
 
 
-def test_a_dry_run_does_not_show_what_another_judge_gave(desk: Desk) -> None:
+def test_a_dry_run_does_not_show_scores_of_another_judge(desk: Desk) -> None:
     desk.judged_by("anna", at_random)
     applied = desk.apply(fill(desk.export("ben", everything=True).stored), dry_run=True)
     assert {change.before for change in applied.changes} == {None}
@@ -171,7 +172,7 @@ def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(desk: 
 # Held
 
 
-def test_a_judge_who_does_not_look_is_held_and_the_cells_stay_pending(desk: Desk) -> None:
+def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(desk: Desk) -> None:
     applied = desk.judged_by("anna", always(5))
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
@@ -180,7 +181,7 @@ def test_a_judge_who_does_not_look_is_held_and_the_cells_stay_pending(desk: Desk
     assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
 
 
-def test_release_alone_is_no_revision(desk: Desk) -> None:
+def test_a_release_is_not_a_revision(desk: Desk) -> None:
     judging = desk.export().stored
     raw = fill(judging, always(5))
     desk.apply(raw)
@@ -193,7 +194,7 @@ def test_release_alone_is_no_revision(desk: Desk) -> None:
     assert desk.everything() == before
 
 
-def test_a_reason_given_where_nothing_drifts_is_not_kept_for_later(desk: Desk) -> None:
+def test_a_reason_without_drift_is_not_stored(desk: Desk) -> None:
     judging = desk.export().stored
     desk.apply(fill(judging), accept="just in case")
     assert desk.apply(fill(judging, always(5))).held
@@ -243,7 +244,7 @@ def test_several_judges_count_with_their_mean(desk: Desk) -> None:
         assert json.loads(run.tags["judges"]) == ["anna", "ben", "eva"]
 
 
-def test_a_held_judge_does_not_weigh_on_the_mean_of_the_others(desk: Desk) -> None:
+def test_a_held_judge_does_not_change_the_mean_of_the_others(desk: Desk) -> None:
     judging = desk.export("anna").stored
     raw = fill(judging)
     desk.apply(raw)
@@ -253,13 +254,25 @@ def test_a_held_judge_does_not_weigh_on_the_mean_of_the_others(desk: Desk) -> No
     assert states(desk) == {"judged": CELLS}
 
 
-def test_everything_asks_for_all_that_this_judge_has_not_scored(desk: Desk) -> None:
+def test_everything_exports_all_cells_this_judge_has_not_scored(desk: Desk) -> None:
     desk.judged_by("anna")
     assert desk.export("ben", everything=True).cells == CELLS
     with pytest.raises(NotEnoughData, match="`--all` includes answers scored by others"):
         desk.export(None)
     with pytest.raises(NotEnoughData, match="Nothing in tip-bench-judging is pending for anna"):
         desk.export("anna", everything=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sheets_fill_scenarios_in_the_order_of_the_design(desk: Desk, seed: int) -> None:
+    order = [scenario.id for scenario in load_suite("tips").scenarios][::-1]
+    desk.store.tag_experiment(desk.experiment.experiment_id, design_tags(make_design(order)))
+    experiment = desk.store.experiment(desk.experiment.name)
+    assert experiment is not None
+    judging = Desk(desk.store, experiment).export("anna", limit=6, seed=seed).stored
+    scenarios = {entry.item.scenario["id"] for entry in judging.entries if entry.kind is ItemKind.CELL}
+    assert scenarios == set(order[: len(scenarios)])
+    assert len(scenarios) < 8
 
 
 def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(desk: Desk) -> None:
@@ -285,14 +298,14 @@ def test_a_suite_with_few_controls_exports_what_the_limit_allows(tmp_path: Path)
     assert (small.cells, small.added, small.enough_controls) == (4, 0, False)
 
 
-def test_the_same_seed_gives_the_same_items_in_the_same_order(desk: Desk) -> None:
-    one, two, other = (desk.export(None, seed=seed).stored for seed in (7, 7, 8))
+def test_the_same_seed_gives_the_same_items_in_the_same_order() -> None:
+    one, two, other = (new_desk().export(None, seed=seed).stored for seed in (7, 7, 8))
     texts = [[item.tips for item in judging.sheet.items] for judging in (one, two, other)]
     assert texts[0] == texts[1] != texts[2]
     assert not {item.id for item in one.sheet.items} & {item.id for item in two.sheet.items}
 
 
-def test_a_recorded_sheet_is_written_again_byte_for_byte_also_after_it_came_back(desk: Desk) -> None:
+def test_a_recorded_sheet_is_exported_again_with_the_same_bytes_after_its_apply(desk: Desk) -> None:
     for judge in ("anna", None):
         judging = desk.export(judge, everything=judge is not None).stored
         for _ in range(2):
@@ -303,7 +316,7 @@ def test_a_recorded_sheet_is_written_again_byte_for_byte_also_after_it_came_back
             desk.apply(fill(judging, judge=judge or "ben"), dry_run=judge == "anna")
 
 
-# A sheet for whoever fills it
+# A sheet without a judge
 
 
 def test_a_sheet_without_a_name_belongs_to_the_first_who_fills_it(desk: Desk) -> None:
@@ -326,7 +339,7 @@ def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: De
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("experiment", "tip-bench-other", "an experiment of this MLflow"),
         ("experiment", "../../etc", "the name it was exported with"),
@@ -334,9 +347,9 @@ def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(desk: De
         ("format", "tipbench-duel/9", "'tipbench-sheet/1'"),
     ],
 )
-def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: object, said: str) -> None:
+def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: object, message: str) -> None:
     raw = {**fill(desk.export().stored), key: value}
-    with pytest.raises(SheetRefused, match=said) as refused:
+    with pytest.raises(SheetRefused, match=message) as refused:
         desk.apply(raw)
     assert len(str(refused.value)) < 600
 
@@ -344,7 +357,7 @@ def test_a_sheet_of_unknown_origin_is_refused(desk: Desk, key: str, value: objec
 # Hidden items
 
 
-def test_answers_scored_before_come_back_hidden_and_measure_the_judge_only(desk: Desk) -> None:
+def test_repeated_answers_measure_only_the_judge(desk: Desk) -> None:
     desk.judged_by("anna")
     record_cells(desk.store, models=("gamma:3b",))
     judging = desk.export("anna").stored
@@ -371,11 +384,11 @@ def test_a_control_seen_in_another_experiment_is_not_fresh(desk: Desk) -> None:
     elsewhere = Desk(desk.store, record_cells(desk.store, experiment="tip-bench-elsewhere"))
     first = {control for entry in desk.export().stored.entries for control in entry.controls}
     second = {control for entry in elsewhere.export().stored.entries for control in entry.controls}
-    other = {control for entry in elsewhere.export("ben", seed=1).stored.entries for control in entry.controls}
+    other = {control for entry in desk.export("ben", seed=2).stored.entries for control in entry.controls}
     assert first
     assert second
     assert not first & second
-    assert other & first
+    assert other == first  # the same answers for another judge, so the same controls
 
 
 # Provisional judges
@@ -385,7 +398,7 @@ def ran_rules(desk: Desk) -> JudgeResult:
     return run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
 
 
-def test_the_rules_judge_scores_provisionally_and_takes_nothing_away_from_people(desk: Desk) -> None:
+def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(desk: Desk) -> None:
     ran = ran_rules(desk)
     assert (ran.applied.status, ran.unscored) == ("applied", ())
     runs = desk.cells().values()
@@ -397,7 +410,7 @@ def test_the_rules_judge_scores_provisionally_and_takes_nothing_away_from_people
     assert desk.export("anna").cells == CELLS
 
 
-def test_provisional_scores_stand_beside_those_of_people_whoever_comes_first() -> None:
+def test_provisional_scores_and_scores_of_people_are_separate_in_any_order() -> None:
     ends = []
     for order in (("rules", "anna"), ("anna", "rules")):
         desk = new_desk()
@@ -431,7 +444,7 @@ def test_cells_of_scenarios_the_suite_does_not_have_are_left_out_and_counted() -
     assert desk.export().cells == 32, "without --suite it is the one they were collected with"
 
 
-def test_a_suite_that_has_none_of_the_scenarios_is_told_so(tmp_path: Path) -> None:
+def test_a_suite_without_any_of_the_scenarios_is_refused(tmp_path: Path) -> None:
     suite = warm_suite(tmp_path, date="2031-01-06")
     with pytest.raises(NotEnoughData, match=rf"None of the {CELLS} cells .* Pass the suite they were collected with"):
         new_desk().export(suite=str(suite))
@@ -451,7 +464,7 @@ def test_answers_of_a_replaced_model_are_left_out(desk: Desk) -> None:
     assert digests == {"sha256:alpha:135m/2": CELLS}
 
 
-def test_an_experiment_without_cells_says_what_to_do() -> None:
+def test_an_experiment_without_cells_is_refused_with_the_next_step() -> None:
     store = SeededStore()
     with pytest.raises(NotEnoughData, match=r"no answered cells yet\. Run `tipbench collect` first"):
         Desk(store, store.ensure_experiment("tip-bench-empty")).export()
@@ -561,7 +574,7 @@ def no_tip_at_all(_cell: PlannedCell, _rng: random.Random) -> str:
 
 
 def some_floored() -> tuple[Desk, int]:
-    """Nobody had a tip for one scenario."""
+    """No model has a tip for one scenario."""
     first = load_suite("tips").scenarios[0].id
     return new_desk(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
 
@@ -574,7 +587,7 @@ def test_answers_without_a_tip_are_on_no_sheet() -> None:
     assert all(entry.item.tips for entry in done.stored.entries)
 
 
-def test_under_another_rubric_everything_is_scored_and_floored_anew(tmp_path: Path) -> None:
+def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> None:
     desk, floored = some_floored()
     desk.judged_by("anna")
     folder = warm_suite(tmp_path, limit=3)
@@ -599,7 +612,7 @@ def test_under_another_rubric_everything_is_scored_and_floored_anew(tmp_path: Pa
             assert run.metrics["overlong"] == 1.0
 
 
-def test_floors_alone_can_be_computed_anew(tmp_path: Path) -> None:
+def test_floors_alone_can_be_computed_again(tmp_path: Path) -> None:
     desk = new_desk(write=no_tip_at_all)
     with pytest.raises(NotEnoughData):
         desk.export()
@@ -714,20 +727,20 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
 
 
 class Script:
-    """A filler that scores everything alike, stops where it is told to, and remembers what it was asked."""
+    """A judge with constant scores that stops at a given item and records the number of requested items."""
 
     provisional = True
 
     def __init__(self, *, dies_after: int | None = None, skips: int = 0, score: int = 3) -> None:
         self.name = "script"
         self._score = score
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self._dies_after = dies_after
         self._skips = skips
 
-    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:  # noqa: ARG002
+    def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:  # noqa: ARG002
         """One outcome for every item."""
-        self.asked.append(len(sheet.items))
+        self.requested.append(len(sheet.items))
         for at, item in enumerate(sheet.items):
             if at == self._dies_after:
                 raise KeyboardInterrupt
@@ -738,8 +751,8 @@ class Script:
                 yield ItemScore(item.id, item.format_ok, tuple(TipScore(scores, tip.overlong) for tip in item.tips))
 
 
-def run_script(desk: Desk, script: Script, said: list[str] | None = None, **options: Any) -> JudgeResult:
-    report: Callable[[str], None] = (said if said is not None else []).append
+def run_script(desk: Desk, script: Script, messages: list[str] | None = None, **options: Any) -> JudgeResult:
+    report: Callable[[str], None] = (messages if messages is not None else []).append
     accept = options.pop("accept", None)
     return run_judge(
         desk.store,
@@ -755,12 +768,12 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(desk: Desk) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_script(desk, Script(dies_after=15))
     assert not any("provisional_composite" in run.metrics for run in desk.cells().values())
-    said: list[str] = []
+    messages: list[str] = []
     script = Script()
-    ran = run_script(desk, script, said)
+    ran = run_script(desk, script, messages)
     assert ran.continued
-    assert script.asked == [len(find_sheets(desk)[0].entries) - 15]
-    assert said == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
+    assert script.requested == [len(find_sheets(desk)[0].entries) - 15]
+    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
     assert {run.metrics["provisional_composite"] for run in desk.cells().values()} == {11.0}
 
 
@@ -768,7 +781,7 @@ def find_sheets(desk: Desk) -> list[Any]:
     return list(stored_sheets(desk.store, desk.experiment.experiment_id, desk.experiment.name))
 
 
-def test_items_without_a_score_are_told_with_the_reason_and_asked_for_again_next_time(desk: Desk) -> None:
+def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(desk: Desk) -> None:
     ran = run_script(desk, Script(skips=5))
     assert [each.reason for each in ran.unscored] == ["no answer came"] * 5
     assert ran.to_json()["unfinished"] == 5
@@ -778,7 +791,7 @@ def test_items_without_a_score_are_told_with_the_reason_and_asked_for_again_next
     assert all("provisional_composite" in run.metrics for run in desk.cells().values())
 
 
-def test_progress_counts_to_the_end_and_scores_are_written_alone(desk: Desk) -> None:
+def test_progress_counts_to_the_total_and_only_scores_are_written(desk: Desk) -> None:
     seen: list[tuple[int, int, int]] = []
     entered: list[str] = []
 
@@ -796,7 +809,7 @@ def test_progress_counts_to_the_end_and_scores_are_written_alone(desk: Desk) -> 
     assert entered == ["in", "out"]
 
 
-def test_a_judge_that_counts_is_held_like_a_person(desk: Desk) -> None:
+def test_an_automatic_judge_that_counts_is_held_if_it_drifts(desk: Desk) -> None:
     script = Script()
     script.provisional = False
     ran = run_script(desk, script)
@@ -808,9 +821,9 @@ def test_a_judge_that_counts_is_held_like_a_person(desk: Desk) -> None:
     again = rf"held.* To accept the scores of the sheet {ran.applied.sheet}: the same command with --accept-drift"
     with pytest.raises(NotEnoughData, match=again):
         run_script(desk, script)
-    assert script.asked == []
+    assert script.requested == []
     assert run_script(desk, script, accept="a test").applied.accepted == "a test"
-    assert script.asked == [], "what was scored before is taken as it is"
+    assert script.requested == [], "what was scored before is taken as it is"
     assert states(desk) == {"judged": CELLS}
 
 
@@ -821,7 +834,7 @@ def counting_script(**options: Any) -> Script:
 
 
 @pytest.mark.parametrize(("survived", "provisional"), [(1, True), (12, False)])
-def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int, provisional: bool) -> None:
+def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: int, provisional: bool) -> None:
     store = DyingStore()
     desk = new_desk(store)
     script = Script()
@@ -830,10 +843,10 @@ def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int,
     with pytest.raises(MlflowUnavailable):
         run_script(desk, script, accept=None if provisional else "a test")
     store.updates_left = None
-    said: list[str] = []
-    ran = run_script(desk, script, said)
-    assert script.asked == [ran.applied.finished], "nothing was scored twice"
-    assert said == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
+    messages: list[str] = []
+    ran = run_script(desk, script, messages)
+    assert script.requested == [ran.applied.finished], "nothing was scored twice"
+    assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in desk.cells().values()} == {11.0}
     assert ran.continued
@@ -841,7 +854,7 @@ def test_a_run_that_died_while_applying_is_brought_in_by_the_next(survived: int,
         run_script(desk, script)
 
 
-def test_what_waits_is_judged_after_what_a_dead_run_left() -> None:
+def test_pending_cells_are_judged_after_completing_an_interrupted_run() -> None:
     store = DyingStore()
     desk = new_desk(store)
     store.updates_left = 10
@@ -851,8 +864,8 @@ def test_what_waits_is_judged_after_what_a_dead_run_left() -> None:
     record_cells(store, models=("gamma:3b",), prompts="v1")
     script = Script()
     run_script(desk, script)
-    assert len(script.asked) == 1
-    assert script.asked[0] < CELLS
+    assert len(script.requested) == 1
+    assert script.requested[0] < CELLS
     assert all("provisional_composite" in run.metrics for run in desk.cells().values())
 
 
@@ -861,7 +874,7 @@ def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reaso
     record_cells(desk.store, models=("gamma:3b",))
     script = counting_script()
     ran = run_script(desk, script, accept="we looked at them")
-    assert (ran.applied.sheet, ran.applied.accepted, script.asked) == (held, "we looked at them", [])
+    assert (ran.applied.sheet, ran.applied.accepted, script.requested) == (held, "we looked at them", [])
     assert states(desk) == {"judged": CELLS, "pending": CELLS}
 
 
@@ -875,7 +888,7 @@ class Outage(Script):
         super().__init__()
         self._store, self._away_at, self._back_at = store, away_at, back_at
 
-    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+    def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """As `Script.fill`."""
         for at, outcome in enumerate(super().fill(sheet, report)):
             if at in (self._away_at, self._back_at):
@@ -883,18 +896,18 @@ class Outage(Script):
             yield outcome
 
 
-def test_an_mlflow_that_is_away_for_a_while_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "SAVE_S", 0.0)
     store = SeededStore()
     desk = new_desk(store)
-    said: list[str] = []
-    ran = run_script(desk, Outage(store, 5, 20), said)
+    messages: list[str] = []
+    ran = run_script(desk, Outage(store, 5, 20), messages)
     assert ran.applied.unfinished == 0
-    assert sum("Judging continues" in line for line in said) == 1
+    assert sum("Judging continues" in line for line in messages) == 1
     assert all("provisional_composite" in run.metrics for run in desk.cells().values())
 
 
-def test_an_mlflow_that_stays_away_costs_no_score(tmp_path: Path) -> None:
+def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None:
     store = SeededStore()
     desk = new_desk(store)
 
@@ -912,10 +925,10 @@ def test_an_mlflow_that_stays_away_costs_no_score(tmp_path: Path) -> None:
     assert all("provisional_composite" in run.metrics for run in desk.cells().values())
 
 
-# What an export says
+# Messages of an export
 
 
-def test_an_export_tells_whether_it_can_measure_and_which_cells_compare_leaves_out(desk: Desk) -> None:
+def test_an_export_warns_of_too_few_controls_and_of_excluded_cells(desk: Desk) -> None:
     assert desk.export("anna").enough_controls
     assert desk.export("anna").other_conditions == 0
     record_cells(desk.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))

@@ -26,11 +26,11 @@ def grid(*judges: str, scenarios: list[str] = SCENARIOS, pairs: int = 12, name: 
 
 
 def choose(
-    candidates: list[Candidate], seed: int = 0, controls: tuple[str, ...] = (), **wish: object
+    candidates: list[Candidate], seed: int = 0, controls: tuple[str, ...] = (), **options: object
 ) -> list[Candidate]:
-    asked = {"judge": None, "limit": None, **wish}
-    first = asked.pop("first", ())
-    return choose_cells(candidates, Selection(**asked), controls, random.Random(seed), first)  # type: ignore[arg-type]
+    values = {"judge": None, "limit": None, **options}
+    first = values.pop("first", ())
+    return choose_cells(candidates, Selection(**values), controls, random.Random(seed), first)  # type: ignore[arg-type]
 
 
 def scenarios_of(cells: list[Candidate]) -> list[str]:
@@ -42,7 +42,7 @@ judges = st.frozensets(st.sampled_from(["ann", "ben", "cleo"]))
 worlds = st.lists(st.tuples(st.sampled_from(SCENARIOS), judges), max_size=60).map(
     lambda cells: [cell(f"run{at:03}", scenario, *by) for at, (scenario, by) in enumerate(cells)]
 )
-wishes = st.builds(
+selections = st.builds(
     Selection,
     judge=st.sampled_from([None, "ann"]),
     limit=st.none() | st.integers(1, 70),
@@ -53,45 +53,50 @@ ordered = st.lists(st.sampled_from(SCENARIOS), unique=True, max_size=4)
 
 
 @settings(max_examples=30)
-@given(worlds, wishes, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
+@given(worlds, selections, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
-    world: list[Candidate], wish: Selection, controls: list[str], first: list[str], seed: int, shuffle: random.Random
+    world: list[Candidate],
+    selection: Selection,
+    controls: list[str],
+    first: list[str],
+    seed: int,
+    shuffle: random.Random,
 ) -> None:
-    chosen = choose_cells(world, wish, controls, random.Random(seed), first)
+    chosen = choose_cells(world, selection, controls, random.Random(seed), first)
     mixed = shuffle.sample(world, len(world))
-    assert choose_cells(mixed, wish, set(controls), random.Random(seed), first) == chosen
+    assert choose_cells(mixed, selection, set(controls), random.Random(seed), first) == chosen
 
 
 @settings(max_examples=30)
-@given(worlds, wishes, ordered, st.integers(0, 99))
-def test_nobody_gets_a_cell_twice_or_one_that_is_not_theirs(
-    world: list[Candidate], wish: Selection, controls: list[str], seed: int
+@given(worlds, selections, ordered, st.integers(0, 99))
+def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
+    world: list[Candidate], selection: Selection, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, wish, controls, random.Random(seed))
+    chosen = choose_cells(world, selection, controls, random.Random(seed))
     assert len({cell.run_id for cell in chosen}) == len(chosen)
-    assert all(wish.judge not in cell.scored_by if wish.judge else not cell.scored_by for cell in chosen)
+    assert all(selection.judge not in cell.scored_by if selection.judge else not cell.scored_by for cell in chosen)
 
 
 @settings(max_examples=30)
-@given(worlds, wishes, ordered, st.integers(0, 99))
+@given(worlds, selections, ordered, st.integers(0, 99))
 def test_a_limit_is_used_up_and_never_exceeded(
-    world: list[Candidate], wish: Selection, controls: list[str], seed: int
+    world: list[Candidate], selection: Selection, controls: list[str], seed: int
 ) -> None:
-    unlimited = Selection(wish.judge, None, wish.overlap, wish.everything)
+    unlimited = Selection(selection.judge, None, selection.overlap, selection.everything)
     available = len(choose_cells(world, unlimited, controls, random.Random(seed)))
-    limit = available if wish.limit is None else min(available, wish.limit)
-    assert len(choose_cells(world, wish, controls, random.Random(seed))) == limit
+    limit = available if selection.limit is None else min(available, selection.limit)
+    assert len(choose_cells(world, selection, controls, random.Random(seed))) == limit
 
 
 @settings(max_examples=30)
-@given(worlds, wishes, ordered, st.integers(0, 99))
+@given(worlds, selections, ordered, st.integers(0, 99))
 def test_at_most_one_scenario_is_cut_in_each_part(
-    world: list[Candidate], wish: Selection, controls: list[str], seed: int
+    world: list[Candidate], selection: Selection, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, wish, controls, random.Random(seed))
+    chosen = choose_cells(world, selection, controls, random.Random(seed))
     for part in (True, False):
         there = Counter(
-            cell.scenario for cell in world if bool(cell.scored_by) is part and wish.judge not in cell.scored_by
+            cell.scenario for cell in world if bool(cell.scored_by) is part and selection.judge not in cell.scored_by
         )
         got = Counter(cell.scenario for cell in chosen if bool(cell.scored_by) is part)
         assert sum(got[scenario] < there[scenario] for scenario in got) <= 1
@@ -127,7 +132,7 @@ def test_a_second_judge_gets_two_of_eight_scenarios_that_the_first_has_scored() 
     assert (len(chosen), len(scenarios_of(chosen))) == (24, 2)  # 20 % of 96 are 20 cells
 
 
-def test_a_judge_without_a_name_gets_only_what_nobody_has_scored() -> None:
+def test_a_judge_without_a_name_gets_only_unscored_cells() -> None:
     fresh = grid(scenarios=SCENARIOS[:2])
     assert set(choose([*fresh, *grid("ann", name="old")])) == set(fresh)
 
@@ -142,7 +147,7 @@ def test_everything_is_all_that_this_judge_has_not_scored(judge: str | None, cou
     assert len(choose(world, judge=judge, everything=True)) == count
 
 
-def test_what_the_caller_wants_comes_first_then_scenarios_with_controls() -> None:
+def test_requested_scenarios_come_first_then_those_with_controls() -> None:
     chosen = choose(
         grid(), seed=3, controls=("persona6@slot", "persona2@slot"), first=["persona5@slot", "persona2@slot"]
     )

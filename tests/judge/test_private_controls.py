@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from support.judging import Desk, SeededStore, agreed, at_random, fill, record_cells
+from tipbench.judge.controls import agreed_controls, controls_toml
 from tipbench.judge.material import read_cells
-from tipbench.judge.private_controls import agreed_controls, controls_toml
 from tipbench.plan.suite import load_suite
 
 SUITE = load_suite("tips")

@@ -87,7 +87,7 @@ def everything(scores: CellScores) -> list[Judgement]:
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_what_was_said_is_somewhere_for_ever(scores: CellScores, given_: Judgement) -> None:
+def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement) -> None:
     """Released or withdrawn with the same scores it only moves; else it becomes history."""
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
@@ -97,7 +97,7 @@ def test_what_was_said_is_somewhere_for_ever(scores: CellScores, given_: Judgeme
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_judgement_touches_nobody_else(scores: CellScores, given_: Judgement) -> None:
+def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_)
     for one, other in ((scores.judges, after.judges), (scores.held, after.held)):
         names = (one.keys() | other.keys()) - {given_.judge}
@@ -108,7 +108,7 @@ def test_a_judgement_touches_nobody_else(scores: CellScores, given_: Judgement) 
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_counted_judgement_stands_unless_a_sheet_exported_later_does(scores: CellScores, given_: Judgement) -> None:
+def test_a_counted_judgement_is_replaced_only_by_a_later_sheet(scores: CellScores, given_: Judgement) -> None:
     new = replace(given_, held=False)
     standing = scores.with_judgement(new).judges[new.judge]
     assert standing.equals_except_time(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
@@ -118,7 +118,7 @@ def test_a_counted_judgement_stands_unless_a_sheet_exported_later_does(scores: C
 
 @settings(max_examples=15)
 @given(judgements(), judgements())
-def test_a_held_sheet_takes_nothing_away_that_counts_from_another(counted: Judgement, held: Judgement) -> None:
+def test_a_held_sheet_removes_no_counted_score_of_another(counted: Judgement, held: Judgement) -> None:
     counted = replace(counted, held=False, sheet="one")
     held = replace(held, held=True, sheet="two", judge=counted.judge)
     scores = NO_SCORES.with_judgement(counted).with_judgement(held)
@@ -129,7 +129,7 @@ def test_a_held_sheet_takes_nothing_away_that_counts_from_another(counted: Judge
 
 @settings(max_examples=15)
 @given(judgements(), judgements(), st.booleans())
-def test_a_sheet_that_becomes_held_takes_its_own_scores_back_and_what_they_replaced_stands_again(
+def test_a_sheet_that_becomes_held_restores_the_scores_it_replaced(
     first: Judgement, second: Judgement, revised: bool
 ) -> None:
     first = replace(first, held=False, sheet="one", exported="2026-01-01")
@@ -155,14 +155,14 @@ def test_a_held_sheet_that_is_accepted_too_late_is_history(old: Judgement, new: 
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_provisional_judgement_moves_nothing_that_counts(scores: CellScores, given_: Judgement) -> None:
+def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, given_: Judgement) -> None:
     after = scores.with_judgement(given_, provisional=True)
     assert (after.judges, after.counted, after.history) == (scores.judges, scores.counted, scores.history)
 
 
 @settings(max_examples=15)
 @given(judgements(), st.booleans())
-def test_release_and_hold_alone_make_no_history(given_: Judgement, held: bool) -> None:
+def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
     scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, at="later"))
     assert scores.history == ()
     assert (scores.held if held else scores.judges).keys() == {given_.judge}
@@ -183,7 +183,7 @@ def test_what_counts_is_free_and_under_one_rubric(scores: CellScores) -> None:
 
 @settings(max_examples=15)
 @given(st.lists(judgements(TIPS), min_size=1, max_size=4, unique_by=lambda given_: given_.judge))
-def test_a_run_gets_the_composite_by_hand_averaged_over_tips_then_judges(many: list[Judgement]) -> None:
+def test_a_run_gets_the_expected_composite_averaged_over_tips_then_judges(many: list[Judgement]) -> None:
     scores = NO_SCORES
     for given_ in many:
         scores = scores.with_judgement(replace(given_, held=False))
@@ -244,7 +244,7 @@ def test_a_floor_comes_from_the_rubric() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"judges": {"a": 1}}'])
-def test_a_spoilt_text_is_told_and_not_guessed_at(text: str) -> None:
+def test_a_damaged_text_is_reported_and_not_repaired(text: str) -> None:
     with pytest.raises(CorruptText, match=r"artifact:scores\.json has an unexpected format"):
         read_scores(text)
 
@@ -258,5 +258,5 @@ def test_held_scores_of_an_earlier_version_are_read_from_among_the_others(given_
     assert read_scores(json.dumps(raw)) == NO_SCORES.with_judgement(held)
 
 
-def test_no_text_is_nobody() -> None:
+def test_without_a_text_there_are_no_judges() -> None:
     assert read_scores(None) is NO_SCORES

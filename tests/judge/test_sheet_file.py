@@ -16,16 +16,16 @@ from sheets import filled, other_rubric, small_sheet
 
 from tipbench.errors import SheetRefused
 from tipbench.judge.check import Problem, check_sheet
-from tipbench.judge.sheet import FilledSheet, Item, Sheet, SheetTip
+from tipbench.judge.sheet import FilledSheet, Item, ItemScore, SheetTip, TipSheet
 from tipbench.judge.sheet_file import BOM, escape_cell, is_csv, parse_csv, parse_sheet, sheet_csv, unescape_cell
 
 SHEET = small_sheet()
 ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("'=+-@\t\r\n \",;␛00241b\x00\ud83d1eE😀")
 
 
-def filled_csv(sheet: Sheet = SHEET) -> str:
+def filled_csv(sheet: TipSheet = SHEET) -> str:
     got = check_sheet(filled(sheet), sheet)
-    return sheet_csv(sheet, {score.item: score for score in got.finished})
+    return sheet_csv(sheet, got.finished)
 
 
 def table(text: str) -> list[list[str]]:
@@ -39,28 +39,32 @@ def saved(rows: Iterable[Iterable[str]], separator: str = ",", line_end: str = "
     return out.getvalue()
 
 
-def checked(text: str, sheet: Sheet = SHEET) -> FilledSheet:
+def checked(text: str, sheet: TipSheet = SHEET) -> FilledSheet[ItemScore]:
     return check_sheet(parse_sheet(text.encode()), sheet)
 
 
-def problems_of(text: str, sheet: Sheet = SHEET) -> list[Problem]:
+def problems_of(text: str, sheet: TipSheet = SHEET) -> list[Problem]:
     with pytest.raises(SheetRefused) as refused:
         checked(text, sheet)
     return [problem for problem in refused.value.problems if isinstance(problem, Problem)]
 
 
 def with_cell(column: str, value: str, *, tip_row: int = 0) -> tuple[str, int]:
-    """The filled table with one cell changed, and the row it stands in as a spreadsheet counts."""
+    """The filled table with one cell changed, and its row number in a spreadsheet."""
     rows = table(filled_csv())
-    tips = [number for number, row in enumerate(rows) if row[0] == "tip"]
-    rows[tips[tip_row]][rows[0].index(column)] = value
-    return saved(rows), tips[tip_row] + 1
+    at = _tip_rows(rows)[tip_row]
+    rows[at][rows[0].index(column)] = value
+    return saved(rows), at + 1
+
+
+def _tip_rows(rows: list[list[str]]) -> list[int]:
+    return [number for number, row in enumerate(rows) if row[0] == "tip"]
 
 
 # Writing
 
 
-def test_the_first_rows_say_what_the_file_is() -> None:
+def test_the_first_rows_describe_the_file() -> None:
     rows = table(sheet_csv(SHEET))
     about = {row[1]: row[4] for row in rows if row[0] == "about"}
     assert about == {
@@ -74,7 +78,13 @@ def test_the_first_rows_say_what_the_file_is() -> None:
     assert [row[0] for row in rows][:9] == ["row", *["about"] * 6, *["instructions"] * 2]
 
 
-def test_the_rubric_stands_in_the_file_line_by_line() -> None:
+def test_the_first_tip_is_near_the_top_and_the_rubric_is_below_the_tips() -> None:
+    kinds = [row[0] for row in table(sheet_csv(SHEET))[1:]]
+    assert kinds.index("tip") < 10
+    assert kinds == sorted(kinds, key=["about", "instructions", "tip", "rubric"].index)
+
+
+def test_the_file_has_the_rubric_line_by_line() -> None:
     lines = [unescape_cell(row[4]) for row in table(sheet_csv(SHEET)) if row[0] == "rubric"]
     assert lines == [line for line in SHEET.rubric.text.splitlines() if line.strip()]
 
@@ -87,7 +97,7 @@ def test_there_is_one_row_for_each_tip_with_a_column_for_each_scale() -> None:
     ]
 
 
-def test_a_card_of_another_shape_is_shown_as_it_is() -> None:
+def test_a_card_of_another_structure_is_shown_unchanged() -> None:
     item = Item("i1", {"id": "x", "about": "a shop"}, format_ok=True, tips=(SheetTip("Sweep.", "", overlong=False),))
     assert "a shop" in sheet_csv(replace(SHEET, items=(item,)))
 
@@ -121,13 +131,13 @@ def test_a_text_that_a_spreadsheet_would_change_gets_one_apostrophe(text: str) -
         "a=b",
     ],
 )
-def test_an_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_an_ordinary_text_is_unchanged(text: str) -> None:
     assert escape_cell(text) == text
 
 
 @settings(max_examples=25)
 @given(ANY_TEXT)
-def test_any_text_comes_back_from_its_cell(text: str) -> None:
+def test_any_text_round_trips_through_its_cell(text: str) -> None:
     assert unescape_cell(escape_cell(text)) == text
 
 
@@ -136,7 +146,7 @@ def test_any_text_comes_back_from_its_cell(text: str) -> None:
 
 @settings(max_examples=25)
 @given(ANY_TEXT, ANY_TEXT)
-def test_any_text_comes_back_from_the_file(tip: str, rationale: str) -> None:
+def test_any_text_round_trips_through_the_file(tip: str, rationale: str) -> None:
     item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
     raw = parse_sheet(sheet_csv(replace(SHEET, items=(item,))).encode())
     assert (raw["items"][0]["tips"][0]["tip"], raw["items"][0]["tips"][0]["rationale"]) == (tip, rationale)
@@ -144,7 +154,7 @@ def test_any_text_comes_back_from_the_file(tip: str, rationale: str) -> None:
 
 @settings(max_examples=25)
 @given(ANY_TEXT, ANY_TEXT, st.sampled_from([",", ";", "\t"]), st.sampled_from(["\n", "\r\n"]))
-def test_any_text_checks_after_a_spreadsheet_has_saved_it(
+def test_any_text_is_accepted_after_a_spreadsheet_has_saved_it(
     tip: str, rationale: str, separator: str, line_end: str
 ) -> None:
     item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
@@ -155,12 +165,12 @@ def test_any_text_checks_after_a_spreadsheet_has_saved_it(
 
 
 @pytest.mark.parametrize("sheet", [SHEET, small_sheet(rubric=other_rubric())], ids=["tip-v1", "other scales"])
-def test_csv_and_json_say_the_same(sheet: Sheet) -> None:
+def test_csv_and_json_give_the_same_scores(sheet: TipSheet) -> None:
     assert checked(filled_csv(sheet), sheet) == check_sheet(filled(sheet), sheet)
 
 
-def test_an_exported_table_is_wholly_unfinished() -> None:
-    assert checked(sheet_csv(SHEET)) == FilledSheet("anna", (), ("i000", "i001", "i002"))
+def test_an_exported_table_is_completely_unfinished() -> None:
+    assert checked(sheet_csv(SHEET)) == FilledSheet("anna", {}, ("i000", "i001", "i002"))
 
 
 def remove_guards(text: str) -> str:
@@ -219,15 +229,15 @@ def test_unicode_text_of_a_spreadsheet_is_read() -> None:
     assert check_sheet(parse_sheet(content), SHEET) == check_sheet(filled(SHEET), SHEET)
 
 
-def test_a_guarded_apostrophe_that_was_eaten_is_no_change() -> None:
+def test_a_removed_guard_apostrophe_is_not_a_change() -> None:
     item = Item("i1", {"id": "x"}, format_ok=True, tips=(SheetTip("'Now' is best", "'", overlong=False),))
     sheet = replace(SHEET, items=(item,))
     assert checked(remove_guards(sheet_csv(sheet)), sheet).unfinished == ("i1",)
 
 
-def test_notes_with_quoted_line_breaks_come_back() -> None:
+def test_notes_with_quoted_line_breaks_round_trip() -> None:
     text, _ = with_cell("note", 'he said "no";\r\nthen, yes')
-    assert checked(text).finished[0].tips[0].note == 'he said "no";\nthen, yes'
+    assert checked(text).finished["i000"].tips[0].note == 'he said "no";\nthen, yes'
 
 
 def test_the_name_is_taken_from_its_row() -> None:
@@ -243,7 +253,7 @@ def test_format_ok_may_be_written_into_every_row() -> None:
     for row in rows:
         if row[0] == "tip":
             row[at] = "FALSE"
-    assert [score.format_ok for score in checked(saved(rows)).finished] == [False, False, False]
+    assert [score.format_ok for score in checked(saved(rows)).finished.values()] == [False, False, False]
 
 
 # Refusing
@@ -281,26 +291,22 @@ def test_two_answers_on_one_flag_are_refused() -> None:
 
 def test_a_tip_twice_is_refused_with_both_rows() -> None:
     rows = table(filled_csv())
-    first = problems_of(saved([*rows, rows[-1]]))[0]
+    last = _tip_rows(rows)[-1]
+    first = problems_of(saved([*rows, rows[last]]))[0]
     assert (first.row, first.field) == (len(rows) + 1, "number")
-    assert f"row {len(rows)} has this one too" in first.message
+    assert f"row {last + 1} has this one too" in first.message
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        -1,
-    ],
-)
-def test_a_tip_whose_row_was_deleted_is_refused(at: int) -> None:
+def test_a_tip_whose_row_was_deleted_is_refused() -> None:
     rows = table(filled_csv())
-    del rows[at]
+    del rows[_tip_rows(rows)[-1]]
     assert problems_of(saved(rows))[0].item == "i002"
 
 
 def test_an_item_whose_rows_were_deleted_is_unfinished() -> None:
     rows = table(filled_csv())
-    assert checked(saved(rows[:-2])).unfinished == ("i002",)
+    first, last = _tip_rows(rows)[-2:]
+    assert checked(saved([*rows[:first], *rows[last + 1 :]])).unfinished == ("i002",)
 
 
 def test_rows_of_one_item_with_two_hashes_are_refused() -> None:
@@ -376,7 +382,7 @@ def test_hostile_megabytes_are_refused_in_time(text: str) -> None:
     assert time.process_time() - before < 30
 
 
-def test_a_table_of_something_else_is_no_sheet() -> None:
+def test_a_table_of_another_kind_is_refused() -> None:
     assert not is_csv("name,score\na,4\n")
     with pytest.raises(SheetRefused, match="'row' and 'item'"):
         parse_csv("name,score\na,4\n")
@@ -384,7 +390,7 @@ def test_a_table_of_something_else_is_no_sheet() -> None:
 
 @settings(max_examples=25)
 @given(st.text(",;\t\"'\r\n rowitemtpabu1=", max_size=80))
-def test_no_text_does_anything_but_give_a_shape_or_a_refusal(text: str) -> None:
+def test_any_text_gives_a_sheet_or_a_refusal(text: str) -> None:
     for head in ("", "row,item,number,sha256,tip,rationale,format_ok,overlong,score:tone\n"):
         with contextlib.suppress(SheetRefused):
             check_sheet(parse_csv(head + text), SHEET)

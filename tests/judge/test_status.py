@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support import boards
 from support.judging import Desk, SeededStore, always, at_random, fill, record_cells, three_tips
 from tipbench.cli.judge_status import history_lines
 from tipbench.judge.charts import history_chart, history_rows
@@ -39,13 +40,13 @@ def counts(state: JudgingStatus) -> tuple[int, int, int, int]:
     return state.cells, state.pending, state.held, state.judged
 
 
-def test_before_anybody_judged_everything_is_pending_and_nothing_is_known(desk: Desk) -> None:
+def test_before_any_judging_everything_is_pending_and_drift_is_unknown(desk: Desk) -> None:
     state = status(desk)
     assert counts(state) == (CELLS, CELLS, 0, 0)
     assert (state.judges, state.history, state.alpha, state.rubrics) == ((), (), {}, ())
 
 
-def test_a_sheet_that_is_out_shows_as_open_items(desk: Desk) -> None:
+def test_an_exported_sheet_counts_as_open_items(desk: Desk) -> None:
     done = desk.export("anna")
     anna = of(status(desk), "anna")
     assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.stored.entries), 0)
@@ -53,7 +54,16 @@ def test_a_sheet_that_is_out_shows_as_open_items(desk: Desk) -> None:
     assert status(desk).history == (), "it has not come back"
 
 
-def test_a_sheet_for_nobody_shows_no_judge_until_it_comes_back(desk: Desk) -> None:
+def test_a_finished_sheet_has_no_open_items(desk: Desk) -> None:
+    raw = fill(desk.export("anna").stored)
+    half = {**raw, "items": raw["items"][: len(raw["items"]) // 2]}
+    desk.apply(half)
+    assert of(status(desk), "anna").open_items == len(raw["items"]) - len(half["items"])
+    desk.apply(half, final=True)
+    assert of(status(desk), "anna").open_items == 0
+
+
+def test_a_sheet_without_a_name_has_no_judge_until_it_is_applied(desk: Desk) -> None:
     raw = fill(desk.export(None).stored)
     assert status(desk).judges == ()
     desk.apply(raw, judge="anna")
@@ -87,12 +97,39 @@ def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(des
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
     anna = of(state, "anna")
     assert (anna.cells, anna.held, anna.drift) == (0, CELLS, "beyond the limit")
+    assert state.use_of(anna) == "held"
     desk.judged_by("ben")
     assert counts(status(desk)) == (CELLS, 0, 0, CELLS)
     assert of(status(desk), "anna").held == CELLS
 
 
-def test_two_judges_have_an_agreement_that_tells_alike_from_random() -> None:
+def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_unchecked() -> None:
+    judging = boards.judging()
+    anna, ben, rules = judging.judges
+    assert [judging.use_of(each) for each in judging.judges] == ["count", "count, drift accepted", "provisional"]
+    assert judging.use_of(replace(ben, held=1)) == "partly held"
+    assert judging.use_of(replace(ben, held=1, cells=0)) == "held"
+    assert judging.use_of(replace(anna, unchecked=2)) == "count, unchecked"
+    assert judging.use_of(replace(rules, held=1)) == "provisional"
+
+
+def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(desk: Desk) -> None:
+    desk.judged_by("anna")
+    record_cells(desk.store, models=("beta:1b",))
+    desk.judged_by("anna", always(4))
+    trends = of(status(desk), "anna").trends
+    assert trends is not None
+    assert [(each.scale, each.sheets) for each in trends.sums] == [
+        (scale, 2) for scale in load_suite("tips").rubric.scale_names
+    ]
+    assert trends.compression is not None
+    assert trends.compression.value < 0
+    (judge,) = status(desk).to_json()["judges"]
+    assert judge["trends"] == trends.to_json()
+    assert set(judge["trends"]) == {"sums", "fatigue", "compression"}
+
+
+def test_agreement_of_two_judges_separates_similar_from_random() -> None:
     found = {}
     for name, rule in (("alike", None), ("random", at_random)):
         store = SeededStore()
@@ -118,7 +155,7 @@ def _copied(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     return target
 
 
-def test_answers_that_came_again_give_the_share_of_equal_scores(desk: Desk) -> None:
+def test_repeated_answers_give_the_share_of_equal_scores(desk: Desk) -> None:
     desk.judged_by("anna")
     record_cells(desk.store, models=("gamma:3b",))
     desk.judged_by("anna", seed=8)
@@ -144,7 +181,7 @@ def test_floored_answers_are_judged_and_counted_apart() -> None:
     assert state.floored == 3
 
 
-def test_provisional_judges_stand_after_people_and_apart(desk: Desk) -> None:
+def test_provisional_judges_are_listed_separately_after_people(desk: Desk) -> None:
     run_judge(desk.store, desk.experiment, RulesJudge(), ExportRequest(seed=1), report=lambda _text: None)
     desk.judged_by("zoe")
     state = status(desk)
@@ -155,7 +192,7 @@ def test_provisional_judges_stand_after_people_and_apart(desk: Desk) -> None:
     assert [(sheet.judge, sheet.provisional) for sheet in state.history] == [("rules", True), ("zoe", False)]
 
 
-def test_history_is_oldest_first_and_says_what_was_accepted(desk: Desk) -> None:
+def test_history_is_oldest_first_with_accepted_drift(desk: Desk) -> None:
     raw = fill(desk.export("anna").stored, always(5))
     desk.apply(raw, accept="agreed")
     desk.judged_by("ben", everything=True)
@@ -181,9 +218,9 @@ def test_the_terminal_shows_a_strip_for_each_sheet_and_scale(history: tuple[Shee
     lines = history_lines(history)
     strips = [line for line in lines if "●" in line]
     assert len(strips) == 3 * 3
-    assert sum("beyond the limit" in line for line in strips) == 3
+    assert sum("too far off" in line for line in strips) == 3
     assert [line.split("  ")[-1] for line in lines if "●" not in line] == [
-        "beyond the limit, held",
+        "too far off, held",
         "fine, applied",
         "fine, applied",
     ]
@@ -216,7 +253,7 @@ def test_the_chart_has_a_row_for_each_sheet_and_scale(history: tuple[SheetHistor
     assert len({row["sheet"] for row in rows}) == 3
 
 
-def test_the_chart_is_drawn_also_with_nothing_to_show(history: tuple[SheetHistory, ...]) -> None:
+def test_the_chart_is_drawn_without_data(history: tuple[SheetHistory, ...]) -> None:
     pytest.importorskip("altair")
     from tipbench.charts import to_svg
 

@@ -1,14 +1,16 @@
-"""Applies a filled sheet: measures the judge's drift, then counts or holds the scores."""
+"""Apply a filled sheet: measure the judge's drift, then count or hold the scores."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tipbench.errors import MlflowError
+from tipbench.judge.controls import CONTROL_TIPS
 from tipbench.judge.drift import (
+    MIN_CONTROLS,
     ControlScore,
     Drift,
     ScaleDrift,
@@ -20,6 +22,7 @@ from tipbench.judge.drift import (
 )
 from tipbench.judge.material import JudgedCell
 from tipbench.judge.scores import (
+    NO_SCORES,
     RUBRIC,
     SCORES,
     CellScores,
@@ -34,31 +37,34 @@ from tipbench.judge.sheet_store import (
     ANSWERS,
     DRIFT,
     FINAL,
+    HIDDEN,
     REVISIONS,
     ItemKind,
+    ReplacedAnswer,
     SheetEntry,
     SheetStatus,
     StoredSheet,
     answers_text,
     find_sheet,
-    merged,
     milliseconds,
     now_iso,
     scores_fingerprint,
+    stored_sheets,
 )
+from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.plan.rubric import Rubric
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import plural
 
-__all__ = ["ApplyResult", "Progress", "SheetApplier", "alpha_by_scale", "is_deleted", "update_floor_scores"]
-
 Progress = Callable[[int, int], None]  # done, total
-_CHECKS = 2  # verification passes after writing; a run overwritten by another machine is written again
+_VERIFICATIONS = 2  # passes after writing; a run overwritten by another machine is written again
 
 
 @dataclass(frozen=True)
 class _Cell:
+    """A cell's run as it is in MLflow now."""
+
     run: StoredRun
     scores: CellScores
     rubric_text: str | None = None
@@ -67,19 +73,28 @@ class _Cell:
 class SheetApplier:
     """Applies one filled sheet to the runs in MLflow."""
 
-    def __init__(self, store: RunStore, experiment: Experiment, stored: StoredSheet, filled: FilledSheet) -> None:
+    def __init__(
+        self, store: RunStore, experiment: Experiment, stored: StoredSheet, filled: FilledSheet[ItemScore]
+    ) -> None:
         self._store = store
         self._experiment = experiment
         self._stored = stored
-        if filled.judge is None:
-            raise ValueError("a sheet is applied for a judge; `receive` sees to it that there is one")
         self._judge = filled.judge
         self._at = now_iso()
-        self._answers, self._replaced = merged(stored.answers, stored.replaced, filled.finished, self._at)
+        self._answers = {**stored.answers, **filled.finished}
+        changed = [given for item, given in stored.answers.items() if self._answers[item] != given]
+        self._replaced = (*stored.replaced, *(ReplacedAnswer(given, self._at) for given in changed))
         self._blank = sum(item in stored.answers for item in filled.unfinished)
+        self._item_of_run = self._answered_items(ItemKind.CELL)
+        self._item_of_repeat = self._answered_items(ItemKind.REPEAT)
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}
-        self._gone: set[str] = set()  # runs deleted in MLflow
+        self._deleted: set[str] = set()  # runs deleted in MLflow
         self._wrote = False
+
+    def _answered_items(self, kind: ItemKind) -> dict[str, str]:
+        """Return the answered items of cells or repeats, by run."""
+        entries = [entry for entry in self._stored.entries if entry.kind is kind and entry.item.id in self._answers]
+        return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
     def run(
         self,
@@ -89,29 +104,34 @@ class SheetApplier:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> ApplyResult:
-        """Writes the sheet's scores to MLflow; with `dry_run`, only returns what would change, from the sheet alone.
+        """Write the sheet's scores to MLflow; with `dry_run`, only return what would change, without reading runs.
 
-        The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned in
-        full, later ones (revisions) as a word: numbers that follow single changes would reveal the controls.
+        The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
+        its numbers, that of a revision as one word: numbers that change with a single score would reveal the controls.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
         stored, rubric = self._stored, self._stored.sheet.rubric
         final = final or stored.final
-        settled = final or stored.provisional or len(self._answers) == len(stored.entries)
-        drift = measure_drift(rubric.scales, list(_controls(stored.entries, self._answers))) if settled else None
+        complete = final or stored.provisional or len(self._answers) == len(stored.entries)
+        drift = self._drift() if complete else None
+        beyond = stored.status is SheetStatus.HELD
+        if drift is not None:
+            beyond = drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._answers)
-        if accept is not None and drift is not None and drift.verdict is Verdict.BEYOND:
+        if accept is not None and drift is not None and beyond:
             accepted = accept  # only a measured drift can be accepted
-        beyond = stored.status is SheetStatus.HELD if drift is None else drift.verdict is Verdict.BEYOND
         held = beyond and not stored.provisional and accepted is None
         status = SheetStatus.HELD if held else SheetStatus.APPLIED
         cells = self._cells()
         revision = drift is not None and stored.drift is not None and not stored.provisional
-        agreement = self_agreement(rubric.scales, list(self._repeats(cells))) if settled and not revision else None
-        own = self._runs(ItemKind.CELL)
-        wanted = [self._wanted(cell, held=held) for run_id, cell in cells.items() if run_id in own]
-        alphas = alpha_by_scale(rubric, wanted) if settled and not stored.provisional else {}
+        agreement = None
+        if complete and not revision:
+            agreement = self_agreement(rubric.scales, list(self._repeated(cells)))
+        alphas: dict[str, float | None] = {}
+        if complete and not stored.provisional:
+            own = [cell for run_id, cell in cells.items() if run_id in self._item_of_run]
+            alphas = alpha_by_scale(rubric, [self._with_sheet_scores(cell, held=held) for cell in own])
         result = replace(
             self._result(status),
             drift=drift,
@@ -123,22 +143,67 @@ class SheetApplier:
         if self._answers or final:
             self._save_answers(result, alphas, final=final)
             self._write_cells(cells, held=held, progress=progress)
-            if not held and not stored.provisional and settled:
+            if complete and not held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
-        return replace(result, deleted=len(self._gone & own.keys()))
+        return replace(result, deleted=len(self._deleted & self._item_of_run.keys()))
+
+    def _drift(self) -> Drift:
+        """Measure the drift. With too few controls, the judge's earlier sheets of this rubric are pooled with it.
+
+        Even then, only this sheet can be held; earlier sheets that are held are left out.
+        """
+        stored, rubric = self._stored, self._stored.sheet.rubric
+        pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
+        if stored.provisional or len(pooled) >= MIN_CONTROLS:
+            return measure_drift(rubric.scales, pooled)
+        for earlier in self._earlier_sheets():
+            scores = list(control_scores(earlier.entries, earlier.answers))
+            if len(pooled) < CONTROL_TIPS and scores:
+                pooled, sheets = pooled + scores, sheets + 1
+        return measure_drift(rubric.scales, pooled, sheets=sheets)
+
+    def _earlier_sheets(self) -> list[StoredSheet]:
+        """Return the judge's earlier sheets of this rubric with counted scores and a verdict, newest first."""
+        found = []
+        for experiment in self._store.experiments():
+            if not experiment.name.startswith(EXPERIMENT_PREFIX):
+                continue
+            for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge):
+                has_verdict = sheet.drift is not None and not sheet.provisional
+                is_earlier = sheet.exported < self._stored.exported
+                same_rubric = sheet.sheet.rubric.tag == self._stored.sheet.rubric.tag
+                if has_verdict and sheet.status is SheetStatus.APPLIED and is_earlier and same_rubric:
+                    found.append(sheet)
+        return sorted(found, key=lambda sheet: sheet.exported, reverse=True)
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
-        stored = self._stored
+        """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""
+        stored, rubric = self._stored, self._stored.sheet.rubric
+        old_status = status if dry_run else stored.status  # a dry run compares with the last applied version
+        changes = []
+
+        def means(score: ItemScore | None) -> Mapping[str, float] | None:
+            values = tip_means(rubric, score) if score else {}
+            if not values:
+                return None
+            return {name: values[name] for name in (*rubric.scale_names, "composite")}
+
+        for item in stored.sheet.items:
+            old, new = stored.answers.get(item.id), self._answers.get(item.id)
+            before = means(old) if old_status is SheetStatus.APPLIED else None
+            after = means(new) if status is SheetStatus.APPLIED else None
+            if before != after or old != new:
+                changes.append(ItemChange(item.id, before, after, means(new)))
         return ApplyResult(
             sheet=stored.sheet.id,
-            rubric=stored.sheet.rubric,
+            rubric=rubric,
             judge=self._judge,
             status=status,
             finished=len(self._answers),
             unfinished=len(stored.entries) - len(self._answers),
-            changes=tuple(self._changes(status, dry_run=dry_run)),
+            changes=tuple(changes),
             dry_run=dry_run,
             blank=self._blank,
         )
@@ -148,23 +213,15 @@ class SheetApplier:
         """Whether the file has other answers than the last applied version."""
         return self._answers != self._stored.answers
 
-    def is_brought_in(self, cells: Iterable[JudgedCell]) -> bool:
-        """Returns whether every given cell that is on the sheet already has the scores of the stored answers."""
-        held, own = self._stored.status is SheetStatus.HELD, self._runs(ItemKind.CELL)
-        there = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in own]
-        return all(self._change(cell, held=held) is None for cell in there)
-
-    def _runs(self, *kinds: ItemKind) -> dict[str, str]:
-        """Returns the item id by run id, for the finished items of these kinds."""
-        return {
-            entry.run_id: entry.item.id
-            for entry in self._stored.entries
-            if entry.kind in kinds and entry.run_id and entry.item.id in self._answers
-        }
+    def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
+        """Return whether every given cell that is on the sheet already has the scores of the stored answers."""
+        held = self._stored.status is SheetStatus.HELD
+        on_sheet = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in self._item_of_run]
+        return all(self._change(cell, held=held) is None for cell in on_sheet)
 
     def _cells(self) -> dict[str, _Cell]:
-        """Reads the runs of the finished cells and repeats; for a control another run, so that it takes as long."""
-        found = {run_id: self._cell(run_id) for run_id in self._runs(ItemKind.CELL, ItemKind.REPEAT)}
+        """Read the runs of the answered cells and repeats; for a control any run, so that it takes as long."""
+        found = {run_id: self._cell(run_id) for run_id in (*self._item_of_run, *self._item_of_repeat)}
         for entry in self._stored.entries:
             if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
                 self._read_any_cell()
@@ -176,18 +233,22 @@ class SheetApplier:
             self._cell(run_id)
 
     def _cell(self, run_id: str) -> _Cell | None:
-        """Returns the run's current state, or None if the run was deleted."""
+        """Return the run's current state, or None if the run was deleted."""
         try:
             run, texts = self._store.get(run_id)
         except MlflowError as exc:
-            self._note_gone(run_id, exc)
+            self._note_deleted(run_id, exc)
             return None
         return _Cell(run, read_scores(texts.get(SCORES)), texts.get(RUBRIC))
 
-    def _wanted(self, cell: _Cell, *, held: bool) -> CellScores:
+    def _with_sheet_scores(self, cell: _Cell, *, held: bool) -> CellScores:
+        """Return the scores that the cell has after the apply."""
+        given = self._answers[self._item_of_run[cell.run.run_id]]
+        return cell.scores.with_judgement(self._judgement(given, held=held), provisional=self._stored.provisional)
+
+    def _judgement(self, given: ItemScore, *, held: bool) -> Judgement:
         stored = self._stored
-        given = self._answers[self._runs(ItemKind.CELL)[cell.run.run_id]]
-        judgement = Judgement(
+        return Judgement(
             judge=self._judge,
             sheet=stored.sheet.id,
             exported=stored.exported,
@@ -198,20 +259,23 @@ class SheetApplier:
             means=tip_means(stored.sheet.rubric, given),
             held=held,
         )
-        return cell.scores.with_judgement(judgement, provisional=stored.provisional)
 
-    def _repeats(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
-        for run_id, item in self._runs(ItemKind.REPEAT).items():
-            before = cells[run_id].scores.judges.get(self._judge)
-            if before is not None and before.rubric == self._stored.sheet.rubric.tag:
-                for then, now in zip(before.tips, self._answers[item].tips, strict=False):
-                    yield then.scores, now.scores
+    def _repeated(self, cells: Mapping[str, _Cell]) -> Iterable[tuple[Mapping[str, int], Mapping[str, int]]]:
+        """Yield a repeated tip's earlier and present scores."""
+        for run_id, item in self._item_of_repeat.items():
+            if run_id not in cells:
+                continue
+            earlier = cells[run_id].scores.judges.get(self._judge)
+            if earlier is not None and earlier.rubric == self._stored.sheet.rubric.tag:
+                for before, now in zip(earlier.tips, self._answers[item].tips, strict=False):
+                    yield before.scores, now.scores
 
     def _save_answers(self, result: ApplyResult, alphas: Mapping[str, float | None], *, final: bool) -> None:
-        """Saves all answers to the sheet's run before any cell is updated."""
+        """Save all answers to the sheet's run before any cell is updated."""
         stored, drift = self._stored, result.drift
-        same = self._answers == stored.answers and result.accepted == stored.accepted
-        if same and result.status is stored.status and final == stored.final:
+        same_answers = self._answers == stored.answers
+        same_state = result.status is stored.status and final == stored.final
+        if same_answers and same_state and result.accepted == stored.accepted:
             return
         tags = {"sheet_status": str(result.status), "judge": self._judge, "applied_at": self._at}
         texts = {ANSWERS: answers_text(self._answers, self._replaced)}
@@ -219,7 +283,7 @@ class SheetApplier:
         metrics |= {f"alpha_{name}": value for name, value in alphas.items() if value is not None}
         if final:
             tags[FINAL] = "true"
-        if stored.drift is not None and self._answers != stored.answers:
+        if stored.drift is not None and not same_answers:
             tags[REVISIONS] = str(stored.revisions + 1)
         if drift is not None:
             tags["drift"] = str(drift.verdict)
@@ -240,80 +304,88 @@ class SheetApplier:
         self._wrote = True
 
     def _write_cells(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
-        runs = {item: run_id for run_id, item in self._runs(ItemKind.CELL).items()}
+        run_of_item = {item: run_id for run_id, item in self._item_of_run.items()}
         written = []
         for done, (item, score) in enumerate(self._answers.items(), start=1):
-            cell = cells.get(runs.get(item, ""))
-            lacks = cell is not None and self._change(cell, held=held) is not None
-            if lacks and self._write(runs[item], held=held):
-                written.append(runs[item])
-            if item not in runs and score != self._stored.answers.get(item):
-                # A hidden item: the same number of reads and writes as for a cell, so that the time does not reveal it.
-                answers = {ANSWERS: answers_text(self._answers, self._replaced)}
-                self._read_any_cell()
-                self._store.update(self._stored.run_id, RunChange(texts=answers, at_ms=milliseconds(self._at)))
-                self._read_any_cell()
+            run_id = run_of_item.get(item)
+            if run_id is not None:
+                cell = cells.get(run_id)
+                outdated = cell is not None and self._change(cell, held=held) is not None
+                if outdated and self._write(run_id, held=held):
+                    written.append(run_id)
+                    self._store.get(self._stored.run_id)  # takes as long as for a hidden item
+            elif score != self._stored.answers.get(item) and not self._stored.provisional:
+                self._write_hidden(item, held=held)
             if progress:
                 progress(done, len(self._answers))
-        for _ in range(_CHECKS):
+        for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id, held=held)]
 
+    def _write_hidden(self, item: str, *, held: bool) -> None:
+        """Write a hidden item's scores to the sheet's run, where they have no effect.
+
+        It takes the same reads as for a cell and a write of the same size, so that the time does not reveal which items
+        are hidden, even if a judge enlarges the difference by long notes.
+        """
+        scores = NO_SCORES
+        earlier = (each.given for each in self._replaced if each.given.item == item)
+        for given in (*earlier, self._answers[item]):
+            scores = scores.with_judgement(self._judgement(given, held=held))
+        change = run_change(scores, {}, milliseconds(self._at))
+        self._read_any_cell()
+        self._read_any_cell()
+        hidden = RunChange(
+            metrics={HIDDEN + name: float(change.at_ms) for name in change.metrics},
+            tags={HIDDEN + name: value for name, value in change.tags.items()},
+            texts={f"artifact:{HIDDEN}{item}.json": change.texts[SCORES]},
+            at_ms=change.at_ms,
+        )
+        self._store.update(self._stored.run_id, hidden)
+        self._read_any_cell()
+
     def _write(self, run_id: str, *, held: bool) -> bool:
-        """Re-reads the run and writes the sheet's scores to it; returns whether anything was written."""
+        """Re-read the run and write the sheet's scores to it; return whether anything was written."""
         cell = self._cell(run_id)
         change = None if cell is None else self._change(cell, held=held)
-        return change is not None and self._update(run_id, change)
-
-    def _change(self, cell: _Cell, *, held: bool) -> RunChange | None:
-        scores = self._wanted(cell, held=held)
-        change = run_change(scores, self._rubrics_of(scores), milliseconds(self._at))
-        # Equal texts are not enough: a writer may have crashed between writing a run's texts and its tags.
-        if scores is cell.scores and _has_change(cell.run, change):
-            return None
-        return _without_rubric(change) if change.texts.get(RUBRIC) == cell.rubric_text else change
-
-    def _update(self, run_id: str, change: RunChange) -> bool:
+        if change is None:
+            return False
         try:
             self._store.update(run_id, change)
         except MlflowError as exc:
-            self._note_gone(run_id, exc)
+            self._note_deleted(run_id, exc)
             return False
         self._wrote = True
         return True
 
-    def _note_gone(self, run_id: str, exc: MlflowError) -> None:
+    def _change(self, cell: _Cell, *, held: bool) -> RunChange | None:
+        """Return the update that gives the cell's run the sheet's scores, or None if it has them."""
+        scores = self._with_sheet_scores(cell, held=held)
+        if scores.counted and scores.counted[0].rubric not in self._rubrics:
+            # Scores of another sheet count; its rubric is stored with it.
+            sheet_id = scores.counted[0].sheet
+            other = find_sheet(self._store, self._experiment.experiment_id, self._experiment.name, sheet_id)
+            if other:
+                self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
+        change = run_change(scores, self._rubrics, milliseconds(self._at))
+        # Equal texts are not enough: a writer may have crashed between writing a run's texts and its tags.
+        same_tags = change.tags.items() <= cell.run.tags.items()
+        same_metrics = change.metrics.items() <= cell.run.metrics.items()
+        if scores is cell.scores and same_tags and same_metrics:
+            return None
+        texts = dict(change.texts)
+        if texts.get(RUBRIC) == cell.rubric_text:
+            texts.pop(RUBRIC, None)  # it is stored already
+        return replace(change, texts=texts)
+
+    def _note_deleted(self, run_id: str, exc: MlflowError) -> None:
+        """Note that the run was deleted, if this is what the error means; raise it otherwise."""
         if not is_deleted(exc):
             raise exc
-        self._gone.add(run_id)
-
-    def _rubrics_of(self, scores: CellScores) -> Mapping[str, Rubric]:
-        """Returns rubrics by tag, including the one the counted scores were given under, even if from another sheet."""
-        for given in scores.counted[:1]:
-            if given.rubric not in self._rubrics:
-                where = self._experiment
-                other = find_sheet(self._store, where.experiment_id, where.name, given.sheet)
-                self._rubrics |= {other.sheet.rubric.tag: other.sheet.rubric} if other else {}
-        return self._rubrics
-
-    def _changes(self, status: SheetStatus, *, dry_run: bool) -> Iterable[ItemChange]:
-        """Yields changes per item from this judge's scores only, without revealing other judges' scores or controls."""
-        stored, rubric = self._stored, self._stored.sheet.rubric
-        names = (*rubric.scale_names, "composite")
-        for item in stored.sheet.items:
-            sides = []
-            former = status if dry_run else stored.status  # a dry run compares with the last applied version
-            for given, state in ((stored.answers, former), (self._answers, status)):
-                score = given.get(item.id) if state is SheetStatus.APPLIED else None
-                sides.append(score and tip_means(rubric, score))
-            before, after = ({name: side[name] for name in names} if side else None for side in sides)
-            score = self._answers.get(item.id)
-            if before != after or score != stored.answers.get(item.id):
-                means = tip_means(rubric, score) if score else None
-                yield ItemChange(item.id, before, after, means and {name: means[name] for name in names})
+        self._deleted.add(run_id)
 
 
 def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric, at: str) -> int:
-    """Rewrites the floor scores of answers without a usable tip under this rubric; returns how many changed."""
+    """Rewrite the floor scores of answers without a usable tip under this rubric; return how many changed."""
     changed = 0
     for run_id in run_ids:
         try:
@@ -328,40 +400,33 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
 
 
 def is_deleted(exc: MlflowError) -> bool:
-    """Returns whether the error means the run was deleted: MLflow still lists it as read-only, or has purged it."""
+    """Return whether the error means the run was deleted: MLflow still lists it as read-only, or has purged it."""
     return exc.code == "RESOURCE_DOES_NOT_EXIST" or "Current state is deleted" in str(exc)
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
-    """Returns Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
-    units: list[dict[str, Mapping[str, int]]] = []
+    """Return Krippendorff's alpha per scale, over the tips scored by two or more counted judges."""
+    units: list[dict[str, Mapping[str, int]]] = []  # one per tip: the scores by judge
     for scores in cells:
         counted = [given for given in scores.counted if given.rubric == rubric.tag]
         units += [
-            {given.judge: tip.scores for given, tip in zip(counted, tips, strict=True)}
-            for tips in zip(*(given.tips for given in counted), strict=False)
+            {given.judge: tip.scores for given, tip in zip(counted, same_tip, strict=True)}
+            for same_tip in zip(*(given.tips for given in counted), strict=False)
         ]
-    return {
-        scale.name: alpha(scale, [{judge: given[scale.name] for judge, given in unit.items()} for unit in units])
-        for scale in rubric.scales
-    }
+    found = {}
+    for scale in rubric.scales:
+        ratings = [{judge: scores[scale.name] for judge, scores in unit.items()} for unit in units]
+        found[scale.name] = alpha(scale, ratings)
+    return found
 
 
-def _controls(entries: Iterable[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterable[ControlScore]:
-    for entry in entries:
+def control_scores(entries: Sequence[SheetEntry], answers: Mapping[str, ItemScore]) -> Iterator[ControlScore]:
+    """Yield the judge's scores of a sheet's control tips."""
+    for number, entry in enumerate(entries):
         if entry.kind is ItemKind.CONTROL and entry.item.id in answers:
+            position = number / max(1, len(entries) - 1)
             for tip, reference in zip(answers[entry.item.id].tips, entry.references, strict=True):
-                yield ControlScore(tip.scores, reference)
-
-
-def _without_rubric(change: RunChange) -> RunChange:
-    texts = {key: text for key, text in change.texts.items() if key != RUBRIC}
-    return RunChange(metrics=change.metrics, tags=change.tags, texts=texts, at_ms=change.at_ms)
-
-
-def _has_change(run: StoredRun, change: RunChange) -> bool:
-    """Returns whether the run already has the change's tags and metrics."""
-    return change.tags.items() <= run.tags.items() and change.metrics.items() <= run.metrics.items()
+                yield ControlScore(tip.scores, reference, entry.item.id, position)
 
 
 @dataclass(frozen=True)
@@ -374,8 +439,8 @@ class ItemChange:
     given: Mapping[str, float] | None = None  # the sheet's current scores, counted or not
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the change as JSON-serializable values."""
-        return {"item": self.item, "before": self.before, "after": self.after, "given": self.given}
+        """Return the change as JSON-serializable values."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -389,7 +454,7 @@ class ApplyResult:
     finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
     unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # a verdict was given before; this one is only a word
+    revision: bool = False  # a verdict was returned before; of this one only `verdict` is shown
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
@@ -405,11 +470,14 @@ class ApplyResult:
     @property
     def verdict(self) -> str:
         """The drift verdict of a revision: ok, held or unknown."""
-        unknown = self.drift is None or self.drift.verdict is Verdict.UNKNOWN
-        return "held" if self.held else "unknown" if unknown else "ok"
+        if self.held:
+            return "held"
+        if self.drift is None or self.drift.verdict is Verdict.UNKNOWN:
+            return "unknown"
+        return "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result for scripts, rounded so that single hidden items cannot be identified."""
+        """Return the result for scripts, rounded so that single hidden items cannot be identified."""
         drift = None
         if self.drift is not None:
             drift = {"verdict": self.verdict} if self.revision else self._rounded_drift(self.drift).to_json()
@@ -426,8 +494,8 @@ class ApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
-            "self_agreement": _coarse(self.self_agreement.to_json()) if self.self_agreement else None,
-            "alpha": _coarse(dict(self.alpha)),
+            "self_agreement": _rounded(self.self_agreement.to_json()) if self.self_agreement else None,
+            "alpha": _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
         }
         if self.dry_run:
@@ -435,7 +503,7 @@ class ApplyResult:
         return value
 
     def sentences(self) -> list[str]:
-        """Returns messages for users, one line each: drift, blank items and deleted answers."""
+        """Return messages for users, one line each: drift, blank items and deleted answers."""
         if self.dry_run:
             messages = []
         elif self.drift is None:
@@ -449,47 +517,52 @@ class ApplyResult:
                 f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
             )
         if self.deleted:
-            gone = plural(self.deleted, "answer was", "answers were")
-            messages.append(
-                f"{gone} deleted in MLflow; {'its' if self.deleted == 1 else 'their'} scores are kept with the sheet"
-            )
+            answers = plural(self.deleted, "answer was", "answers were")
+            whose = "its" if self.deleted == 1 else "their"
+            messages.append(f"{answers} deleted in MLflow; {whose} scores are kept with the sheet")
         return messages
 
     def _rounded_drift(self, drift: Drift) -> Drift:
-        known, n = drift.verdict is not Verdict.UNKNOWN, None if self.unfinished else drift.n_controls
+        """Return the drift as shown to users: rounded; without numbers if it is unknown."""
+        if drift.verdict is Verdict.UNKNOWN:
+            empty = (ScaleDrift(each.scale, None, None, None, None, None, None, beyond=False) for each in drift.scales)
+            unknown: dict[str, Any] = dict.fromkeys(
+                ("n_controls", "error", "error_limit", "contrast", "contrast_limit", "icc")
+            )
+            return replace(drift, scales=tuple(empty), **unknown)
+        show_counts = not self.unfinished
+        scales = []
+        for scale in drift.scales:
+            interval = scale.interval
+            if interval is not None:
+                interval = round(interval[0], 1), round(interval[1], 1)
+            scales.append(
+                replace(
+                    scale,
+                    n=scale.n if show_counts else None,
+                    bias=_rounded(scale.bias),
+                    interval=interval,
+                    se=None,
+                    difference=_rounded(scale.difference),
+                    error=_rounded(scale.error),
+                )
+            )
         return replace(
             drift,
-            n_controls=n if known else None,
-            scales=tuple(_rounded_scale(scale, known=known, n=n) for scale in drift.scales),
-            error=_rounded(drift.error) if known else None,
-            error_limit=_rounded(drift.error_limit) if known else None,
-            contrast=_rounded(drift.contrast) if known else None,
-            contrast_limit=_rounded(drift.contrast_limit) if known else None,
+            n_controls=drift.n_controls if show_counts else None,
+            scales=tuple(scales),
+            error=_rounded(drift.error),
+            error_limit=_rounded(drift.error_limit),
+            contrast=_rounded(drift.contrast),
+            contrast_limit=_rounded(drift.contrast_limit),
+            icc=None,
         )
 
 
-def _rounded_scale(scale: ScaleDrift, *, known: bool, n: int | None) -> ScaleDrift:
-    if not known:
-        return ScaleDrift(scale.scale, None, None, None, None, None, beyond=False)
-    low, high = scale.interval or (0.0, 0.0)
-    return replace(
-        scale,
-        n=n and scale.n,
-        bias=_rounded(scale.bias),
-        interval=scale.interval and (round(low, 1), round(high, 1)),
-        difference=_rounded(scale.difference),
-        error=_rounded(scale.error),
-    )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-def _coarse(value: Any) -> Any:
-    """Rounds all floats to one decimal, so that the effect of a single item is barely visible."""
+def _rounded(value: Any) -> Any:
+    """Round all floats to one decimal, so that the effect of a single item is barely visible."""
     if isinstance(value, dict):
-        return {name: _coarse(each) for name, each in value.items()}
+        return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_coarse(each) for each in value]
+        return [_rounded(each) for each in value]
     return round(value, 1) if isinstance(value, float) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,32 +13,28 @@ from tipbench.judge.status import SheetHistory
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
+def _biases(sheet: SheetHistory) -> Iterator[dict[str, Any]]:
+    """Yield scale, bias, interval and verdict for each scale with a known bias."""
+    for found in (sheet.drift or {}).get("scales", ()):
+        if (bias := found["bias"]) is not None:
+            low, high = found["interval"] or (bias, bias)
+            yield {"scale": found["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(found["beyond"])}
+
+
 def history_rows(history: Sequence[SheetHistory]) -> list[dict[str, Any]]:
-    """Returns one row per sheet and scale with a known bias."""
+    """Return one row per sheet and scale with a known bias."""
     rows = []
     for number, sheet in enumerate(history, start=1):
         verdict = (sheet.drift or {}).get("verdict", "unknown")
-        for scale in (sheet.drift or {}).get("scales", []):
-            if scale["bias"] is None:
-                continue
-            low, high = scale["interval"] or (scale["bias"], scale["bias"])
-            rows.append(
-                {
-                    "number": number,
-                    "sheet": f"{number} · {sheet.exported[:10]} · {sheet.judge} · {verdict}",
-                    "judge": sheet.judge,
-                    "scale": scale["scale"],
-                    "bias": scale["bias"],
-                    "low": low,
-                    "high": high,
-                    "verdict": "beyond the limit" if scale["beyond"] else "within the limit",
-                }
-            )
+        name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {verdict}"
+        for found in _biases(sheet):
+            limit = "beyond the limit" if found.pop("beyond") else "within the limit"
+            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **found, "verdict": limit})
     return rows
 
 
 def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
-    """Plots bias with intervals per sheet and scale; a drifted scale differs in shape as well as colour."""
+    """Plot bias with intervals per sheet and scale; a drifted scale differs in shape as well as colour."""
     alt = import_altair()
     rows = history_rows(history)
     order = list(dict.fromkeys(row["sheet"] for row in rows))
@@ -86,26 +82,33 @@ class DriftPoint:
 
 
 def drift_points(history: Sequence[SheetHistory], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
-    """Returns one point per sheet of the judge with a known bias on the scale: the newest MOST_POINTS, oldest first."""
-    own = [sheet for sheet in history if sheet.judge == judge and sheet.provisional == provisional]
-    points = []
-    for sheet in own:
-        for found in (sheet.drift or {}).get("scales", ()):
-            if found["scale"] == scale and found["bias"] is not None:
-                bias, (low, high) = found["bias"], found["interval"] or (found["bias"], found["bias"])
-                points.append(DriftPoint(sheet.sheet, sheet.exported[:10], bias, low, high, bool(found["beyond"])))
+    """Return one point per sheet of the judge with a known bias on the scale: the newest MOST_POINTS, oldest first."""
+    points = [
+        DriftPoint(sheet.sheet, sheet.exported[:10], found["bias"], found["low"], found["high"], found["beyond"])
+        for sheet in history
+        if sheet.judge == judge and sheet.provisional == provisional
+        for found in _biases(sheet)
+        if found["scale"] == scale
+    ]
     return points[-MOST_POINTS:]
 
 
 def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
-    """Plots bias with intervals, oldest on the left; a drifted sheet is a diamond."""
+    """Plot bias with intervals, oldest on the left; a drifted sheet is a diamond."""
     alt = import_altair()
     rows = [{**vars(point), "number": at, "text": _point_text(point)} for at, point in enumerate(points, start=1)]
     reach = max([_LEAST_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
     scale = alt.Scale(domain=[-reach, reach], nice=False)
     whole = math.floor(reach)
-    x = alt.X("number:O", axis=alt.Axis(title="sheet, oldest first", labelAngle=0, labelOverlap=True, ticks=False))
-    y = alt.Y("low:Q", scale=scale, axis=alt.Axis(title="bias, points", values=[-whole, 0, whole], format="+d"))
+    x = alt.X(
+        "number:O",
+        axis=alt.Axis(title="sheet, oldest first", labelAngle=0, labelOverlap=True, ticks=False, titlePadding=8),
+    )
+    y = alt.Y(
+        "low:Q",
+        scale=scale,
+        axis=alt.Axis(title="bias, points", values=[-whole, 0, whole], format="+d", titlePadding=14),
+    )
     base = alt.Chart(alt.Data(values=rows))
     zero = base.mark_rule(color=theme.muted, strokeDash=[4, 3]).encode(y=alt.datum(0))
     line = base.mark_rule(strokeWidth=2, color=theme.muted).encode(x=x, y=y, y2="high:Q", description="text:N")
@@ -123,7 +126,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
 
 
 def drift_sentence(points: Sequence[DriftPoint]) -> str:
-    """Returns a text alternative for the chart."""
+    """Return a text alternative for the chart."""
     return "; ".join(_point_text(point) for point in points) or "no sheet with a known bias"
 
 

@@ -1,4 +1,4 @@
-"""Validates a filled sheet and reports every problem with its item and field."""
+"""Validate a filled sheet and report every problem with its item and field."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ import difflib
 import re
 import reprlib
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 from tipbench.errors import SheetRefused
-from tipbench.judge.sheet import FORMAT, FilledSheet, Item, ItemScore, Sheet, SheetTip, TipScore
+from tipbench.judge.sheet import (
+    FORMAT,
+    AnswerT,
+    FilledSheet,
+    Item,
+    ItemScore,
+    ItemT,
+    Sheet,
+    SheetItem,
+    SheetTip,
+    TipScore,
+    TipSheet,
+)
 from tipbench.plan.rubric import Rubric
 from tipbench.text import plural
 
 MAX_PROBLEMS = 1000
 MAX_LISTED = 20
 MAX_SHOWN = 120
+MAX_NAME = 60
+MAX_NOTE = 4000
+CSV_ROW = "csv_row"  # key of the spreadsheet row in items and tips read from CSV
+_MISSING = object()
+_NEWLINE = re.compile(r"\r\n?")
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class Problem:
         return f"{', '.join(filter(None, places))}: expected {self.expected}; found {self.seen}."
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields and the message as JSON-serializable values."""
+        """Return the fields and the message as JSON-serializable values."""
         return {**vars(self), "message": self.message}
 
 
@@ -66,13 +83,13 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """Formats a value on one short line without terminal control characters."""
+    """Format a value on one short line without terminal control characters."""
     text = _Short().repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def refusal(problems: Iterable[Problem]) -> SheetRefused:
-    """Returns a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
+    """Return a SheetRefused that lists the first MAX_LISTED problems and carries up to MAX_PROBLEMS."""
     found = list(islice(problems, MAX_PROBLEMS + 1))
     kept = found[:MAX_PROBLEMS]
     count = f"{'more than ' if len(found) > len(kept) else ''}{plural(len(kept), 'problem')}"
@@ -83,74 +100,80 @@ def refusal(problems: Iterable[Problem]) -> SheetRefused:
     return SheetRefused("\n".join(lines), kept)
 
 
-__all__ = [
-    "CSV_ROW",
-    "Check",
-    "Location",
-    "Problem",
-    "check_card",
-    "check_item",
-    "check_items",
-    "check_judge",
-    "check_origin",
-    "check_rubric",
-    "check_sheet",
-    "check_text",
-    "describe_value",
-    "expect",
-    "name_problem",
-    "normalize_name",
-    "refusal",
-    "shown",
-]
-
-MAX_NAME = 60
-MAX_NOTE = 4000
-CSV_ROW = "csv_row"  # key of the spreadsheet row in items and tips read from CSV
-
-_T = TypeVar("_T")
-Check = Callable[[object], _T | list[Problem] | None]  # the item's value, its problems, or None if unfinished
-
-_MISSING = object()
-_NEWLINE = re.compile(r"\r\n?")
-
-
 def check_sheet(
-    raw: Mapping[str, Any], sheet: Sheet, *, judge: str | None = None, allow_reserved: bool = False
-) -> FilledSheet:
-    """Validates a filled sheet against the exported one, `sheet`. Raises SheetRefused with every problem."""
+    raw: Mapping[str, Any], sheet: TipSheet, *, judge: str | None = None, allow_reserved: bool = False
+) -> FilledSheet[ItemScore]:
+    """Validate a filled sheet against the exported one, `sheet`. Raises SheetRefused with every problem."""
+    check = partial(check_item, rubric=sheet.rubric)
+    return check_file(FORMAT, raw, sheet, check, judge=judge, allow_reserved=allow_reserved)
+
+
+def check_file(
+    format_: str,
+    raw: Mapping[str, Any],
+    sheet: Sheet[ItemT],
+    check: Callable[[object, ItemT], AnswerT | list[Problem] | None],
+    *,
+    judge: str | None = None,
+    allow_reserved: bool = False,
+) -> FilledSheet[AnswerT]:
+    """Validate a filled file of tips or duels. Raises SheetRefused with every problem.
+
+    `check` validates one item and returns its answer, the problems, or None if the item is unfinished.
+    """
     top = Location([])
     if not isinstance(raw, Mapping):
         top.refuse("sheet", raw, "an object with format, sheet, rubric and items")
         raise refusal(top.problems)
-    check_origin(top, raw, FORMAT, sheet.id, sheet.experiment)
+    for key, value in (("format", format_), ("sheet", sheet.id), ("experiment", sheet.experiment)):
+        expect(top, raw, key, value)
     if top.problems:  # another sheet: problems with its items would only add noise
         raise refusal(top.problems)
-    check_rubric(top, raw, sheet.rubric)
-    name = check_judge(top, raw, sheet.judge, judge, allow_reserved=allow_reserved)
-    outcomes: dict[str, ItemScore | None] = {}
-    checks = {item.id: partial(check_item, item=item, rubric=sheet.rubric) for item in sheet.items}
-    problems = list(islice(chain(top.problems, check_items(raw, sheet.id, checks, outcomes)), MAX_PROBLEMS + 1))
-    if problems:
-        raise refusal(problems)
-    scores = {item.id: outcomes.get(item.id) for item in sheet.items}
-    return FilledSheet(
-        name,
-        finished=tuple(score for score in scores.values() if score is not None),
-        unfinished=tuple(id_ for id_, score in scores.items() if score is None),
-    )
+    rubric = raw.get("rubric")
+    if not isinstance(rubric, Mapping):
+        top.refuse("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
+    else:
+        expect(top, rubric, "id", sheet.rubric.id, "rubric.id")
+        expect(top, rubric, "sha256", sheet.rubric.sha256, "rubric.sha256")
+        if "text" in rubric:
+            check_text(top, rubric, "text", sheet.rubric.text, "rubric.text")
+    name = _check_judge(top, raw, sheet.judge, judge, allow_reserved=allow_reserved)
+    raw_items = raw.get("items")
+    if not isinstance(raw_items, list):
+        top.refuse("items", describe_value(raw, "items"), "a list of the sheet's items")
+        raw_items = []
+    items = {item.id: item for item in sheet.items}
+    outcomes: dict[str, AnswerT | None] = {}
+    for number, raw_item in enumerate(raw_items):
+        if len(top.problems) > MAX_PROBLEMS:
+            break
+        id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
+        row = _row(raw_item)
+        path = f"items[{number}].item" if row is None else "item"
+        item = items.get(id_) if isinstance(id_, str) else None
+        if item is None:
+            seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else raw_item
+            replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
+        elif item.id in outcomes:
+            there = replace(top, item=item.id, row=row)
+            there.refuse(path, _Description("a duplicate"), "each item once; remove one of the two")
+        else:
+            outcome = check(raw_item, item)
+            outcomes[item.id] = None if isinstance(outcome, list) else outcome
+            top.problems.extend(outcome if isinstance(outcome, list) else ())
+    if top.problems or name is None:
+        raise refusal(top.problems)
+    finished = {id_: answer for id_ in items if (answer := outcomes.get(id_)) is not None}
+    return FilledSheet(name, finished, unfinished=tuple(id_ for id_ in items if id_ not in finished))
 
 
 def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list[Problem] | None:
-    """Validates one item; returns its scores, None if any score is missing, or the problems."""
+    """Validate one item; return its scores, None if any score is missing, or the problems."""
     place = Location([], item.id, row=_row(raw_item))
     if not isinstance(raw_item, Mapping):
         place.refuse("item", raw_item, "an object with item, sha256, format_ok and tips")
         return place.problems
-    expect(place, raw_item, "item", item.id)
-    expect(place, raw_item, "sha256", item.sha256)
-    if "scenario" in raw_item:
-        check_card(place, raw_item["scenario"], item.scenario)
+    check_unchanged(place, raw_item, item)
     format_ok = _flag(place, raw_item, "format_ok")
     raw_tips = raw_item.get("tips")
     if not isinstance(raw_tips, list):
@@ -167,8 +190,24 @@ def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list
     return ItemScore(item.id, format_ok, tuple(finished)) if len(finished) == len(tips) else None
 
 
+def check_unchanged(place: Location, raw_item: Mapping[str, Any], item: SheetItem) -> None:
+    """Check that the id, hash and card of an item are those exported."""
+    expect(place, raw_item, "item", item.id)
+    expect(place, raw_item, "sha256", item.sha256)
+    if "scenario" not in raw_item:
+        return
+    given, card = raw_item["scenario"], item.scenario
+    if not isinstance(given, Mapping):
+        place.refuse("scenario", given, "the card as exported")
+        return
+    names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
+    for name in islice(names, 5):
+        seen = describe_value(given, name) if name in card else given[name]
+        place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
+
+
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
-    """Returns the requirement that a judge's name violates, or None if the name is valid."""
+    """Return the requirement that a judge's name violates, or None if the name is valid."""
     if (
         not isinstance(name, str)
         or not 1 <= len(normalize_name(name)) <= MAX_NAME
@@ -182,7 +221,7 @@ def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
 
 
 def normalize_name(name: str) -> str:
-    """Returns the name in Unicode NFC without surrounding whitespace, as it is stored."""
+    """Return the name in Unicode NFC without surrounding whitespace, as it is stored."""
     return unicodedata.normalize("NFC", name).strip()
 
 
@@ -210,29 +249,10 @@ class _Description:
     text: str
 
 
-def check_origin(place: Location, raw: Mapping[str, Any], format_: str, sheet_id: str, experiment: str) -> None:
-    """Checks the file's format, sheet id and experiment."""
-    expect(place, raw, "format", format_)
-    expect(place, raw, "sheet", sheet_id)
-    expect(place, raw, "experiment", experiment)
-
-
-def check_rubric(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> None:
-    """Checks that the rubric is the exported one."""
-    given = raw.get("rubric")
-    if not isinstance(given, Mapping):
-        place.refuse("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
-        return
-    expect(place, given, "id", rubric.id, "rubric.id")
-    expect(place, given, "sha256", rubric.sha256, "rubric.sha256")
-    if "text" in given:
-        check_text(place, given, "text", rubric.text, "rubric.text")
-
-
-def check_judge(
+def _check_judge(
     place: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved: bool = False
 ) -> str | None:
-    """Returns the judge's name from the file, --judge or the sheet's owner, which must not contradict each other."""
+    """Return the judge's name from the file, --judge or the sheet's owner, which must not contradict each other."""
     written = raw.get("judge")
     if isinstance(written, str) and not written.strip():
         written = None
@@ -254,29 +274,6 @@ def check_judge(
     return names[0]
 
 
-def check_items(
-    raw: Mapping[str, Any], sheet_id: str, checks: Mapping[str, Check[_T]], outcomes: dict[str, _T | None]
-) -> Iterator[Problem]:
-    """Runs each item's check, yields the problems and stores the results in `outcomes`."""
-    raw_items = raw.get("items")
-    if not isinstance(raw_items, list):
-        yield Problem(None, None, "items", describe_value(raw, "items").text, "a list of the sheet's items")
-        return
-    for number, raw_item in enumerate(raw_items):
-        id_ = raw_item.get("item") if isinstance(raw_item, Mapping) else None
-        check = checks.get(id_) if isinstance(id_, str) else None
-        if id_ is None or check is None:
-            seen = describe_value(raw_item, "item").text if isinstance(raw_item, Mapping) else shown(raw_item)
-            yield Problem(None, None, _path(number, raw_item), seen, f"an item of sheet {sheet_id}", _row(raw_item))
-        elif id_ in outcomes:
-            expected = "each item once; remove one of the two"
-            yield Problem(id_, None, _path(number, raw_item), "a duplicate", expected, _row(raw_item))
-        else:
-            outcome = check(raw_item)
-            outcomes[id_] = None if isinstance(outcome, list) else outcome
-            yield from outcome if isinstance(outcome, list) else ()
-
-
 def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
     if not isinstance(raw, Mapping):
         place.refuse("tip", raw, "the tip as exported, with its scores")
@@ -294,7 +291,7 @@ def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> T
 
 
 def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
-    """Returns every scale's score, or None if any is missing."""
+    """Return every scale's score, or None if any is missing."""
     given = raw.get("scores")
     if not isinstance(given, Mapping):
         place.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
@@ -323,13 +320,13 @@ def _flag(place: Location, raw: Mapping[str, Any], key: str) -> bool:
 
 
 def expect(place: Location, raw: Mapping[str, Any], key: str, value: str, field: str = "") -> None:
-    """Checks that the value is the exported one."""
+    """Check that the value is the exported one."""
     if raw.get(key) != value:
         place.refuse(field or key, describe_value(raw, key), f"{shown(value)}, as exported")
 
 
 def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
-    """Checks that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
+    """Check that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
     value, whole = raw.get(key), _newlines(text)
     if not isinstance(value, str):
         place.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
@@ -344,19 +341,8 @@ def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, fie
     place.refuse(field or key, _Description(shown(given[start : start + 200]) + there), expected)
 
 
-def check_card(place: Location, given: object, card: Mapping[str, Any]) -> None:
-    """Checks that the scenario's card is the exported one."""
-    if not isinstance(given, Mapping):
-        place.refuse("scenario", given, "the card as exported")
-        return
-    names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
-    for name in islice(names, 5):
-        seen = describe_value(given, name) if name in card else given[name]
-        place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
-
-
 def describe_value(raw: Mapping[str, Any], key: str) -> _Description:
-    """Describes the value of a key; if the key is missing, suggests a similar one."""
+    """Describe the value of a key; if the key is missing, suggest a similar one."""
     if key in raw:
         return _Description(shown(raw[key]))
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
@@ -365,12 +351,8 @@ def describe_value(raw: Mapping[str, Any], key: str) -> _Description:
 
 
 def _bare(name: object) -> str:
-    """Formats an unknown key for a message, without quotes."""
+    """Format an unknown key for a message, without quotes."""
     return shown(name).strip("'\"")
-
-
-def _path(number: int, raw_item: object) -> str:
-    return f"items[{number}].item" if _row(raw_item) is None else "item"
 
 
 def _row(raw: object) -> int | None:

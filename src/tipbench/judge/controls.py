@@ -1,29 +1,41 @@
-"""Hidden items of a sheet: controls presented as answers, and repeats of items the judge has already scored."""
+"""Hidden items of a sheet: controls presented as answers, and repeats of items the judge has already scored.
+
+Also makes new controls from tips on which several judges agree.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import comb, exp, log
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from tipbench.generate.parsing import Tip, is_overlong
-from tipbench.judge.material import Candidate
+from tipbench.judge.drift import MIN_CONTROLS
+from tipbench.judge.material import Candidate, JudgedCell
 from tipbench.judge.sheet import Item, SheetTip
-from tipbench.judge.sheet_store import ItemKind, SheetEntry, control_id
+from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
 from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
+CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
+MOST_CONTROL_TIPS = 60
 MOST_REPEATS = 8
-CELLS_FOR_A_REPEAT = 10
+CELLS_FOR_A_REPEAT = 10  # on a smaller sheet nothing is repeated
 
-_WHOLE = 1000
+_WHOLE = 1000  # targets are in thousandths of a control
 _FIVE_STEPS = (150, 200, 300, 200, 150)  # of 1000 references; few enough threes to detect a judge who always scores 3
+_OWN_SHOWINGS = 10_000  # weight of a control's showings to this judge; those to other judges count once
 _CHOICES = 4  # spare controls considered per control needed; bounds the work on a very large pool
+
+Source = str | tuple[str, ...]  # of an item: a run id, or the ids of the tips of a control answer
+History = frozenset[tuple[int, bool]]  # the earlier sheets that had an item, and whether it was scored there
 
 
 def compose(
@@ -36,62 +48,131 @@ def compose(
     earlier: Sequence[Candidate],
     sheet_id: str,
     rng: random.Random,
+    judge: str | None = None,
+    sheets: Sequence[StoredSheet] = (),
 ) -> tuple[SheetEntry, ...]:
-    """Returns the sheet's items in final order. `shown` has a control's id once per time this judge has seen it."""
+    """Return the sheet's items in final order. `shown` has a control's id once per time this judge has seen it.
+
+    `sheets` are the experiment's earlier sheets of all judges. Their control answers return at the same rate as real
+    answers of the same history, and new ones are added for new real answers, so that comparing the sheets of several
+    accounts does not reveal the controls. A new control answer has the shape of a real one of its scenario, its donor:
+    as many tips, with or without rationales.
+    """
     real = sorted(cells, key=lambda cell: cell.run_id)
     repeats = _choose_repeats(real, earlier, rng)
-    pools = _pools(real, repeats, controls, Counter(shown), rng)
-    plans = _plan(pools, min(CONTROL_TIPS, len(real)), rng)
-    chosen = _choose_controls(pools, [sum(len(donor.tips) for donor in plan) for plan in plans], rubric)
-    entries = [_entry(cell, ItemKind.CELL, suite_cards, rubric) for cell in real]
-    entries += [_entry(cell, ItemKind.REPEAT, suite_cards, rubric) for cell in repeats]
-    for donors, tips in zip(plans, chosen, strict=True):
-        rng.shuffle(tips)
-        rest = iter(tips)
+    returning = _returning_controls([*real, *repeats], controls, judge, sheets, shown, rng)
+    returning_ids = {control for entry in returning for control in entry.controls}
+    unused = [control for control in controls if control_id(control) not in returning_ids]
+    earlier_entries = [entry for stored in sheets for entry in stored.entries]
+    showings = Counter({control: _OWN_SHOWINGS * times for control, times in Counter(shown).items()})
+    showings.update(control for entry in earlier_entries for control in entry.controls)
+    earlier_runs = {entry.run_id for entry in earlier_entries}
+    possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
+    wanted = _control_tips(real)
+    new_tips = round(wanted * len(possible_donors) / len(real)) if real else 0
+    if len(returning_ids) + new_tips < min(MIN_CONTROLS, wanted):
+        # Too few to measure the judge, as when the controls have changed.
+        possible_donors, new_tips = real, wanted - len(returning_ids)
+    pools = _pools(possible_donors, repeats, unused, showings, rng)
+    donors_by_pool = _draw_all_donors(pools, new_tips, rng)
+    tips_by_pool = [sum(len(donor.tips) for donor in donors) for donors in donors_by_pool]
+    controls_by_pool = _choose_controls(pools, tips_by_pool, rubric)
+
+    def item(scenario: str, tips: Sequence[Tip], format_ok: bool) -> Item:
+        flagged = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
+        return Item("", suite_cards[scenario], format_ok, flagged)
+
+    entries = [
+        SheetEntry(item(cell.scenario, cell.tips, cell.format_ok), kind, cell.run_id)
+        for kind, group in ((ItemKind.CELL, real), (ItemKind.REPEAT, repeats))
+        for cell in group
+    ]
+    entries += [
+        replace(entry, item=item(entry.item.scenario["id"], entry.item.tips, entry.item.format_ok))
+        for entry in returning
+    ]
+    for donors, chosen in zip(donors_by_pool, controls_by_pool, strict=True):
+        rng.shuffle(chosen)
+        left = iter(chosen)
         for donor in donors:
-            entries.append(_control_entry(list(islice(rest, len(donor.tips))), donor, suite_cards, rubric))
+            hidden = list(islice(left, len(donor.tips)))
+            tips = [
+                Tip(control.tip, control.rationale if donor_tip.rationale else "")
+                for control, donor_tip in zip(hidden, donor.tips, strict=True)
+            ]
+            # A well-formed answer has every rationale; a user's control may lack one.
+            format_ok = donor.format_ok and all(tip.rationale for tip in tips)
+            entries.append(
+                SheetEntry(
+                    item(donor.scenario, tips, format_ok),
+                    ItemKind.CONTROL,
+                    controls=tuple(map(control_id, hidden)),
+                    references=tuple(control.scores for control in hidden),
+                )
+            )
     rng.shuffle(entries)
     ids = [fingerprint([sheet_id, rng.getrandbits(64), position], 12) for position in range(len(entries))]
     return tuple(replace(entry, item=replace(entry.item, id=id_)) for entry, id_ in zip(entries, ids, strict=True))
 
 
+def _control_tips(real: Sequence[Candidate]) -> int:
+    """Return how many control tips to hide among the cells."""
+    with_tips = [cell for cell in real if cell.tips]
+    tips_per_answer = sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips))
+    answers = min(CONTROL_ANSWERS, len(real) / 4)
+    tips_of_answers = min(MOST_CONTROL_TIPS, round(answers * tips_per_answer))
+    return max(min(CONTROL_TIPS, len(real)), tips_of_answers)
+
+
+def _returning_controls(
+    answers: Sequence[Candidate],
+    controls: Sequence[Control],
+    judge: str | None,
+    sheets: Sequence[StoredSheet],
+    shown: Collection[str],
+    rng: random.Random,
+) -> list[SheetEntry]:
+    """Draw control answers of earlier sheets, each as likely as a comparable real answer is to be on the new sheet.
+
+    Comparable are the real answers of the same scenario and history: they were on the same earlier sheets, and were
+    scored or left open there like this control answer.
+    """
+    current_references = {control_id(control): control.scores for control in controls}
+    on_new_sheet, seen_by_judge = {cell.run_id for cell in answers}, set(shown)
+    sheets_of: dict[Source, set[tuple[int, bool]]] = defaultdict(set)
+    entry_of: dict[Source, SheetEntry] = {}
+    for number, stored in enumerate(sheets):
+        for entry in stored.entries:
+            source = entry.run_id or entry.controls
+            sheets_of[source].add((number, entry.item.id in stored.answers))
+            entry_of[source] = entry
+    runs_of: dict[tuple[str, History], set[str]] = defaultdict(set)  # by scenario and history
+    for source, entry in entry_of.items():
+        if isinstance(source, str):
+            runs_of[entry.item.scenario["id"], frozenset(sheets_of[source])].add(source)
+    judges_sheets = {number for number, stored in enumerate(sheets) if judge and stored.owner == judge}
+    drawn: list[SheetEntry] = []
+    drawn_ids: set[str] = set()
+    for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
+        entry, lot = entry_of[ids], rng.random()
+        comparable = runs_of[entry.item.scenario["id"], frozenset(sheets_of[ids])]
+        if not comparable or lot >= len(comparable & on_new_sheet) / len(comparable):
+            continue
+        outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
+        new_to_judge = judges_sheets.isdisjoint(number for number, _ in sheets_of[ids])
+        seen_in_another_answer = new_to_judge and not seen_by_judge.isdisjoint(ids)
+        if not outdated and not seen_in_another_answer and drawn_ids.isdisjoint(ids):
+            drawn.append(entry)
+            drawn_ids.update(ids)
+    return drawn
+
+
 def _choose_repeats(real: Sequence[Candidate], earlier: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """Samples earlier cells, about a tenth as many as real ones, from scenarios already on the sheet."""
-    scenarios, taken = {cell.scenario for cell in real}, {cell.run_id for cell in real}
-    fitting = {cell.run_id: cell for cell in earlier if cell.scenario in scenarios and cell.run_id not in taken}
+    """Sample earlier cells, about a tenth as many as real ones, from scenarios already on the sheet."""
+    scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
+    fitting = {cell.run_id: cell for cell in earlier if cell.scenario in scenarios and cell.run_id not in on_sheet}
     wanted = min(MOST_REPEATS, round(len(real) / 10)) if len(real) >= CELLS_FOR_A_REPEAT else 0
     return rng.sample([fitting[run_id] for run_id in sorted(fitting)], min(wanted, len(fitting)))
-
-
-# Items
-
-
-def _entry(cell: Candidate, kind: ItemKind, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric) -> SheetEntry:
-    return SheetEntry(_item(cell.scenario, cell.tips, cell.format_ok, cards, rubric), kind, cell.run_id)
-
-
-def _control_entry(
-    controls: Sequence[Control], donor: Candidate, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric
-) -> SheetEntry:
-    tips = [
-        Tip(control.tip, control.rationale if model.rationale else "")
-        for control, model in zip(controls, donor.tips, strict=True)
-    ]
-    # A well-formed answer has every rationale; a user's control may lack one.
-    format_ok = donor.format_ok and all(tip.rationale for tip in tips)
-    return SheetEntry(
-        _item(donor.scenario, tips, format_ok, cards, rubric),
-        ItemKind.CONTROL,
-        controls=tuple(map(control_id, controls)),
-        references=tuple(control.scores for control in controls),
-    )
-
-
-def _item(
-    scenario: str, tips: Sequence[Tip], format_ok: bool, cards: Mapping[str, Mapping[str, Any]], rubric: Rubric
-) -> Item:
-    seen = tuple(SheetTip(tip.tip, tip.rationale, is_overlong(tip.tip, rubric.word_limit)) for tip in tips)
-    return Item("", cards[scenario], format_ok, seen)
 
 
 # Number of control tips per scenario
@@ -101,151 +182,168 @@ def _item(
 class _ScenarioPool:
     """A scenario of the sheet for which there are controls."""
 
-    donors: Sequence[Candidate]
-    most: int  # maximum number of control items
+    donors: Sequence[Candidate]  # real answers whose shape a control answer may have
+    most_items: int  # maximum number of control items
     controls: Sequence[Control]  # least often shown first, ties in random order
-    seen: Sequence[int]  # times each was shown, ascending
+    showings: Sequence[int]  # times each was shown, ascending
 
 
 class _Option(NamedTuple):
-    """A number of control tips: the fewest earlier showings of the controls used, and the log number of ways."""
+    """For one number of control tips: the least sum of earlier showings, and the log number of ways to reach it."""
 
-    again: int
-    ways: float
+    showings: int
+    log_ways: float
 
 
 def _pools(
     real: Sequence[Candidate],
     repeats: Sequence[Candidate],
     controls: Sequence[Control],
-    seen: Mapping[str, int],
+    showings: Mapping[str, int],
     rng: random.Random,
 ) -> list[_ScenarioPool]:
-    donors, pools = defaultdict(list), defaultdict(list)
+    """Return a pool for each scenario that has both donors and controls."""
+    donors, drawn = defaultdict(list), defaultdict(list)
     for cell in real:
         if cell.tips:
             donors[cell.scenario].append(cell)
-    for name, control in sorted({control_id(control): control for control in controls}.items()):
-        pools[control.scenario].append((seen.get(name, 0), rng.random(), name, control))
-    others = Counter(cell.scenario for cell in (*real, *repeats))
-    return [
-        _ScenarioPool(
-            donors[scenario],
-            others[scenario],
-            [control for *_, control in sorted(pools[scenario], key=lambda drawn: drawn[:3])],
-            sorted(times for times, *_ in pools[scenario]),
+    for id_, control in sorted({control_id(control): control for control in controls}.items()):
+        drawn[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
+    answers = Counter(cell.scenario for cell in (*real, *repeats))
+    pools = []
+    for scenario in sorted(donors.keys() & drawn.keys()):
+        least_shown_first = sorted(drawn[scenario], key=lambda each: each[:3])
+        pools.append(
+            _ScenarioPool(
+                donors=donors[scenario],
+                most_items=answers[scenario],
+                controls=[control for *_, control in least_shown_first],
+                showings=[times for times, *_ in least_shown_first],
+            )
         )
-        for scenario in sorted(donors.keys() & pools.keys())
-    ]
+    return pools
 
 
-def _plan(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
-    """Draws each scenario's donors: `wanted` tips in total, or else the next larger total, or else the largest."""
+def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
+    """Draw each scenario's donors: `wanted` tips in total, or else the next larger total, or else the largest.
+
+    Only the draws whose controls were shown least often are possible; they keep the relative probabilities of random
+    draws. Dynamic programming over the scenarios: the first loop counts the ways, the second one draws.
+    """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, some item would be superfluous
-    draws = [_draws(pool, bound) for pool in pools]
-    ways = [_ways(pool, drawn) for pool, drawn in zip(pools, draws, strict=True)]
-    tables = [{0: _Option(0, 0.0)}]  # element i: totals possible with the last i scenarios
-    for own in reversed(ways):
-        tables.append(_combine(own, tables[-1], bound))
-    enough = [tips for tips in tables[-1] if tips >= wanted]
-    left = min(enough) if enough else max(tables[-1])
-    plans = []
-    for pool, drawn, own, rest in zip(pools, draws, ways, reversed(tables[:-1]), strict=True):
-        fitting = {tips: _add(way, rest[left - tips]) for tips, way in own.items() if left - tips in rest}
-        least = min(way.again for way in fitting.values())
-        tips = _draw_one({tips: way.ways for tips, way in fitting.items() if way.again == least}, rng)
-        plans.append(_draw_donors(pool, drawn, tips, rng))
+    log_chances = [_log_chances(pool, bound) for pool in pools]
+    options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
+    tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
+    for own in reversed(options):
+        sums: dict[int, list[_Option]] = defaultdict(list)
+        for tips, option in own.items():
+            for other_tips, other in tables[-1].items():
+                if tips + other_tips <= bound:
+                    sums[tips + other_tips].append(_combine(option, other))
+        table = {}
+        for tips, possible in sums.items():
+            least = min(option.showings for option in possible)
+            log_ways = [option.log_ways for option in possible if option.showings == least]
+            table[tips] = _Option(least, _log_sum(log_ways))
+        tables.append(table)
+    totals = tables[-1]
+    enough = [tips for tips in totals if tips >= wanted]
+    left = min(enough) if enough else max(totals)
+    drawn = []
+    for pool, chances, own, later in zip(pools, log_chances, options, reversed(tables[:-1]), strict=True):
+        fitting = {tips: _combine(option, later[left - tips]) for tips, option in own.items() if left - tips in later}
+        least = min(option.showings for option in fitting.values())
+        tips = _draw_key({tips: option.log_ways for tips, option in fitting.items() if option.showings == least}, rng)
+        drawn.append(_draw_donors(pool, chances, tips, rng))
         left -= tips
-    return plans
+    return drawn
 
 
-def _draws(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
-    """Returns, as element k, the log probability of each total number of tips when k donors are drawn."""
-    most = min(bound, len(pool.controls))
-    sizes = Counter(len(donor.tips) for donor in pool.donors)
-    draws = [{0: 0.0}]
-    while len(draws) <= pool.most and draws[-1]:
-        logs: dict[int, list[float]] = defaultdict(list)
-        for total, chance in draws[-1].items():
-            for size, donors in sizes.items():
-                if total + size <= most:
-                    logs[total + size].append(chance + log(donors / len(pool.donors)))
-        draws.append({total: _log_sum(terms) for total, terms in logs.items()})
-    return draws
+def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
+    """Return, as element k, the log probability of each total number of tips when k donors are drawn."""
+    most_tips = min(bound, len(pool.controls))
+    donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
+    chances = [{0: 0.0}]
+    while len(chances) <= pool.most_items and chances[-1]:
+        terms: dict[int, list[float]] = defaultdict(list)
+        for total, chance in chances[-1].items():
+            for size, donors in donors_of_size.items():
+                if total + size <= most_tips:
+                    terms[total + size].append(chance + log(donors / len(pool.donors)))
+        chances.append({total: _log_sum(logs) for total, logs in terms.items()})
+    return chances
 
 
-def _ways(pool: _ScenarioPool, draws: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
-    ways = {}
-    for tips in sorted({total for drawn in draws for total in drawn}):
-        chance = _log_sum([drawn[tips] for drawn in draws if tips in drawn])
-        sure, free = _by_freshness(pool, tips)
-        ways[tips] = _Option(sum(pool.seen[:tips]), chance + log(comb(free, tips - sure)))
-    return ways
+def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
+    """Return the option for each number of tips that the pool's donors can have in total."""
+    options = {}
+    for tips in sorted({total for chances in log_chances for total in chances}):
+        chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
+        fixed, tied = _fixed_and_tied(pool, tips)
+        options[tips] = _Option(sum(pool.showings[:tips]), chance + log(comb(tied, tips - fixed)))
+    return options
 
 
-def _by_freshness(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Returns how many of the `tips` least shown controls are fixed, and how many tie for the remaining ones."""
+def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
+    """Return how many of the `tips` least shown controls are fixed, and how many tie for the remaining places."""
     if not tips:
         return 0, 0
-    limit = pool.seen[tips - 1]
-    return sum(times < limit for times in pool.seen), sum(times == limit for times in pool.seen)
+    limit = pool.showings[tips - 1]
+    return sum(times < limit for times in pool.showings), sum(times == limit for times in pool.showings)
 
 
-def _combine(own: Mapping[int, _Option], rest: Mapping[int, _Option], bound: int) -> dict[int, _Option]:
-    found: dict[int, list[_Option]] = defaultdict(list)
-    for tips, way in own.items():
-        for more, other in rest.items():
-            if tips + more <= bound:
-                found[tips + more].append(_add(way, other))
-    combined = {}
-    for tips, ways in found.items():
-        least = min(way.again for way in ways)
-        combined[tips] = _Option(least, _log_sum([way.ways for way in ways if way.again == least]))
-    return combined
-
-
-def _add(one: _Option, other: _Option) -> _Option:
-    return _Option(one.again + other.again, one.ways + other.ways)
+def _combine(one: _Option, other: _Option) -> _Option:
+    return _Option(one.showings + other.showings, one.log_ways + other.log_ways)
 
 
 def _draw_donors(
-    pool: _ScenarioPool, draws: Sequence[Mapping[int, float]], tips: int, rng: random.Random
+    pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
 ) -> list[Candidate]:
-    """Draws donors with `tips` tips in total, with the probabilities of independent draws."""
-    items = _draw_one({count: drawn[tips] for count, drawn in enumerate(draws) if tips in drawn}, rng)
+    """Draw donors with `tips` tips in total, with the probabilities of independent draws."""
+    items = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
     donors = []
-    for count in range(items, 0, -1):
-        rest = draws[count - 1]
-        fitting = {at: rest[tips - len(d.tips)] for at, d in enumerate(pool.donors) if tips - len(d.tips) in rest}
-        donors.append(pool.donors[_draw_one(fitting, rng)])
-        tips -= len(donors[-1].tips)
+    for others in range(items - 1, -1, -1):
+        fitting = {}
+        for number, donor in enumerate(pool.donors):
+            left = tips - len(donor.tips)
+            if left in log_chances[others]:
+                fitting[number] = log_chances[others][left]
+        chosen = pool.donors[_draw_key(fitting, rng)]
+        donors.append(chosen)
+        tips -= len(chosen.tips)
     return donors
 
 
-def _draw_one(logs: Mapping[int, float], rng: random.Random) -> int:
-    top = max(logs.values())
-    return rng.choices(list(logs), [exp(value - top) for value in logs.values()])[0]
+def _draw_key(log_weights: Mapping[int, float], rng: random.Random) -> int:
+    """Draw a key with these weights; the largest is subtracted, so that none overflows."""
+    largest = max(log_weights.values())
+    return rng.choices(list(log_weights), [exp(value - largest) for value in log_weights.values()])[0]
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    top = max(logs)
-    return top + log(sum(exp(value - top) for value in logs))
+    """Return the logarithm of the sum of numbers given by their logarithms."""
+    largest = max(logs)
+    return largest + log(sum(exp(value - largest) for value in logs))
 
 
 # Choice of controls
 
 
 def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Chooses `tips` least shown controls per place, balancing all references towards their targets."""
+    """Choose as many of each pool's least shown controls as `tips` says, balancing their references over the steps.
+
+    Only controls that were shown equally often are exchanged for one another.
+    """
     groups = []
     for pool, count in zip(pools, tips, strict=True):
-        sure, free = _by_freshness(pool, count)
-        spare = pool.controls[count : min(sure + free, count + _CHOICES * count)]
-        groups.append((list(pool.controls[:count]), sure, list(spare)))
+        fixed, tied = _fixed_and_tied(pool, count)
+        chosen, spare_end = list(pool.controls[:count]), min(fixed + tied, count + _CHOICES * count)
+        groups.append((chosen, fixed, list(pool.controls[count:spare_end])))
     balance = _Balance(rubric.scales, [control for chosen, *_ in groups for control in chosen])
-    while sum(balance.improve(*group) for group in groups):
-        pass
+    swaps = 1
+    while swaps:
+        swaps = sum(balance.improve(*group) for group in groups)
     return [chosen for chosen, *_ in groups]
 
 
@@ -262,24 +360,27 @@ class _Balance:
         for control in controls:
             self._add(control, _WHOLE)
 
-    def improve(self, inside: list[Control], sure: int, outside: list[Control]) -> int:
-        """Swaps controls, except the first `sure`, where that reduces the squared distance; returns the count."""
-        exchanged = 0
-        for i in range(sure, len(inside)):
-            for o in range(len(outside)):
-                if self._growth(inside[i], outside[o]) < 0:
-                    self._add(inside[i], -_WHOLE)
-                    self._add(outside[o], _WHOLE)
-                    inside[i], outside[o] = outside[o], inside[i]
-                    exchanged += 1
-        return exchanged
+    def improve(self, chosen: list[Control], fixed: int, spare: list[Control]) -> int:
+        """Swap chosen and spare controls where that reduces the squared excess, and return how many were swapped.
 
-    def _growth(self, out: Control, into: Control) -> int:
-        """Returns the change in squared distance caused by a swap, divided by 2 * _WHOLE."""
+        The first `fixed` chosen ones stay.
+        """
+        swaps = 0
+        for i in range(fixed, len(chosen)):
+            for j in range(len(spare)):
+                if self._growth(chosen[i], spare[j]) < 0:
+                    self._add(chosen[i], -_WHOLE)
+                    self._add(spare[j], _WHOLE)
+                    chosen[i], spare[j] = spare[j], chosen[i]
+                    swaps += 1
+        return swaps
+
+    def _growth(self, removed: Control, added: Control) -> int:
+        """Return the change in the sum of the squared excesses caused by a swap, divided by 2 * _WHOLE."""
         return sum(
-            self._excess[name, into.scores[name]] - self._excess[name, out.scores[name]] + _WHOLE
+            self._excess[name, added.scores[name]] - self._excess[name, removed.scores[name]] + _WHOLE
             for name in self._names
-            if into.scores[name] != out.scores[name]
+            if added.scores[name] != removed.scores[name]
         )
 
     def _add(self, control: Control, amount: int) -> None:
@@ -288,9 +389,78 @@ class _Balance:
 
 
 def _target(scale: Scale) -> tuple[int, ...]:
-    """Returns each step's target share of references in thousandths: most in the middle, enough at the ends."""
+    """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
     if steps == len(_FIVE_STEPS):
         return _FIVE_STEPS
     heights = [2 + min(step, steps - 1 - step) for step in range(steps)]
     return tuple(round(_WHOLE * height / sum(heights)) for height in heights)
+
+
+# Private controls, for a team's own suite
+
+MIN_JUDGES = 2
+PER_SCENARIO = 10
+_MOST_APART = 1  # steps between the judges' scores of a tip on any scale
+
+
+def agreed_controls(
+    cells: Iterable[JudgedCell],
+    rubric: Rubric,
+    *,
+    judges: int = MIN_JUDGES,
+    per_scenario: int = PER_SCENARIO,
+    known: Iterable[str] = (),
+) -> list[Control]:
+    """Return tips with counted scores of at least `judges` judges who are at most one step apart on every scale.
+
+    The reference is the median, the lower one of two. Of more than `per_scenario` tips those are returned that spread
+    evenly over the composite. Tips in `known`, such as existing controls and anchors, are left out.
+    """
+    taken = set(known)
+    found: dict[str, list[Control]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda each: each.run.run_id):
+        counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]
+        if len(counted) < judges:
+            continue
+        scenario = cell.scenario[0]
+        scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
+        for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
+            by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}
+            agreed = all(max(given) - min(given) <= _MOST_APART for given in by_scale.values())
+            if tip.tip in taken or not agreed:
+                continue
+            taken.add(tip.tip)
+            references = {name: median_low(given) for name, given in by_scale.items()}
+            why = f"Agreed by {len(counted)} judges."
+            found[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
+    return [control for _, group in sorted(found.items()) for control in _spread(group, rubric, per_scenario)]
+
+
+def _spread(controls: Sequence[Control], rubric: Rubric, count: int) -> list[Control]:
+    """Return at most `count` controls, evenly spaced in the order of their composite."""
+    ranked = sorted(
+        controls, key=lambda each: (rubric.composite(each.scores, format_ok=True, overlong=False), each.tip)
+    )
+    if len(ranked) <= count:
+        return ranked
+    last, intervals = len(ranked) - 1, max(1, count - 1)
+    return [ranked[round(number * last / intervals)] for number in range(count)]
+
+
+def controls_toml(controls: Sequence[Control], rubric: Rubric) -> str:
+    """Return the content of a controls file."""
+    lines = [f"# Private controls, scored under {rubric.tag}. Keep this file from judges.", ""]
+    for control in controls:
+        scores = ", ".join(f"{name} = {control.scores[name]}" for name in rubric.scale_names)
+        texts = {"scenario": control.scenario, "tip": control.tip, "rationale": control.rationale}
+        lines.append("[[controls]]")
+        lines += [f"{name} = {_toml_string(text)}" for name, text in texts.items()]
+        lines += [f"scores = {{ {scores} }}", f"why = {_toml_string(control.why)}", ""]
+    return "\n".join(lines)
+
+
+def _toml_string(text: str) -> str:
+    """Return a TOML string: like JSON, with DEL escaped and lone surrogates, which TOML forbids, replaced by `?`."""
+    whole = text.encode("utf-8", "replace").decode()
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")

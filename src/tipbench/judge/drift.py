@@ -1,12 +1,12 @@
-"""Measures judges: agreement (Krippendorff's alpha), repeat consistency, and drift on the hidden controls."""
+"""Measurement of judges: agreement (Krippendorff's alpha), repeat consistency, and drift on the hidden controls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import lru_cache
-from math import sqrt
+from functools import cached_property, lru_cache
+from math import asin, pi, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tipbench.plan.rubric import Rubric, Scale
+from tipbench.text import plural
 
 
 def alpha(scale: Scale, ratings: Sequence[Mapping[str, int]]) -> float | None:
-    """Returns Krippendorff's ordinal alpha over tips, each a mapping of judge to score: 1 is full agreement, 0 chance.
+    """Return Krippendorff's ordinal alpha over tips, each a mapping of judge to score: 1 is full agreement, 0 chance.
 
     Only tips with two or more judges count. Returns None with fewer than two such tips, or if all their scores are
     equal, since alpha is undefined without variation.
@@ -56,14 +57,14 @@ class SelfAgreement:
     scales: tuple[ScaleAgreement, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns unrounded JSON-serializable values; None where unknown."""
-        return {**asdict(self), "scales": [asdict(scale) for scale in self.scales]}
+        """Return unrounded JSON-serializable values; None where unknown."""
+        return asdict(self)
 
 
 def self_agreement(
     scales: Sequence[Scale], pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> SelfAgreement | None:
-    """Compares the (earlier, later) scores of each tip scored twice; returns None if there are none."""
+    """Compare the (earlier, later) scores of each tip scored twice; return None if there are none."""
     by_scale = []
     total = equal = 0
     for scale in scales:
@@ -82,11 +83,12 @@ def self_agreement(
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05
-BIAS_SHARE = 0.04  # part of it, for the biases of all scales together
-POOLED_SHARE = (FALSE_ALARM_RATE - BIAS_SHARE) / 2  # for error and contrast each
+BIAS_SHARE = 0.031  # part of it, for the biases of all scales together
+POOLED_SHARE = 0.003  # for error and contrast each; the rest allows for the design effect being an estimate
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidate values when estimating a judge's noise
+PRIOR_DEGREES = 20  # of freedom, added to those of the control answers in the test of a bias
 LEAST_SPREAD = 0.25  # minimum spread of errors, so that a judge who never varies does not get a zero-width interval
 
 Floats = NDArray[np.float64]
@@ -101,12 +103,19 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # too few controls scored
 
 
+def verdict_words(verdict: str | None) -> str:
+    """Return a stored verdict for readers."""
+    return "too far off" if verdict == Verdict.BEYOND else verdict or "unknown"
+
+
 @dataclass(frozen=True)
 class ControlScore:
-    """A judge's scores of one control tip, and its reference scores."""
+    """A judge's scores of one control tip, its reference scores, and the answer it was shown in."""
 
     scores: Mapping[str, int]
     reference: Mapping[str, int]
+    answer: str = ""  # the item's id
+    position: float = 0.0  # of the item on its sheet, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,7 @@ class ScaleDrift:
     n: int | None  # None if withheld
     bias: float | None  # mean of score − expected score of an honest judge at that reference
     interval: tuple[float, float] | None  # confidence interval of the bias, at the test's level
+    se: float | None  # standard error of the bias
     difference: float | None  # plain mean of score − reference
     error: float | None  # mean absolute difference
     beyond: bool
@@ -136,22 +146,25 @@ class Drift:
     contrast: float | None  # slope of score on reference: 1 if scores follow it fully, 0 if not at all
     contrast_limit: float | None
     contrast_beyond: bool
+    icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an answer
+    sheets: int = 1  # from which the controls were pooled
 
     def to_json(self) -> dict[str, Any]:
-        """Returns unrounded JSON-serializable values; None where unknown."""
+        """Return unrounded JSON-serializable values; None where unknown."""
         scales = [{**asdict(scale), "interval": scale.interval and list(scale.interval)} for scale in self.scales]
         return {**asdict(self), "verdict": self.verdict.value, "scales": scales}
 
     def sentences(self, rubric: Rubric) -> list[str]:
-        """Returns the verdict for users: scale, direction and size, never which items were controls."""
+        """Return the verdict for users: scale, direction and size, never which items were controls."""
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
+        of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
         five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
         points = "points" if five_steps else "points of a five-step scale"
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
             count = "the" if self.n_controls is None else self.n_controls
             sentence = (
-                f"No drift found on {count} control tips: the scores differ from the reference scores by "
+                f"No drift found on {count} control tips{of_sheets}: the scores differ from the reference scores by "
                 f"{self.error:.1f} {points} on average (limit {self.error_limit:.1f}), and no scale is too high or low."
             )
             return [sentence]
@@ -178,14 +191,19 @@ class Drift:
         return sentences
 
 
-def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore]) -> Drift:
-    """Compares the scores of control tips with their references; below MIN_CONTROLS the verdict is unknown."""
+def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:
+    """Compare the scores of control tips with their references; below MIN_CONTROLS the verdict is unknown.
+
+    A judge's errors are alike within an answer, so that tips of one answer count for less than independent ones: all
+    standard errors have the design effect of the intraclass correlation of the judge's own errors, pooled over scales.
+    """
     columns = [_column(scale, scored) for scale in scales]
-    by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales)) for column in columns)
     used = [column for column in columns if column.n]
+    icc = _intraclass_correlation(used)
+    by_scale = tuple(_scale_drift(column, BIAS_SHARE / len(scales), icc) for column in columns)
     enough = bool(columns) and all(column.n >= MIN_CONTROLS for column in columns)
-    error, error_limit = _error(used)
-    contrast, contrast_limit = _contrast(used)
+    error, error_limit = _error(used, icc)
+    contrast, contrast_limit = _contrast(used, icc)
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
     beyond = error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale)
@@ -200,6 +218,8 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore]) -> Dr
         contrast=contrast,
         contrast_limit=contrast_limit,
         contrast_beyond=contrast_beyond,
+        icc=icc,
+        sheets=sheets,
     )
 
 
@@ -210,6 +230,7 @@ class _Column:
     scale: Scale
     score: Ints
     reference: Ints
+    answer: Ints  # number of the answer that each tip is in
     counts: Ints  # occurrences of each reference
     unit: float
 
@@ -217,16 +238,64 @@ class _Column:
     def n(self) -> int:
         return len(self.score)
 
+    @cached_property
+    def excess(self) -> Floats:
+        """Errors without those that the ends of the scale cause for an honest judge as noisy as this one."""
+        honest, error = _honest(self.scale.max - self.scale.min), self.score - self.reference
+        # The noise whose error variance at these references is closest to the judge's; unaffected by a shift.
+        shares = self.counts / self.n
+        expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
+        noise = int(np.abs(expected - np.var(error)).argmin())
+        return np.asarray(error - honest.mean[noise][self.reference])
+
+    @property
+    def spread(self) -> float:
+        return max(float(self.excess.std(ddof=1)) if self.n > 1 else 0.0, LEAST_SPREAD * self.unit)
+
+    def clustering(self, weights: NDArray[np.floating[Any]]) -> float:
+        """Return the variance of a weighted sum if errors of an answer are equal, relative to independent ones."""
+        total = float(weights @ weights)
+        return float(np.square(np.bincount(self.answer, weights)).sum()) / total if total else 1.0
+
 
 def _column(scale: Scale, scored: Sequence[ControlScore]) -> _Column:
     name = scale.name
-    pairs = [(tip.scores[name], tip.reference[name]) for tip in scored if name in tip.scores and name in tip.reference]
-    values = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    used = [tip for tip in scored if name in tip.scores and name in tip.reference]
+    values = np.array([(tip.scores[name], tip.reference[name]) for tip in used], dtype=np.int64).reshape(-1, 2)
     if values.size and (values.min() < scale.min or values.max() > scale.max):
         raise ValueError(f"{name} goes from {scale.min} to {scale.max}; seen {values.min()} to {values.max()}.")
     score, reference = (values - scale.min).T
+    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(tip.answer for tip in used))}
+    answer = np.array([numbers[tip.answer] for tip in used], dtype=np.int64)
     steps = scale.max - scale.min
-    return _Column(scale, score, reference, np.bincount(reference, minlength=steps + 1), _unit(steps))
+    return _Column(scale, score, reference, answer, np.bincount(reference, minlength=steps + 1), _unit(steps))
+
+
+def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
+    """Return the share of the error variance that is between answers, from a one-way layout pooled over the scales.
+
+    At least 0. None if there are no two answers, or none with two tips.
+    """
+    between = within = between_degrees = within_degrees = 0.0
+    sizes = []
+    for column in columns:
+        tips = np.bincount(column.answer)
+        if len(tips) < 2 or column.n == len(tips):
+            continue
+        error = (column.excess - column.excess.mean()) / column.spread
+        explained = float((np.bincount(column.answer, error) ** 2 / tips).sum())
+        between, within = between + explained, within + float(error @ error) - explained
+        between_degrees, within_degrees = between_degrees + len(tips) - 1, within_degrees + column.n - len(tips)
+        sizes.append((column.n - float(tips @ tips) / column.n) / (len(tips) - 1))
+    if not sizes:
+        return None
+    above, below = between / between_degrees, within / within_degrees
+    total = above + (float(np.mean(sizes)) - 1) * below
+    return max(0.0, (above - below) / total) if total > 0 else 0.0
+
+
+def _design_effect(icc: float | None, clustering: float) -> float:
+    return 1 + (icc or 0.0) * (clustering - 1)
 
 
 def _unit(steps: int) -> float:
@@ -244,7 +313,7 @@ class _Honest:
 
 @lru_cache(maxsize=64)
 def _honest(steps: int) -> _Honest:
-    """Computes the moments for a scale of `steps` + 1 values, exactly, from clip(round(reference + noise))."""
+    """Compute the moments for a scale of `steps` + 1 values, exactly, from clip(round(reference + noise))."""
     from scipy.special import ndtr
 
     noises = np.append(NOISES, HONEST_NOISE) * _unit(steps)
@@ -260,25 +329,23 @@ def _honest(steps: int) -> _Honest:
     return _Honest(mean, variance, absolute)
 
 
-def _scale_drift(column: _Column, rate: float) -> ScaleDrift:
+def _scale_drift(column: _Column, rate: float, icc: float | None) -> ScaleDrift:
     name, n = column.scale.name, column.n
     if not n:
-        return ScaleDrift(name, 0, None, None, None, None, beyond=False)
-    honest = _honest(column.scale.max - column.scale.min)
+        return ScaleDrift(name, 0, None, None, None, None, None, beyond=False)
     error = column.score - column.reference
-    # The noise whose error variance at these references is closest to the judge's; unaffected by a shift.
-    shares = column.counts / n
-    expected = honest.variance @ shares + honest.mean**2 @ shares - (honest.mean @ shares) ** 2
-    noise = int(np.abs(expected - np.var(error)).argmin())
-    excess = error - honest.mean[noise][column.reference]
-    bias = float(excess.mean())
-    interval = None
+    bias, interval, se = float(column.excess.mean()), None, None
     if n >= 2:
-        spread = max(float(excess.std(ddof=1)), LEAST_SPREAD * column.unit)
-        reach = _t_quantile(rate, n - 1) * spread / sqrt(n)
+        se = column.spread * sqrt(_design_effect(icc, column.clustering(np.ones(n))) / n)
+        reach = _t_quantile(rate, _degrees(column, icc)) * se
         interval = (bias - reach, bias + reach)
     beyond = n >= MIN_CONTROLS and interval is not None and not interval[0] <= 0 <= interval[1]
-    return ScaleDrift(name, n, bias, interval, float(error.mean()), float(np.abs(error).mean()), beyond)
+    return ScaleDrift(name, n, bias, interval, se, float(error.mean()), float(np.abs(error).mean()), beyond)
+
+
+def _degrees(column: _Column, icc: float | None) -> int:
+    answers = int(column.answer.max()) + 1
+    return column.n - 1 if icc is None else min(column.n - 1, answers - 1 + PRIOR_DEGREES)
 
 
 @lru_cache(maxsize=1024)
@@ -288,35 +355,183 @@ def _t_quantile(rate: float, degrees: int) -> float:
     return float(stdtrit(degrees, 1 - rate / 2))
 
 
-def _error(columns: Sequence[_Column]) -> tuple[float | None, float | None]:
-    """Returns the pooled mean absolute error and the largest value explained by chance."""
+def _error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
+    """Return the pooled mean absolute error and the largest value explained by chance."""
     total = sum(column.n for column in columns)
     if not total:
         return None, None
     seen = sum(float(np.abs(column.score - column.reference).sum()) / column.unit for column in columns)
-    mean = variance = third = 0.0
+    rho = icc or 0.0
+    alike = (sqrt(1 - rho**2) + rho * asin(rho) - 1) * 2 / (pi - 2)  # correlation of absolute normal values
+    mean = variance = third = inflated = 0.0
     for column in columns:
         cumulants = _honest(column.scale.max - column.scale.min).absolute @ column.counts
         mean += float(cumulants[0]) / column.unit
         variance += float(cumulants[1]) / column.unit**2
         third += float(cumulants[2]) / column.unit**3
+        inflated += float(cumulants[1]) / column.unit**2 * _design_effect(alike, column.clustering(np.ones(column.n)))
     z = POOLED_QUANTILE
     skewed = z + (z**2 - 1) / 6 * third / variance**1.5
-    return seen / total, (mean + skewed * sqrt(variance)) / total
+    return seen / total, (mean + skewed * sqrt(inflated)) / total
 
 
-def _contrast(columns: Sequence[_Column]) -> tuple[float | None, float | None]:
-    """Returns the pooled slope of score on reference and the smallest by chance; None if references do not vary."""
+def _contrast(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
+    """Return the pooled slope of score on reference and the smallest by chance; None if references do not vary."""
     seen = expected = variance = weight = 0.0
     for column in columns:
         honest = _honest(column.scale.max - column.scale.min)
         values = np.arange(len(column.counts))
         away = (values - float(values @ column.counts) / column.n) / column.unit
         weights = away * column.counts
+        effect = _design_effect(icc, column.clustering(away[column.reference]))
         seen += float(away[column.reference] @ column.score) / column.unit
         expected += float(weights @ (values + honest.mean[-1])) / column.unit
-        variance += float(weights * away @ honest.variance[-1]) / column.unit**2
+        variance += float(weights * away @ honest.variance[-1]) / column.unit**2 * effect
         weight += float(weights @ away)
     if weight <= 0:
         return None, None
     return seen / weight, (expected - POOLED_QUANTILE * sqrt(variance)) / weight
+
+
+CUSUM_SLACK = 0.5  # standard errors per sheet that are not added up
+CUSUM_LIMIT = 6.5  # an honest judge's sums of all scales stay below it over 20 sheets in 97 %
+TREND_RATE = 0.01  # false-alarm rate of fatigue and compression each
+_LEAST_ANSWERS = 8
+
+
+@dataclass(frozen=True)
+class BiasSum:
+    """A judge's bias on one scale added up over sheets (CUSUM), in standard errors: small drifts that persist."""
+
+    scale: str
+    sheets: int
+    bias: float  # mean over the sheets, in the scale's points
+    high: float
+    low: float
+
+    @property
+    def beyond(self) -> bool:
+        return max(self.high, self.low) > CUSUM_LIMIT
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A trend of a judge's errors, with its interval."""
+
+    value: float
+    ci_low: float
+    ci_high: float
+
+    @property
+    def beyond(self) -> bool:
+        return abs(self.value) > 1e-9 and not self.ci_low <= 0 <= self.ci_high  # without errors only rounding is left
+
+
+@dataclass(frozen=True)
+class Trends:
+    """A judge over several sheets. Shown to admins; nothing is held because of it."""
+
+    sums: tuple[BiasSum, ...]
+    fatigue: Slope | None  # growth of the absolute error from the first to the last item of a sheet
+    compression: Slope | None  # error per point of the reference: negative if good and poor tips move together
+
+    def to_json(self) -> dict[str, Any]:
+        """Return unrounded JSON-serializable values; None where unknown."""
+        return {
+            "sums": [{**asdict(each), "limit": CUSUM_LIMIT, "beyond": each.beyond} for each in self.sums],
+            "fatigue": self.fatigue and {**asdict(self.fatigue), "beyond": self.fatigue.beyond},
+            "compression": self.compression and {**asdict(self.compression), "beyond": self.compression.beyond},
+        }
+
+    def sentences(self) -> list[str]:
+        """Return what exceeds chance, for admins."""
+        found = [
+            f"{each.scale} is scored too {'high' if each.high > each.low else 'low'} over "
+            f"{plural(each.sheets, 'sheet')}, by {abs(each.bias):.2f} points on average."
+            for each in self.sums
+            if each.beyond
+        ]
+        if self.fatigue and self.fatigue.beyond:
+            more = "larger" if self.fatigue.value > 0 else "smaller"
+            found.append(f"Errors are {abs(self.fatigue.value):.2f} points {more} at the end of a sheet.")
+        if self.compression and self.compression.beyond:
+            change = "too close together" if self.compression.value < 0 else "too far apart"
+            found.append(
+                f"Scores of good and poor tips are {change}: by {abs(self.compression.value):.2f} points "
+                "for each point between their references."
+            )
+        return found
+
+
+def measure_trends(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Trends:
+    """Measure a judge's trends over the controls of their sheets, oldest first."""
+    known = [sheet for sheet in sheets if sheet]
+    return Trends(
+        sums=tuple(_bias_sums(scales, known)),
+        fatigue=_fatigue(scales, known),
+        compression=_compression([_column(scale, [tip for sheet in known for tip in sheet]) for scale in scales]),
+    )
+
+
+def _bias_sums(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Iterator[BiasSum]:
+    from scipy.special import ndtri, stdtr
+
+    measured: dict[str, list[tuple[float, float]]] = {scale.name: [] for scale in scales}  # bias and z of each sheet
+    for sheet in sheets:
+        columns = [_column(scale, sheet) for scale in scales]
+        icc = _intraclass_correlation([column for column in columns if column.n])
+        for column in columns:
+            drift = _scale_drift(column, TREND_RATE, icc)
+            if drift.bias is not None and drift.se:
+                z = float(ndtri(stdtr(_degrees(column, icc), drift.bias / drift.se)))
+                measured[drift.scale].append((drift.bias, z))
+    for name, found in measured.items():
+        high = low = 0.0
+        for _, z in found:
+            high, low = max(0.0, high + z - CUSUM_SLACK), max(0.0, low - z - CUSUM_SLACK)
+        if found:
+            yield BiasSum(name, len(found), sum(bias for bias, _ in found) / len(found), high, low)
+
+
+def _fatigue(scales: Sequence[Scale], sheets: Sequence[Sequence[ControlScore]]) -> Slope | None:
+    """Regress an answer's mean absolute error on its position, within sheets."""
+    x, y = [], []
+    for sheet in sheets:
+        errors: dict[float, list[float]] = {}
+        for tip in sheet:
+            for scale in scales:
+                if scale.name in tip.scores and scale.name in tip.reference:
+                    steps, reference = scale.max - scale.min, tip.reference[scale.name]
+                    expected = float(_honest(steps).absolute[0][reference - scale.min])
+                    error = abs(tip.scores[scale.name] - reference) - expected
+                    errors.setdefault(tip.position, []).append(error / _unit(steps))
+        means = [sum(found) / len(found) for found in errors.values()]
+        x += [at - sum(errors) / len(errors) for at in errors]
+        y += [mean - sum(means) / len(means) for mean in means]
+    degrees, spread = len(x) - len(sheets) - 1, float(np.dot(x, x))
+    if len(x) < _LEAST_ANSWERS or degrees < 1 or not spread:
+        return None
+    slope = float(np.dot(x, y)) / spread
+    rest = np.array(y) - slope * np.array(x)
+    return _slope(slope, sqrt(float(rest @ rest) / degrees / spread), degrees)
+
+
+def _compression(columns: Sequence[_Column]) -> Slope | None:
+    """Regress errors on references over all scales, with a variance that allows for answers."""
+    used = [column for column in columns if column.n > 1]
+    answers = max((int(column.answer.max()) + 1 for column in used), default=0)
+    x = [(column.reference - column.reference.mean()) / column.unit for column in used]
+    y = [(column.excess - column.excess.mean()) / column.unit for column in used]
+    spread = sum(float(each @ each) for each in x)
+    if answers < _LEAST_ANSWERS or not spread:
+        return None
+    slope = sum(float(a @ b) for a, b in zip(x, y, strict=True)) / spread
+    pulls = np.zeros(answers)
+    for column, a, b in zip(used, x, y, strict=True):
+        pulls += np.bincount(column.answer, a * (b - slope * a), minlength=answers)
+    return _slope(slope, sqrt(float(pulls @ pulls) * answers / (answers - 1)) / spread, answers - 1)
+
+
+def _slope(value: float, se: float, degrees: int) -> Slope:
+    reach = _t_quantile(TREND_RATE, degrees) * se
+    return Slope(value, value - reach, value + reach)

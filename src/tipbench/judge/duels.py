@@ -9,30 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
-from itertools import chain, combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import tipbench
-from tipbench.errors import CorruptText, NotEnoughData
+from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
-from tipbench.judge.check import (
-    MAX_PROBLEMS,
-    Location,
-    Problem,
-    check_card,
-    check_items,
-    check_judge,
-    check_origin,
-    check_rubric,
-    check_text,
-    describe_value,
-    expect,
-    refusal,
-)
+from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value
 from tipbench.judge.material import JudgedCell, combine_material, load_suites, read_cells
 from tipbench.judge.scores import RUBRIC
+from tipbench.judge.sheet import Sheet, SheetItem, file_json
 from tipbench.judge.sheet_store import (
     ANSWERS,
     DUEL,
@@ -41,13 +27,15 @@ from tipbench.judge.sheet_store import (
     SHEET_KIND,
     SheetStatus,
     check_no_open_sheet,
+    compact_json,
+    find_original,
+    judging_run,
     milliseconds,
     now_iso,
-    origin,
-    unknown_sheet_error,
+    read_judgings,
 )
 from tipbench.plan.rubric import Rubric, parse_rubric
-from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
+from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
 
@@ -82,7 +70,7 @@ class MatchUp:
 
 
 def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] = ()) -> list[MatchUp]:
-    """Returns all match-ups of different pairs within a scenario and repeat, except those in `done`."""
+    """Return all match-ups of different pairs within a scenario and repeat, except those in `done`."""
     places: dict[tuple[str, str], list[Contender]] = defaultdict(list)
     for contender in sorted(contenders, key=lambda each: (each.scenario, each.repeat, each.name, each.run_id)):
         places[contender.scenario, contender.repeat].append(contender)
@@ -91,7 +79,7 @@ def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] 
 
 
 def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Random) -> list[MatchUp]:
-    """Returns at most `limit` match-ups: whole scenarios in random order, so that no pair is shown more often.
+    """Return at most `limit` match-ups: whole scenarios in random order, so that no pair is shown more often.
 
     If fewer than two whole scenarios fit, one match-up per scenario in turn, since a single scenario has no error bar.
     """
@@ -112,7 +100,7 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
 
 
 def in_both_orders(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[Contender, Contender]]:
-    """Returns each match-up twice with sides swapped, at least three quarters of all match-ups apart."""
+    """Return each match-up twice with sides swapped, at least three quarters of all match-ups apart."""
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
@@ -138,58 +126,39 @@ class Winner(StrEnum):
 
 
 @dataclass(frozen=True)
-class DuelItem:
-    """Two answers to one scenario, under an opaque id."""
+class DuelItem(SheetItem):
+    """Two answers to one scenario."""
 
-    id: str
-    scenario: Mapping[str, Any]
     a: tuple[Tip, ...]
     b: tuple[Tip, ...]
 
     @property
-    def sha256(self) -> str:
-        """Hash of everything a judge must not change."""
-        sides = {side: [[tip.tip, tip.rationale] for tip in getattr(self, side)] for side in SIDES}
-        return fingerprint({"item": self.id, "scenario": self.scenario, **sides})
+    def texts(self) -> Mapping[str, Sequence[Tip]]:
+        return {"a": self.a, "b": self.b}
 
 
-@dataclass(frozen=True)
-class DuelSheet:
-    """A set of duels for one judge."""
-
-    id: str
-    experiment: str
-    judge: str | None  # None if the judge enters a name in the file
-    rubric: Rubric
-    items: tuple[DuelItem, ...]
-
-
-@dataclass(frozen=True)
-class FilledDuels:
-    """A validated duel sheet: the winners by item, and the ids of unfinished items."""
-
-    judge: str
-    winners: Mapping[str, Winner]
-    unfinished: tuple[str, ...]
+DuelSheet = Sheet[DuelItem]
 
 
 def duel_json(sheet: DuelSheet, winners: Mapping[str, Winner] | None = None) -> dict[str, Any]:
-    """Returns the sheet as JSON-serializable values, with existing winners filled in."""
+    """Return the sheet as JSON-serializable values, with existing winners filled in."""
     given = winners or {}
-    return {
-        "format": FORMAT,
-        "sheet": sheet.id,
-        "experiment": sheet.experiment,
-        "judge": sheet.judge,
-        "instructions": INSTRUCTIONS,
-        "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
-        "items": [_item_json(item, given.get(item.id)) for item in sheet.items],
-    }
+    items = [
+        {
+            "item": item.id,
+            "sha256": item.sha256,
+            "scenario": item.scenario,
+            **{key: [{"tip": tip.tip, "rationale": tip.rationale} for tip in tips] for key, tips in item.texts.items()},
+            "winner": str(given[item.id]) if item.id in given else None,
+        }
+        for item in sheet.items
+    ]
+    return file_json(FORMAT, sheet, INSTRUCTIONS, items)
 
 
-def duel_text(sheet: DuelSheet, winners: Mapping[str, Winner] | None = None) -> str:
-    """Returns the content of the sheet file; equal sheets give equal text."""
-    return json.dumps(duel_json(sheet, winners), ensure_ascii=False, indent=1) + "\n"
+def duel_text(sheet: DuelSheet) -> str:
+    """Return the content of the sheet file; equal sheets give equal text."""
+    return json.dumps(duel_json(sheet), ensure_ascii=False, indent=1) + "\n"
 
 
 INSTRUCTIONS = (
@@ -203,81 +172,33 @@ INSTRUCTIONS = (
 )
 
 
-def check_duels(raw: Mapping[str, Any], sheet: DuelSheet, *, judge: str | None = None) -> FilledDuels:
-    """Validates a filled duel sheet. Raises SheetRefused with every problem."""
-    top = Location([])
-    check_origin(top, raw, FORMAT, sheet.id, sheet.experiment)
-    if top.problems:  # another sheet: problems with its items would only add noise
-        raise refusal(top.problems)
-    check_rubric(top, raw, sheet.rubric)
-    name = check_judge(top, raw, sheet.judge, judge)
-    outcomes: dict[str, Winner | None] = {}
-    checks = {item.id: partial(check_duel, item=item) for item in sheet.items}
-    problems = list(islice(chain(top.problems, check_items(raw, sheet.id, checks, outcomes)), MAX_PROBLEMS + 1))
-    if problems or name is None:
-        raise refusal(problems)
-    said = {item.id: outcomes.get(item.id) for item in sheet.items}
-    return FilledDuels(
-        name,
-        winners={id_: winner for id_, winner in said.items() if winner is not None},
-        unfinished=tuple(id_ for id_, winner in said.items() if winner is None),
-    )
-
-
 def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | None:
-    """Validates one item; returns its winner, None if unfinished, or the problems."""
+    """Validate one item; return its winner, None if unfinished, or the problems."""
     place = Location([], item.id)
     if not isinstance(raw_item, Mapping):
         place.refuse("item", raw_item, "an object with item, sha256, scenario, a, b and winner")
         return place.problems
-    expect(place, raw_item, "item", item.id)
-    expect(place, raw_item, "sha256", item.sha256)
-    if "scenario" in raw_item:
-        check_card(place, raw_item["scenario"], item.scenario)
-    for side in SIDES:
-        _same_tips(place, raw_item, side, getattr(item, side))
-    winner = _winner(place, raw_item)
-    return place.problems or winner
-
-
-def _winner(place: Location, raw: Mapping[str, Any]) -> Winner | None:
-    value = raw.get("winner")
-    if value is None and "winner" in raw:
-        return None
-    word = value.strip().casefold() if isinstance(value, str) else None
-    if word not in set(Winner):
-        place.refuse("winner", describe_value(raw, "winner"), "'a', 'b' or 'tie', or null")
-        return None
-    return Winner(word)
-
-
-def _same_tips(place: Location, raw: Mapping[str, Any], side: str, tips: tuple[Tip, ...]) -> None:
-    given = raw.get(side)
-    if not isinstance(given, list) or len(given) != len(tips):
-        seen = len(given) if isinstance(given, list) else describe_value(raw, side)
-        place.refuse(side, seen, f"the answer's {len(tips)} tips")
-        return
-    for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
-        at = place.at(number, raw_tip)
-        if not isinstance(raw_tip, Mapping):
-            at.refuse(side, raw_tip, "the tip as exported")
+    check_unchanged(place, raw_item, item)
+    for side, tips in item.texts.items():
+        given = raw_item.get(side)
+        if not isinstance(given, list) or len(given) != len(tips):
+            seen = len(given) if isinstance(given, list) else describe_value(raw_item, side)
+            place.refuse(side, seen, f"the answer's {len(tips)} tips")
             continue
-        check_text(at, raw_tip, "tip", tip.tip, f"{side}.tip")
-        check_text(at, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
-
-
-def _item_json(item: DuelItem, winner: Winner | None) -> dict[str, Any]:
-    sides = {side: [{"tip": tip.tip, "rationale": tip.rationale} for tip in getattr(item, side)] for side in SIDES}
-    return {
-        "item": item.id,
-        "sha256": item.sha256,
-        "scenario": item.scenario,
-        **sides,
-        "winner": str(winner) if winner else None,
-    }
-
-
-_TEXTS = (SHEET, KEY, RUBRIC, ANSWERS)
+        for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
+            at = place.at(number, raw_tip)
+            if not isinstance(raw_tip, Mapping):
+                at.refuse(side, raw_tip, "the tip as exported")
+                continue
+            check_text(at, raw_tip, "tip", tip.tip, f"{side}.tip")
+            check_text(at, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
+    value = raw_item.get("winner")
+    if value is None and "winner" in raw_item:
+        return place.problems or None
+    word = value.strip().casefold() if isinstance(value, str) else ""
+    if word not in set(Winner):
+        place.refuse("winner", describe_value(raw_item, "winner"), "'a', 'b' or 'tie', or null")
+    return place.problems or Winner(word)
 
 
 @dataclass(frozen=True)
@@ -306,99 +227,69 @@ class StoredDuelSheet:
 
 
 def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
-    """Stores a new duel sheet and returns its run id. Must succeed before the file is sent to a judge."""
-    sheet, at = stored.sheet, milliseconds(stored.exported)
-    key = {"judge": sheet.judge, "items": stored.sides, "runs": stored.names}
-    run = NewRun(
-        kind=RunKind.JUDGING,
-        record_id=sheet.id,
+    """Store a new duel sheet and return its run id. Must succeed before the file is sent to a judge."""
+    sheet = stored.sheet
+    # Each answer is stored once and referenced by index, as it occurs in many items.
+    answers = list(dict.fromkeys(tips for item in sheet.items for tips in (item.a, item.b)))
+    place = {tips: at for at, tips in enumerate(answers)}
+    content = {
+        "cards": {item.scenario["id"]: item.scenario for item in sheet.items},
+        "answers": [[[tip.tip, tip.rationale] for tip in tips] for tips in answers],
+        "items": [[item.id, item.scenario["id"], place[item.a], place[item.b]] for item in sheet.items],
+    }
+    run = judging_run(
+        sheet,
+        stored.exported,
+        stored.seed,
         name=f"duels {sheet.id}",
-        start_ms=at,
-        end_ms=at,
-        params={"rubric": sheet.rubric.tag, "seed": str(stored.seed)},
-        metrics={"n_items": float(len(sheet.items))},
-        tags={
-            "sheet": sheet.id,
-            SHEET_KIND: DUEL,
-            "sheet_status": str(stored.status),
-            "exported_at": stored.exported,
-            "tipbench.version": tipbench.__version__,
-            **({"judge": sheet.judge} if sheet.judge else {}),
-        },
-        texts={SHEET: _sheet_text(sheet), KEY: _compact(key), RUBRIC: sheet.rubric.text},
+        metrics={},
+        tags={SHEET_KIND: DUEL},
+        content=content,
+        key={"judge": sheet.judge, "items": stored.sides, "runs": stored.names},
     )
     return store.record(experiment_id, run)
 
 
 def find_duel(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredDuelSheet | None:
-    """Returns the duel sheet with this id, or None if absent."""
+    """Return the duel sheet with this id, or None if absent."""
     return next(_read(store, experiment_id, experiment, {"sheet": sheet_id}), None)
 
 
 def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> Iterator[StoredDuelSheet]:
-    """Yields the duel sheets of an experiment, newest first."""
+    """Yield the duel sheets of an experiment, newest first."""
     return _read(store, experiment_id, experiment, {})
 
 
-def duel_answers_text(answers: Mapping[str, DuelAnswer], history: tuple[DuelAnswer, ...]) -> str:
-    """Serializes the answers for storage with the sheet."""
+def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelAnswer]) -> str:
+    """Serialize the answers for storage with the sheet."""
     now = {item: {"winner": str(given.winner), "at": given.at} for item, given in sorted(answers.items())}
     before = [{"item": given.item, "winner": str(given.winner), "at": given.at} for given in history]
-    return _compact({"answers": now, "history": before})
+    return compact_json({"answers": now, "history": before})
 
 
 def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]) -> Iterator[StoredDuelSheet]:
-    only = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL, **where}
-    rubrics: dict[str, Rubric] = {}
-    for run, texts in store.read(experiment_id, where=only, texts=_TEXTS):
-        try:
-            text = texts[RUBRIC]
-            rubric = rubrics.get(text) or rubrics.setdefault(text, parse_rubric(text, Path("rubric.md")))
-            yield _judging(experiment, run, texts, rubric)
-        except (KeyError, ValueError, TypeError, AttributeError) as exc:
-            raise CorruptText(
-                f"The judging run {run.run_id} in MLflow has an unexpected format ({type(exc).__name__}: {exc})."
-            ) from exc
+    def answer(raw: Mapping[str, Any]) -> DuelAnswer:
+        return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
 
+    def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
+        shown, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
+        given = json.loads(texts[ANSWERS]) if ANSWERS in texts else {"answers": {}, "history": []}
+        answers = [tuple(Tip(*tip) for tip in tips) for tips in shown["answers"]]
+        items = tuple(DuelItem(id_, shown["cards"][card], answers[a], answers[b]) for id_, card, a, b in shown["items"])
+        return StoredDuelSheet(
+            sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items),
+            sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
+            names={run_id: (name[0], name[1]) for run_id, name in key["runs"].items()},
+            exported=run.tags["exported_at"],
+            seed=int(run.params["seed"]),
+            run_id=run.run_id,
+            status=SheetStatus(run.tags["sheet_status"]),
+            answers={item: answer({"item": item, **raw}) for item, raw in given["answers"].items()},
+            history=tuple(answer(raw) for raw in given["history"]),
+            owner=run.tags.get("judge"),
+        )
 
-def _judging(experiment: str, run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
-    key = json.loads(texts[KEY])
-    came_back = json.loads(texts[ANSWERS]) if ANSWERS in texts else {"answers": {}, "history": []}
-    return StoredDuelSheet(
-        sheet=DuelSheet(run.tags["sheet"], experiment, key["judge"], rubric, _items(json.loads(texts[SHEET]))),
-        sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
-        names={run_id: (name[0], name[1]) for run_id, name in key["runs"].items()},
-        exported=run.tags["exported_at"],
-        seed=int(run.params["seed"]),
-        run_id=run.run_id,
-        status=SheetStatus(run.tags["sheet_status"]),
-        answers={item: _answer({"item": item, **given}) for item, given in came_back["answers"].items()},
-        history=tuple(_answer(given) for given in came_back["history"]),
-        owner=run.tags.get("judge"),
-    )
-
-
-def _answer(raw: Mapping[str, Any]) -> DuelAnswer:
-    return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
-
-
-def _sheet_text(sheet: DuelSheet) -> str:
-    """Serializes the sheet; each answer is stored once and referenced by index, as it occurs in many items."""
-    cards = {item.scenario["id"]: item.scenario for item in sheet.items}
-    answers = list(dict.fromkeys(getattr(item, side) for item in sheet.items for side in SIDES))
-    place = {tips: at for at, tips in enumerate(answers)}
-    items = [[item.id, item.scenario["id"], place[item.a], place[item.b]] for item in sheet.items]
-    told = [[[tip.tip, tip.rationale] for tip in tips] for tips in answers]
-    return _compact({"cards": cards, "answers": told, "items": items})
-
-
-def _items(raw: Mapping[str, Any]) -> tuple[DuelItem, ...]:
-    answers = [tuple(Tip(*tip) for tip in tips) for tips in raw["answers"]]
-    return tuple(DuelItem(item, raw["cards"][card], answers[a], answers[b]) for item, card, a, b in raw["items"])
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return read_judgings(store, experiment_id, DUEL, where, parse)
 
 
 @dataclass(frozen=True)
@@ -425,7 +316,7 @@ class DuelExport:
 
 
 def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) -> DuelExport:
-    """Creates a duel sheet and stores it in MLflow, which closes the judge's sheets of the experiment.
+    """Create a duel sheet and store it in MLflow, which closes the judge's sheets of the experiment.
 
     Raises NotEnoughData if there is nothing left to compare, SheetsClosed while the judge has an open sheet.
     """
@@ -436,17 +327,33 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
     cards = combine_material(load_suites(cells, request.suite)).cards
     known = [cell for cell in cells if cell.scenario in cards]
-    shown = [cell for cell in known if cell.tips]
-    done = _done(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
-    found = match_ups([_contender(cell, request) for cell in shown], done)
+    shown = {cell.run.run_id: cell for cell in known if cell.tips}
+    contenders = [
+        Contender(run_id, request.runs[run_id], cell.scenario[0], cell.run.params.get("repeat", ""), cell.tips)
+        for run_id, cell in shown.items()
+    ]
+    done = _judged_in_both_orders(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
+    found = match_ups(contenders, done)
     if not found:
         raise NotEnoughData(_nothing(experiment.name, request, done, len(cells) - len(known)))
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     chosen = choose_match_ups(found, request.limit and max(1, request.limit // 2), rng)
     rubric = _rubric(store, cells, request.rubric)
-    cards_by_run = {cell.run.run_id: cards[cell.scenario] for cell in shown}
-    stored = replace(_composed(chosen, experiment.name, request.judge, rubric, cards_by_run, rng), seed=seed)
+    shows = in_both_orders(chosen, rng)
+    sheet_id = uuid.uuid4().hex[:12]
+    items = tuple(
+        DuelItem(fingerprint([sheet_id, rng.getrandbits(64), at], 12), cards[shown[a.run_id].scenario], a.tips, b.tips)
+        for at, (a, b) in enumerate(shows)
+    )
+    stored = StoredDuelSheet(
+        sheet=Sheet(sheet_id, experiment.name, request.judge, rubric, items),
+        sides={item.id: (a.run_id, b.run_id) for item, (a, b) in zip(items, shows, strict=True)},
+        names={side.run_id: side.name for show in shows for side in show},
+        exported=now_iso(),
+        seed=seed,
+        owner=request.judge,
+    )
     run_id = record_duel(store, experiment.experiment_id, stored)
     store.touch(experiment.experiment_id)
     return DuelExport(
@@ -456,50 +363,6 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         without_tips=len(known) - len(shown),
         unknown_scenarios=len(cells) - len(known),
     )
-
-
-def _composed(
-    chosen: Sequence[MatchUp],
-    experiment: str,
-    judge: str | None,
-    rubric: Rubric,
-    cards: Mapping[str, Mapping[str, Any]],
-    rng: random.Random,
-) -> StoredDuelSheet:
-    sheet_id = uuid.uuid4().hex[:12]
-    shows = in_both_orders(chosen, rng)
-    items = tuple(
-        DuelItem(fingerprint([sheet_id, rng.getrandbits(64), at], 12), cards[a.run_id], a.tips, b.tips)
-        for at, (a, b) in enumerate(shows)
-    )
-    return StoredDuelSheet(
-        sheet=DuelSheet(sheet_id, experiment, judge, rubric, items),
-        sides={item.id: (a.run_id, b.run_id) for item, (a, b) in zip(items, shows, strict=True)},
-        names={side.run_id: side.name for show in shows for side in show},
-        exported=now_iso(),
-        owner=judge,
-    )
-
-
-@dataclass(frozen=True)
-class ReceivedDuels:
-    """A validated duel sheet, ready to be applied."""
-
-    experiment: Experiment
-    stored: StoredDuelSheet
-    filled: FilledDuels
-
-
-def receive_duels(store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None) -> ReceivedDuels:
-    """Finds the stored duel sheet of a filled file and validates it. Raises SheetRefused with every problem."""
-    experiment, sheet_id = origin(store, raw, FORMAT)
-    stored = find_duel(store, experiment.experiment_id, experiment.name, sheet_id)
-    if stored is None:
-        raise unknown_sheet_error(experiment, sheet_id)
-    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
-    filled = check_duels(raw, expected, judge=judge)
-    check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
-    return ReceivedDuels(experiment, stored, filled)
 
 
 @dataclass(frozen=True)
@@ -525,7 +388,7 @@ class DuelApplyResult:
     blank: int = 0  # items blank in the file that have an earlier winner
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result for scripts, with the keys of `ApplyResult.to_json` that apply to duels."""
+        """Return the result for scripts, with the keys of `ApplyResult.to_json` that apply to duels."""
         return {
             "sheet": self.sheet,
             "status": str(SheetStatus.APPLIED),
@@ -542,11 +405,20 @@ class DuelApplyResult:
         }
 
 
-def apply_duels(store: RunStore, received: ReceivedDuels, *, dry_run: bool = False) -> DuelApplyResult:
-    """Saves the answers in a single update; writes nothing if no answer changed."""
-    stored, filled, at = received.stored, received.filled, now_iso()
+def apply_duels(
+    store: RunStore, raw: Mapping[str, Any], *, judge: str | None = None, dry_run: bool = False
+) -> DuelApplyResult:
+    """Validate a filled duel file and save its answers in a single update; write nothing if no answer changed.
+
+    Raises SheetRefused with every problem, SheetsClosed while the judge has an open sheet.
+    """
+    experiment, stored = find_original(store, raw, FORMAT, find_duel)
+    expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+    filled = check_file(FORMAT, raw, expected, check_duel, judge=judge)
+    check_no_open_sheet(store, experiment, filled.judge)  # the file may have been exported without a name
+    at = now_iso()
     changes, answers, history = [], dict(stored.answers), list(stored.history)
-    for item, winner in filled.winners.items():
+    for item, winner in filled.finished.items():
         former = answers.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
@@ -558,14 +430,21 @@ def apply_duels(store: RunStore, received: ReceivedDuels, *, dry_run: bool = Fal
         change = RunChange(
             metrics=metrics,
             tags={"sheet_status": str(SheetStatus.APPLIED), "judge": filled.judge, "applied_at": at},
-            texts={ANSWERS: duel_answers_text(answers, tuple(history))},
+            texts={ANSWERS: duel_answers_text(answers, history)},
             at_ms=milliseconds(at),
         )
         store.update(stored.run_id, change)
-        store.touch(received.experiment.experiment_id)
-    left = len(stored.sheet.items) - len(answers)
-    blank = len(stored.answers.keys() - filled.winners.keys())
-    return DuelApplyResult(stored.sheet.id, filled.judge, len(answers), left, tuple(changes), twice, same, blank)
+        store.touch(experiment.experiment_id)
+    return DuelApplyResult(
+        sheet=stored.sheet.id,
+        judge=filled.judge,
+        finished=len(answers),
+        unfinished=len(stored.sheet.items) - len(answers),
+        changes=tuple(changes),
+        twice=twice,
+        same=same,
+        blank=len(stored.answers.keys() - filled.finished.keys()),
+    )
 
 
 @dataclass(frozen=True)
@@ -581,25 +460,21 @@ class JudgedDuel:
 
 
 def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
-    """Returns every comparison of an experiment; if a judge made one on several sheets, that of the newest sheet."""
+    """Return every comparison of an experiment; if a judge made one on several sheets, that of the newest sheet."""
     kept: dict[tuple[str, tuple[str, str]], JudgedDuel] = {}
     for stored in reversed(list(stored_duel_sheets(store, experiment.experiment_id, experiment.name))):
-        for duel in _judged(stored):
-            kept[duel.judge, duel.runs] = duel
+        judge, rubric = stored.owner or "", stored.sheet.rubric.tag
+        for item in stored.sheet.items:
+            if answer := stored.answers.get(item.id):
+                runs = stored.sides[item.id]
+                names = stored.names[runs[0]], stored.names[runs[1]]
+                duel = JudgedDuel(item.scenario["id"], runs, names, answer.winner, judge, rubric)
+                kept[judge, runs] = duel
     return list(kept.values())
 
 
-def _judged(stored: StoredDuelSheet) -> Iterator[JudgedDuel]:
-    for item in stored.sheet.items:
-        if item.id in stored.answers:
-            runs = stored.sides[item.id]
-            names = stored.names[runs[0]], stored.names[runs[1]]
-            winner, owner = stored.answers[item.id].winner, stored.owner or ""
-            yield JudgedDuel(item.scenario["id"], runs, names, winner, owner, stored.sheet.rubric.tag)
-
-
-def _done(judgings: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Returns the match-ups judged in both orders by this judge, or by any single judge if None."""
+def _judged_in_both_orders(judgings: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
+    """Return the match-ups judged in both orders by this judge, or by any single judge if None."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in judgings
@@ -611,22 +486,17 @@ def _done(judgings: Iterator[StoredDuelSheet], judge: str | None) -> Collection[
 
 
 def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
-    """Returns the number of match-ups judged in both orders, and how many of these have the same result."""
-    said: dict[frozenset[str], list[str | None]] = defaultdict(list)
+    """Return the number of match-ups judged in both orders, and how many of these have the same result."""
+    winners_of: dict[frozenset[str], list[str | None]] = defaultdict(list)
     for item, answer in stored.answers.items():
         a, b = stored.sides[item]
-        said[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(answer.winner))
-    both = [winners for winners in said.values() if len(winners) == 2]
+        winners_of[frozenset((a, b))].append({Winner.A: a, Winner.B: b}.get(answer.winner))
+    both = [winners for winners in winners_of.values() if len(winners) == 2]
     return len(both), sum(len(set(winners)) == 1 for winners in both)
 
 
-def _contender(cell: JudgedCell, request: DuelRequest) -> Contender:
-    run = cell.run
-    return Contender(run.run_id, request.runs[run.run_id], cell.scenario[0], run.params.get("repeat", ""), cell.tips)
-
-
 def _rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
-    """Returns the rubric with this tag, as stored with one of the cells."""
+    """Return the rubric with this tag, as stored with one of the cells."""
     for cell in cells:
         if cell.run.tags.get("scores_rubric") == tag:
             _, texts = store.get(cell.run.run_id)

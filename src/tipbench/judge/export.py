@@ -1,10 +1,10 @@
-"""Exports a sheet: selects cells, adds hidden controls and stores the sheet with its key in MLflow."""
+"""Export a sheet: select cells, add hidden controls and store the sheet with its key in MLflow."""
 
 from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tipbench.errors import NotEnoughData
@@ -22,7 +22,16 @@ from tipbench.judge.material import (
     read_cells,
 )
 from tipbench.judge.sheet import Sheet, instructions
-from tipbench.judge.sheet_store import SheetEntry, StoredSheet, check_no_duels, controls_shown_to, now_iso, record_sheet
+from tipbench.judge.sheet_store import (
+    SheetEntry,
+    StoredSheet,
+    check_no_duels,
+    controls_shown_to,
+    now_iso,
+    record_sheet,
+    stored_sheets,
+)
+from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 
 
@@ -38,7 +47,7 @@ class ExportRequest:
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False
-    first: tuple[str, ...] = ()  # preferred scenarios, highest priority first
+    first: tuple[str, ...] = ()  # preferred scenarios, highest priority first; after those of the design
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -63,7 +72,7 @@ class ExportResult:
 def export_sheet(
     store: RunStore, experiment: Experiment, request: ExportRequest, cells: Sequence[JudgedCell] | None = None
 ) -> ExportResult:
-    """Creates a sheet and stores it in MLflow. `cells` is the result of `read_cells`, if already read.
+    """Create a sheet and store it in MLflow. `cells` is the result of `read_cells`, if already read.
 
     Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, outdated floor scores are then
     updated to the current rubric before raising.
@@ -74,56 +83,101 @@ def export_sheet(
     if not cells:
         raise NotEnoughData(f"{experiment.name} has no answered cells yet. Run `tipbench collect` first.")
     material = combine_material(load_suites(cells, request.suite))
-    known = [cell for cell in cells if cell.scenario in material.cards]
+    rubric = material.rubric
+    known = {cell.run.run_id: cell for cell in cells if cell.scenario in material.cards}
     unknown = len(cells) - len(known)
+    outdated = {
+        run_id for run_id, cell in known.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
+    }
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     candidates = [
-        cell.candidate(_scored_by(cell, material, request))
-        for cell in known
-        if not cell.floored
-        and (request.only is None or cell.run.run_id in request.only)
-        and cell.run.run_id not in request.without
+        cell.candidate(_scored_by(cell, rubric.tag, request))
+        for run_id, cell in known.items()
+        if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
     selection = Selection(request.judge, request.limit, request.overlap, request.everything or request.provisional)
     with_controls = {control.scenario for control in material.controls}
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
-    chosen = choose_cells(candidates, selection, with_controls, rng, request.first)
-    floors = _floors(known, material, request)
+    design = read_design(experiment.tags)
+    order = (*(design.scenarios if design else ()), *request.first)
+    chosen = choose_cells(candidates, selection, with_controls, rng, order)
+    rescore = request.rejudge and not request.provisional
+    floors = tuple(run_id for run_id in known if rescore and known[run_id].floored and run_id in outdated)
     if not chosen:
         message = ""
         if floors:
-            changed = update_floor_scores(store, floors, material.rubric, now_iso())
+            changed = update_floor_scores(store, floors, rubric, now_iso())
             store.touch(experiment.experiment_id)
-            message = f"{changed} answers without a usable tip were rescored under {material.rubric.id}. "
-        raise NotEnoughData(message + _nothing(experiment.name, request, known, unknown))
-    shown = controls_shown_to(store, request.judge) if request.judge else []
+            message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
+        raise NotEnoughData(message + _nothing(experiment.name, request, list(known.values()), unknown))
     sheet_id = uuid.uuid4().hex[:12]
-    entries = _compose(chosen, material, request, known, shown, sheet_id, rng)
-    added = 0
+    composed = _composer(store, experiment, request, material, known, sheet_id, rng)
+    entries, added = composed(chosen), 0
     if request.limit is not None and not request.provisional and _control_tips(entries) < MIN_CONTROLS:
         same_order = random.Random(seed)  # noqa: S311
-        everything = choose_cells(candidates, replace(selection, limit=None), with_controls, same_order, request.first)
+        everything = choose_cells(candidates, replace(selection, limit=None), with_controls, same_order, order)
         larger = list(chosen)
         for group in _remaining_scenarios(everything, chosen):
             larger += group
-            more = _compose(larger, material, request, known, shown, sheet_id, rng)
+            more = composed(larger)
             if _control_tips(more) >= MIN_CONTROLS:
                 added, chosen, entries = len(larger) - len(chosen), larger, more
                 break
-    items, text = tuple(entry.item for entry in entries), instructions(material.rubric)
-    sheet = Sheet(sheet_id, experiment.name, request.judge, material.rubric, items, text)
+    items = tuple(entry.item for entry in entries)
     stored = StoredSheet(
-        sheet, entries, now_iso(), provisional=request.provisional, owner=request.judge, refloor=floors, seed=seed
+        Sheet(sheet_id, experiment.name, request.judge, rubric, items, instructions(rubric)),
+        entries,
+        now_iso(),
+        provisional=request.provisional,
+        owner=request.judge,
+        refloor=floors,
+        seed=seed,
     )
     run_id = record_sheet(store, experiment.experiment_id, stored)
     store.touch(experiment.experiment_id)
+    newest = max(known.values(), key=lambda cell: cell.run.start_ms).run.tags.get("conditions")
     return ExportResult(
         replace(stored, run_id=run_id),
         cells=len(chosen),
         unknown_scenarios=unknown,
-        older_rubric=0 if request.rejudge else sum(_under_another(cell, material) for cell in known),
-        other_conditions=_other_conditions(known, {candidate.run_id for candidate in chosen}),
+        older_rubric=0 if request.rejudge else len(outdated),
+        other_conditions=sum(known[cell.run_id].run.tags.get("conditions") != newest for cell in chosen),
         added=added,
+    )
+
+
+def _composer(
+    store: RunStore,
+    experiment: Experiment,
+    request: ExportRequest,
+    material: Material,
+    known: Mapping[str, JudgedCell],
+    sheet_id: str,
+    rng: random.Random,
+) -> Callable[[Sequence[Candidate]], tuple[SheetEntry, ...]]:
+    """Return the function that adds controls and repeats to chosen cells, with the judge's history read once."""
+    rubric = material.rubric
+    shown = controls_shown_to(store, request.judge) if request.judge else []
+    sheets: list[StoredSheet] = []  # under this rubric, that people have seen, oldest first
+    earlier: list[Candidate] = []  # scored by this judge under this rubric
+    if not request.provisional:
+        found = stored_sheets(store, experiment.experiment_id, experiment.name)
+        sheets = [each for each in found if not each.provisional and each.sheet.rubric.tag == rubric.tag][::-1]
+        for cell in known.values():
+            before = cell.scores.judges.get(request.judge) if request.judge else None
+            if before is not None and before.rubric == rubric.tag:
+                earlier.append(cell.candidate(frozenset()))
+    return lambda chosen: compose(
+        chosen,
+        {cell.scenario: material.cards[known[cell.run_id].scenario] for cell in chosen},
+        material.controls,
+        rubric,
+        shown=shown,
+        earlier=earlier,
+        sheet_id=sheet_id,
+        rng=rng,
+        judge=request.judge,
+        sheets=sheets,
     )
 
 
@@ -132,7 +186,7 @@ def _control_tips(entries: Iterable[SheetEntry]) -> int:
 
 
 def _remaining_scenarios(everything: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Returns the cells that are not chosen, by scenario; scenarios that are chosen in part first."""
+    """Return the cells that are not chosen, by scenario; scenarios that are chosen in part first."""
     taken, begun = {cell.run_id for cell in chosen}, {cell.scenario for cell in chosen}
     groups: dict[str, list[Candidate]] = {}
     for cell in everything:
@@ -141,64 +195,13 @@ def _remaining_scenarios(everything: Sequence[Candidate], chosen: Sequence[Candi
     return [groups[scenario] for scenario in sorted(groups, key=lambda scenario: scenario not in begun)]
 
 
-def _other_conditions(cells: Sequence[JudgedCell], chosen: Iterable[str]) -> int:
-    """Counts the chosen cells collected under other conditions than the newest cell."""
-    conditions = {cell.run.run_id: cell.run.tags.get("conditions") for cell in cells}
-    newest = max(cells, key=lambda cell: cell.run.start_ms).run.run_id
-    return sum(conditions[run_id] != conditions[newest] for run_id in chosen)
-
-
-def _scored_by(cell: JudgedCell, material: Material, request: ExportRequest) -> frozenset[str]:
-    """Returns the judges who have scored the cell. Others' held scores do not count, so it stays available."""
+def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozenset[str]:
+    """Return the judges who have scored the cell. Others' held scores do not count, so it stays available."""
     given = list((cell.scores.provisional if request.provisional else cell.scores.judges).values())
     if not request.provisional:
         given += [held for name, held in cell.scores.held.items() if name == request.judge]
-    present = material.rubric.tag
     any_rubric = not (request.rejudge or request.provisional)
-    return frozenset(judgement.judge for judgement in given if any_rubric or judgement.rubric == present)
-
-
-def _floors(cells: Sequence[JudgedCell], material: Material, request: ExportRequest) -> tuple[str, ...]:
-    if not request.rejudge or request.provisional:
-        return ()
-    return tuple(cell.run.run_id for cell in cells if cell.floored and _under_another(cell, material))
-
-
-def _under_another(cell: JudgedCell, material: Material) -> bool:
-    return cell.run.tags.get("scores_rubric", material.rubric.tag) != material.rubric.tag
-
-
-def _compose(
-    chosen: Sequence[Candidate],
-    material: Material,
-    request: ExportRequest,
-    known: Sequence[JudgedCell],
-    shown: Sequence[str],
-    sheet_id: str,
-    rng: random.Random,
-) -> tuple[SheetEntry, ...]:
-    """Returns the sheet's items: the chosen cells, hidden controls, and repeats of what this judge has scored."""
-    by_run = {cell.run.run_id: cell for cell in known}
-    cards: Mapping[str, Mapping[str, object]] = {
-        candidate.scenario: material.cards[by_run[candidate.run_id].scenario] for candidate in chosen
-    }
-    taken = {candidate.run_id for candidate in chosen}
-    earlier = []
-    for cell in known:
-        before = cell.scores.judges.get(request.judge) if request.judge else None
-        same_rubric = before is not None and before.rubric == material.rubric.tag
-        if same_rubric and not request.provisional and cell.run.run_id not in taken:
-            earlier.append(cell.candidate(frozenset()))
-    return compose(
-        chosen,
-        cards,
-        material.controls,
-        material.rubric,
-        shown=shown,
-        earlier=earlier,
-        sheet_id=sheet_id,
-        rng=rng,
-    )
+    return frozenset(judgement.judge for judgement in given if any_rubric or judgement.rubric == rubric)
 
 
 def _nothing(name: str, request: ExportRequest, known: Sequence[JudgedCell], unknown: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -17,6 +17,9 @@ from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.reader import stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
+
+CANDIDATES = "artifact:candidates.json"
+RAW = "artifact:raw.txt"
 
 
 @dataclass(frozen=True)
@@ -42,28 +45,31 @@ class Selection:
 
 def choose_cells(
     candidates: Iterable[Candidate],
-    wish: Selection,
+    selection: Selection,
     with_controls: Collection[str],
     rng: random.Random,
     first: Sequence[str] = (),
 ) -> list[Candidate]:
-    """Selects the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence."""
+    """Select the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence."""
     known = sorted(candidates, key=lambda cell: cell.run_id)
-    order = _scenario_order(known, wish.judge, with_controls, rng, first)
+    order = _scenario_order(known, selection.judge, with_controls, rng, first)
     fresh = [cell for cell in known if not cell.scored_by]
-    others = [cell for cell in known if wish.judge and cell.scored_by and wish.judge not in cell.scored_by]
-    if wish.everything:
-        return _first(_by_scenario([*fresh, *others], order), wish.limit, rng)
+    others = [cell for cell in known if selection.judge and cell.scored_by and selection.judge not in cell.scored_by]
+    if selection.everything:
+        return _first(_by_scenario([*fresh, *others], order), selection.limit, rng)
     groups = _by_scenario(fresh, order)
-    by_others = [cell for cell in known if wish.judge and cell.scored_by - {wish.judge}]
-    wanted = _rounded_up(wish.overlap * len(by_others)) - (len(by_others) - len(others))
-    shared = _reaching(_by_scenario(others, order), wanted)
-    if wish.limit is None:
+    by_others = [cell for cell in known if selection.judge and cell.scored_by - {selection.judge}]
+    wanted = _rounded_up(selection.overlap * len(by_others)) - (len(by_others) - len(others))
+    shared: list[list[Candidate]] = []  # the fewest leading scenarios that contain the wanted number of cells
+    for group in _by_scenario(others, order):
+        if sum(map(len, shared)) < wanted:
+            shared.append(group)
+    if selection.limit is None:
         return _first(groups, None, rng) + _first(shared, None, rng)
     n_shared = sum(map(len, shared))
-    due = _rounded_up(wish.limit / (1 + wish.overlap))
-    room = min(len(fresh), max(due, wish.limit - n_shared))
-    return _first(groups, room, rng) + _first(shared, wish.limit - room, rng)
+    due = _rounded_up(selection.limit / (1 + selection.overlap))
+    room = min(len(fresh), max(due, selection.limit - n_shared))
+    return _first(groups, room, rng) + _first(shared, selection.limit - room, rng)
 
 
 def _scenario_order(
@@ -93,31 +99,20 @@ def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[
     return [group for group in groups.values() if group]
 
 
-def _reaching(groups: Sequence[list[Candidate]], wanted: int) -> list[list[Candidate]]:
-    """Returns the fewest leading scenarios that contain the wanted number of cells."""
-    return [group for at, group in enumerate(groups) if sum(map(len, groups[:at])) < wanted]
-
-
 def _first(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
-    """Returns whole scenarios while they fit the limit, then a sample of the next."""
+    """Return whole scenarios while they fit the limit, then a sample of the next."""
     chosen: list[Candidate] = []
     for group in groups:
         room = len(group) if limit is None else limit - len(chosen)
-        chosen += group if len(group) <= room else _part(group, max(0, room), rng)
+        if len(group) > room:
+            group = sorted(rng.sample(group, max(0, room)), key=lambda cell: cell.run_id)  # noqa: PLW2901
+        chosen += group
     return chosen
 
 
-def _part(group: list[Candidate], size: int, rng: random.Random) -> list[Candidate]:
-    return sorted(rng.sample(group, size), key=lambda cell: cell.run_id)
-
-
 def _rounded_up(number: float) -> int:
-    """Rounds up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
+    """Round up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
     return ceil(round(number, 9))
-
-
-CANDIDATES = "artifact:candidates.json"
-RAW = "artifact:raw.txt"
 
 
 @dataclass(frozen=True)
@@ -147,12 +142,12 @@ class JudgedCell:
         return self.run.tags.get("floored") == "true"
 
     def candidate(self, scored_by: frozenset[str]) -> Candidate:
-        """Returns the cell as a candidate for selection."""
+        """Return the cell as a candidate for selection."""
         return Candidate(self.run.run_id, self.scenario[0], self.tips, self.format_ok, scored_by)
 
 
 def combine_material(suites: Sequence[Suite]) -> Material:
-    """Combines the suites' material. Raises UsageError if their rubrics differ."""
+    """Combine the suites' material. Raises UsageError if their rubrics differ."""
     rubrics = {suite.rubric.tag: suite for suite in suites}
     if len(rubrics) > 1:
         names = ", ".join(f"{suite.name} ({suite.rubric.id})" for suite in rubrics.values())
@@ -166,10 +161,10 @@ def combine_material(suites: Sequence[Suite]) -> Material:
     return Material(cards, suites[0].rubric, tuple(controls.values()))
 
 
-def load_suites(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
-    """Loads the suite given as `asked`, or else those the cells were collected with."""
-    if asked is not None:
-        return [load_suite(asked)]
+def load_suites(cells: Sequence[JudgedCell], name: str | None) -> list[Suite]:
+    """Load the suite of this name or folder, or without one those that the cells were collected with."""
+    if name is not None:
+        return [load_suite(name)]
     names = sorted({cell.run.params.get("suite", "") for cell in cells})
     listed = ", ".join(repr(name) for name in names)
     try:
@@ -182,7 +177,7 @@ def load_suites(cells: Sequence[JudgedCell], asked: str | None) -> list[Suite]:
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
-    """Returns the answered cells of an experiment with tips and scores, without superseded, twin and stale runs."""
+    """Return the answered cells of an experiment with tips and scores, without superseded, twin and stale runs."""
     where = {"kind": str(RunKind.CELL)}
     found = [
         (run, texts)
@@ -195,20 +190,16 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
 
 
 def _cell(run: StoredRun, texts: Mapping[str, str]) -> JudgedCell:
-    tips = tuple(_tips(run, texts.get(CANDIDATES, "[]")))
+    try:
+        n_tips = int(run.params["n_tips"])
+        listed = json.loads(texts.get(CANDIDATES, "[]"))[:n_tips]
+        tips = tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc
     scores = read_scores(texts.get(SCORES))
     touched = scores.judges or scores.held or scores.history
     if touched and RAW in texts:  # the metric now holds the judges' mean, which must not be shown to the next judge
-        format_ok = parse_answer(texts[RAW], int(run.params["n_tips"])).format_ok
+        format_ok = parse_answer(texts[RAW], n_tips).format_ok
     else:
         format_ok = run.metrics.get("format_ok") == 1.0
     return JudgedCell(run, tips, scores, format_ok)
-
-
-def _tips(run: StoredRun, text: str) -> Iterator[Tip]:
-    try:
-        n_tips = int(run.params["n_tips"])
-        for tip in json.loads(text)[:n_tips]:
-            yield Tip(str(tip["tip"]), str(tip["rationale"]))
-    except (ValueError, KeyError, TypeError) as exc:
-        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import date, time
 from pathlib import Path
 from typing import Any
 
 from tipbench.errors import ModelRefused, ResidencyError, ServerUnavailable, TipbenchError, UsageError
-from tipbench.files import ResourceLock
 from tipbench.generate.engine import (
     Completion,
     Engine,
@@ -21,10 +19,10 @@ from tipbench.generate.engine import (
     EngineFailure,
     FailureKind,
     GenerationRequest,
-    Memory,
     ModelFacts,
     build_engines,
     close_engines,
+    engine_locks,
     engine_of,
     free_memory,
     memory_needed,
@@ -32,11 +30,10 @@ from tipbench.generate.engine import (
     model_facts,
 )
 from tipbench.generate.residency import Evidence
-from tipbench.http import canonical_url, is_loopback
 from tipbench.judge.run import Unscored, safe_line, waiting_reporter
-from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
+from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
 from tipbench.plan.config import CollectConfig, make_config
-from tipbench.plan.rubric import FENCE, Rubric, Scale
+from tipbench.plan.rubric import FENCE, Rubric
 from tipbench.plan.scenarios import Persona, Scenario, Slot
 from tipbench.record.generation import Pause
 from tipbench.text import plural
@@ -66,9 +63,12 @@ class Question:
 
 
 def system_prompt(rubric: Rubric, num_ctx: int) -> str:
-    """Builds the system prompt: scales, rubric text, and as many anchors, spread over the range, as fit."""
+    """Build the system prompt: scales, rubric text, and as many anchors, spread over the range, as fit."""
     room = int(_SYSTEM_SHARE * num_ctx)
-    prompt = "\n\n".join([_TASK.format(keys=", ".join(rubric.scale_names)), *map(_scale, rubric.scales)])
+    prompt = _TASK.format(keys=", ".join(rubric.scale_names))
+    for scale in rubric.scales:
+        steps = "\n".join(f"{value} = {step}" for value, step in enumerate(scale.steps, scale.min))
+        prompt += f"\n\n{scale.name} ({scale.min} to {scale.max}): {scale.about}\n{steps}"
     if tokens(prompt) > room:
         raise UsageError(
             f"The scales of rubric {rubric.id} need about {tokens(prompt)} tokens; a context of {num_ctx} has room for "
@@ -82,7 +82,7 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
 
 
 def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Splits the item's tips into as few questions as fit; returns the reason if a tip does not fit or none exists."""
+    """Split the item's tips into as few questions as fit; return the reason if a tip does not fit or none exists."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.scenario, ensure_ascii=False)
@@ -102,7 +102,7 @@ def questions(item: Item, rubric: Rubric, system: str, num_ctx: int) -> list[Que
 
 
 def read_answer(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] | str:
-    """Parses the scores of each tip; returns the reason if the answer is invalid."""
+    """Parse the scores of each tip; return the reason if the answer is invalid."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def read_answer(text: str, rubric: Rubric, n_tips: int) -> list[dict[str, int]] 
 
 
 def tokens(text: str) -> int:
-    """Estimates the token count of a text, erring on the high side."""
+    """Estimate the token count of a text, erring on the high side."""
     return int(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) + 1
 
 
@@ -142,18 +142,13 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
 
 
 def _unmarked(text: str) -> str:
-    """Escapes angle brackets, so that JSON cannot close the prompt's tags, and lone surrogates, which UTF-8 forbids."""
+    """Escape angle brackets, so that JSON cannot close the prompt's tags, and lone surrogates, which UTF-8 forbids."""
     plain = text.replace("<", "\\u003c").replace(">", "\\u003e")
     return "".join(char if not "\ud800" <= char <= "\udfff" else f"\\u{ord(char):04x}" for char in plain)
 
 
-def _scale(scale: Scale) -> str:
-    steps = "\n".join(f"{value} = {step}" for value, step in enumerate(scale.steps, scale.min))
-    return f"{scale.name} ({scale.min} to {scale.max}): {scale.about}\n{steps}"
-
-
 def _anchors(rubric: Rubric, most: int) -> list[str]:
-    """Returns up to `most` anchors, extremes first, so that both ends of the range fit a small context."""
+    """Return up to `most` anchors, extremes first, so that both ends of the range fit a small context."""
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
     count = min(most, len(ranked))
     spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
@@ -194,55 +189,30 @@ class ModelJudge:
         self._hopeless = ""
         self._load_failures = 0
 
-    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Scores the items one by one; the model is unloaded once the iterator is exhausted."""
+    def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """Score the items one by one; the model is unloaded once the iterator is exhausted."""
         if not sheet.items:
             return
         system = system_prompt(sheet.rubric, self._config.num_ctx)
         pause = Pause(self._config.server_wait_s, waiting_reporter(report), self._cancel)
         with self._loaded(pause, report):
             for item in sheet.items:
-                yield self._score(_ItemContext(item, sheet, system, pause, item is sheet.items[-1]))
+                outcome = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
+                if isinstance(outcome, str):
+                    yield Unscored(item.id, safe_line(outcome, _MOST_REASON))
+                else:
+                    yield outcome
         if (evidence := self.evidence()) is not None:
             report(f"{self.name}: {evidence.sentence()}")
 
     def evidence(self) -> Evidence | None:
-        """Returns the observations of the server's memory so far."""
+        """Return the observations of the server's memory so far."""
         return self._engine.evidence()
 
     def close(self, report: Callable[[str], None] = lambda _text: None) -> None:
-        """Unloads the model if an interrupted fill left it in memory."""
-        if self._in_use:
-            self._abort(report)
-
-    # Memory (same sequence as in a collect)
-
-    @contextmanager
-    def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
-        pause.until_alive(self._engine)
-        self._engine.prepare(self._facts)
-        self._in_use = True
-        try:
-            yield
-        except BaseException:
-            self.close(report)
-            raise
-        self._release(pause)
-
-    def _release(self, pause: Pause) -> None:
-        for _ in range(_RELEASE_TRIES):
-            pause.until_alive(self._engine)
-            try:
-                self._engine.release(self._facts.model)
-            except ServerUnavailable:
-                continue
-            self._in_use = False
+        """Unload the model if an interrupted fill left it in memory."""
+        if not self._in_use:
             return
-        raise ResidencyError(
-            f"{self._facts.model} is still in the memory of the Ollama server after {_RELEASE_TRIES} attempts."
-        )
-
-    def _abort(self, report: Callable[[str], None]) -> None:
         self._in_use = False
         self._engine.abort()
         if not self._engine.alive():
@@ -253,27 +223,61 @@ class ModelJudge:
         except TipbenchError as exc:
             report(str(exc))
 
-    # Questions
+    @contextmanager
+    def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
+        """Load the model and unload it at the end, in the same sequence as a collect."""
+        pause.until_alive(self._engine)
+        self._engine.prepare(self._facts)
+        self._in_use = True
+        try:
+            yield
+        except BaseException:
+            self.close(report)
+            raise
+        for _ in range(_RELEASE_TRIES):
+            pause.until_alive(self._engine)
+            with suppress(ServerUnavailable):
+                self._engine.release(self._facts.model)
+                self._in_use = False
+                return
+        raise ResidencyError(
+            f"{self._facts.model} is still in the memory of the Ollama server after {_RELEASE_TRIES} attempts."
+        )
 
-    def _score(self, context: _ItemContext) -> ItemScore | Unscored:
-        item, rubric = context.item, context.sheet.rubric
-        prompts = questions(item, rubric, context.system, self._config.num_ctx)
+    def _score(self, item: Item, rubric: Rubric, system: str, pause: Pause, *, last: bool) -> ItemScore | str:
+        """Return the item's scores, or the reason why there are none."""
+        config = self._config
+        prompts = questions(item, rubric, system, config.num_ctx)
         if isinstance(prompts, str):
-            return _unscored(item, prompts)
+            return prompts
         scores: list[dict[str, int]] = []
         for question in prompts:
-            answer = self._hopeless or self._ask(context, question, context.last and question is prompts[-1])
+            request = GenerationRequest(
+                model=self._facts.model,
+                system=system,
+                user=question.user,
+                scenario=_UNUSED,
+                n_tips=question.n_tips,
+                options={**_SAMPLING, "num_ctx": config.num_ctx, "num_predict": question.num_predict},
+                timeout_s=config.timeout_s,
+                last=last and question is prompts[-1],
+                thinking=self._facts.thinking,
+                answer_schema=question.answer_schema,
+                cancel=self._cancel,
+            )
+            answer = self._hopeless or self._ask(request, rubric, pause)
             if isinstance(answer, str):
-                return _unscored(item, answer)
+                return answer
             scores += answer
         tips = zip(item.tips, scores, strict=True)
         return ItemScore(item.id, item.format_ok, tuple(TipScore(given, tip.overlong) for tip, given in tips))
 
-    def _ask(self, context: _ItemContext, question: Question, last: bool) -> list[dict[str, int]] | str:
-        """Returns the scores or the reason for failure; retries an invalid answer once, with another seed."""
+    def _ask(self, request: GenerationRequest, rubric: Rubric, pause: Pause) -> list[dict[str, int]] | str:
+        """Return the scores or the reason for failure; retry an invalid answer once, with another seed."""
         reason = ""
         for temperature, shift in _TRIES:
-            result = self._complete(self._request(context, question, temperature, shift, last), context.pause)
+            options = {**request.options, "temperature": temperature, "seed": (self._config.seed + shift) % 2**31}
+            result = self._complete(replace(request, options=options), pause)
             if isinstance(result, EngineFailure):
                 reason = f"{result.kind}: {result.reason}"
                 if result.kind is FailureKind.LOAD_FAILED:
@@ -289,38 +293,14 @@ class ModelJudge:
             elif result.done_reason != "stop":
                 reason = f"the answer was truncated ({result.done_reason})"
             else:
-                answer = read_answer(result.text, context.sheet.rubric, question.n_tips)
+                answer = read_answer(result.text, rubric, request.n_tips)
                 if not isinstance(answer, str):
                     return answer
                 reason = answer
         return reason
 
-    def _request(
-        self, context: _ItemContext, question: Question, temperature: float, shift: int, last: bool
-    ) -> GenerationRequest:
-        config = self._config
-        return GenerationRequest(
-            model=self._facts.model,
-            system=context.system,
-            user=question.user,
-            scenario=_UNUSED,
-            n_tips=question.n_tips,
-            options={
-                **_SAMPLING,
-                "num_ctx": config.num_ctx,
-                "num_predict": question.num_predict,
-                "temperature": temperature,
-                "seed": (config.seed + shift) % 2**31,
-            },
-            timeout_s=config.timeout_s,
-            last=last,
-            thinking=self._facts.thinking,
-            answer_schema=question.answer_schema,
-            cancel=self._cancel,
-        )
-
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
-        """Sends the request; waits for an unavailable server, then raises OllamaUnavailable."""
+        """Send the request; wait for an unavailable server, then raise ServerUnavailable."""
         result = self._engine.complete(request)
         for _ in range(_MOST_GONE):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
@@ -330,21 +310,6 @@ class ModelJudge:
         return result
 
 
-@dataclasses.dataclass(frozen=True)
-class _ItemContext:
-    """An item being scored, with the context shared by its questions."""
-
-    item: Item
-    sheet: Sheet
-    system: str
-    pause: Pause
-    last: bool
-
-
-def _unscored(item: Item, reason: str) -> Unscored:
-    return Unscored(item.id, safe_line(reason, _MOST_REASON))
-
-
 @contextmanager
 def open_model_judge(
     model: str,
@@ -352,40 +317,35 @@ def open_model_judge(
     ollama_url: str,
     home: Path,
     report: Callable[[str], None],
-    max_model_b: float = 4.0,
     **settings: object,
 ) -> Iterator[ModelJudge]:
-    """Opens the judge `ollama:MODEL`: checks the size limit, locks the server and verifies that its memory is empty.
+    """Open the judge `ollama:MODEL`: check the size limit, lock the server and verify that its memory is empty.
 
-    `settings` are other collect settings that apply here: num_ctx, timeout_s, server_wait_s, seed, evict, wait,
-    allow_unknown_size. Raises LockHeld while a collect uses the server, OllamaUnavailable if the server is unavailable.
+    `settings` are other collect settings that apply here: max_model_b, num_ctx, timeout_s, server_wait_s, seed, evict,
+    wait, allow_unknown_size. Raises LockHeld while a collect uses the server, ServerUnavailable if that is unavailable.
     """
-    config = _config(model, {"ollama_url": ollama_url, "max_model_b": max_model_b, **settings})
-    lock = ResourceLock(home, f"Ollama at {canonical_url(config.ollama_url)}", f"the judge ollama:{model}")
-    engines = build_engines([model], EngineDependencies(config, home, report, lock))
+    config = make_config({"num_predict": 1, "ollama_url": ollama_url, **settings, "models": model})
+    # num_predict is unused: each question sets its own limit.
+    if config.model_names != (model,) or engine_of(model).server is None:
+        raise UsageError(
+            f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
+        )
+    locks = engine_locks(config, home, f"the judge ollama:{model}")
+    [engine] = build_engines([model], EngineDependencies(config, home, report, locks)).values()
     with ExitStack() as stack:
-        stack.callback(close_engines, engines, report)
-        facts = _allowed(engines[engine_of(model)], config)
-        if lock.acquire(wait=config.wait, report=report):
-            facts = _allowed(engines[engine_of(model)], config)  # it may have changed while waiting for the lock
-        stack.callback(lock.release)
-        free = free_memory() if is_loopback(config.ollama_url) else Memory()
-        if warning := memory_warning(facts, memory_needed(facts, num_ctx=config.num_ctx), free):
+        stack.callback(close_engines, {engine.name: engine}, report)
+        facts = _allowed(engine, config)
+        for lock in locks.values():
+            if lock.acquire(wait=config.wait, report=report):
+                facts = _allowed(engine, config)  # it may have changed while waiting for the lock
+            stack.callback(lock.release)
+        needed = memory_needed(facts, num_ctx=config.num_ctx)
+        if warning := memory_warning(facts, needed, free_memory(model, config)):
             report(warning)
-        engine = engines[engine_of(model)]
         engine.start()
         judge = ModelJudge(engine, facts, config)
         stack.callback(judge.close, report)
         yield judge
-
-
-def _config(model: str, values: dict[str, object]) -> CollectConfig:
-    config = make_config({"num_predict": 1, **values, "models": model})  # unused: each question sets its own limit
-    if config.model_names != (model,) or engine_of(model) != "ollama":
-        raise UsageError(
-            f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
-        )
-    return config
 
 
 def _allowed(engine: Engine, config: CollectConfig) -> ModelFacts:

@@ -29,10 +29,10 @@ from tipbench.judge.rules_text import (
     unusable_reason,
 )
 from tipbench.judge.run import Unscored
-from tipbench.judge.sheet import Item, ItemScore, Sheet, TipScore
+from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Rubric
 from tipbench.plan.suite import load_suite
-from tipbench.text import plural, shorten
+from tipbench.text import percent, plural, shorten
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Finds the parts of the card that the tip refers to or contradicts."""
+    """Find the parts of the card that the tip refers to or contradicts."""
     stems = parsed.stems
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     taken = frozenset(word for task in tasks for word in task.weights)
@@ -90,15 +90,22 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         hook for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]) if hook.weight_in(free - own) >= 1
     ]
     preferences = [preference for preference in card.wanted if preference.weight_in(free) >= 1]
+    touched = any(routine.when is RoutineTime.NOW and routine.weight_in(free) for routine in card.routines)
+    dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
+    in_daypart = any(low * 60 <= card.minute <= high * 60 for low, high in dayparts)
+    # Later clauses that open with 'leave' end the action instead of postponing it.
+    kept = [clause for index, clause in enumerate(parsed.clauses) if not index or opening(clause) != "leave"]
+    plain = f" {' '.join(word.lower for clause in kept for word in clause)} "
+    postponing = PHRASES["later_days"] + (PHRASES["later_today"] if card.minute < EVENING * 60 else ())
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
         joined=any(_is_tied_to(clause, own) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         near=tuple(sorted(free & card.trade)),
-        hour=_names_hour(parsed, card, free),
+        hour=touched or bool(free & card.label) or in_daypart,
         against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
-        later=_later(parsed, card),
+        later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
 
 
@@ -107,7 +114,7 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 
 
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
-    """Returns whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
+    """Return whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
     weight = task.weight_in(parsed.stems)
     if weight < 1 or weight >= NAMED:
         return weight >= NAMED
@@ -119,7 +126,7 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
 
 
 def _is_tied_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
-    """Returns whether a word such as 'after' or 'when' in the clause is followed by a word of the routine."""
+    """Return whether a word such as 'after' or 'when' in the clause is followed by a word of the routine."""
     for index, word in enumerate(clause):
         opens = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if opens and any(later.stem in routine for later in clause[index + 1 :]):
@@ -127,14 +134,8 @@ def _is_tied_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
     return False
 
 
-def _names_hour(parsed: ParsedTip, card: Card, free: frozenset[str]) -> bool:
-    parts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
-    touched = any(routine.when is RoutineTime.NOW and routine.weight_in(free) for routine in card.routines)
-    return touched or bool(free & card.label) or any(low * 60 <= card.minute <= high * 60 for low, high in parts)
-
-
 def _ruled_out(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
-    """Returns the first word that the person's preferences rule out."""
+    """Return the first word that the person's preferences rule out."""
     for preference in card.ruled_out:
         for index, word in enumerate(parsed.words):
             before = {earlier.lower for earlier in parsed.words[max(0, index - 3) : index]}
@@ -155,16 +156,8 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
     return (*morning, *night, *(f"{time // 60:02}:{time % 60:02}" for time in clock))
 
 
-def _later(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
-    """Returns phrases that postpone the tip, except in later clauses that open with 'leave', which end the action."""
-    phrases = PHRASES["later_days"] + (PHRASES["later_today"] if card.minute < EVENING * 60 else ())
-    kept = [clause for index, clause in enumerate(parsed.clauses) if not index or opening(clause) != "leave"]
-    plain = f" {' '.join(word.lower for clause in kept for word in clause)} "
-    return tuple(phrase for phrase in phrases if f" {phrase} " in plain)
-
-
 def relevance(hooks: Hooks) -> Finding:
-    """Scores relevance by the hooks; a contradiction of the card outweighs them all."""
+    """Score relevance by the hooks; a contradiction of the card outweighs them all."""
     because = [
         *(f"names the task '{text}'" for text in hooks.tasks[:2]),
         *(f"this hour: '{text}'" for text in hooks.now[:2]),
@@ -214,7 +207,7 @@ class Instructions:
 
 
 def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
-    """Finds the instructions in the tip's clauses."""
+    """Find the instructions in the tip's clauses."""
     found: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}
     first: int | None = None
     for index, clause in enumerate(parsed.clauses):
@@ -225,6 +218,17 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         found[kind].append(clause[at].lower)
         first = index if first is None and kind in {"step", "action"} else first
     after = parsed.clauses[first:] if first is not None else ()
+    words = [word for clause in after for word in clause]
+    sizes = (
+        f"{word.lower} {following.lower}"
+        for word, following in pairwise(words)
+        if word.lower in WORDS["sizes"] and following.lower not in _NOT_COUNTED
+    )
+    stops = (
+        " ".join(word.lower for word in clause[:6])
+        for index, clause in enumerate(after)
+        if WORDS["stops"] & {word.lower for word in clause} or (index and opening(clause) in WORDS["stop_verbs"])
+    )
     durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)  # an hour
     return Instructions(
         steps=tuple(found["step"]),
@@ -232,14 +236,14 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         directions=tuple(found["direction"]),
         trigger=bool(first) and parsed.clauses[0][0].lower in WORDS["triggers"],
         duration=next((match.group().strip() for match in durations), None),
-        size=_size([word for clause in after for word in clause]),
-        stop=_stop(after),
+        size=next(sizes, None),
+        stop=next(stops, None),
         open_object=next(iter(parsed.has(PHRASES["open_objects"])), None),
     )
 
 
 def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
-    """Returns whether the verb at this index gives a step, an action, only a direction, or none of these."""
+    """Return whether the verb at this index gives a step, an action, only a direction, or none of these."""
     verb, rest = clause[at].lower, [word.lower for word in clause[at + 1 :]]
     main_verb = _main_verb(verb, rest)
     if main_verb is not None:
@@ -258,7 +262,7 @@ def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
 
 
 def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
-    """Returns the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
+    """Return the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
         return 1 if len(rest) > 1 and rest[1] in ORDERS else None
     if verb in WORDS["time_verbs"]:
@@ -266,22 +270,8 @@ def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
     return None
 
 
-def _size(after: Sequence[Word]) -> str | None:
-    for word, following in pairwise(after):
-        if word.lower in WORDS["sizes"] and following.lower not in _NOT_COUNTED:
-            return f"{word.lower} {following.lower}"
-    return None
-
-
-def _stop(after: Sequence[Sequence[Word]]) -> str | None:
-    for index, clause in enumerate(after):
-        if WORDS["stops"] & {word.lower for word in clause} or (index and opening(clause) in WORDS["stop_verbs"]):
-            return " ".join(word.lower for word in clause[:6])
-    return None
-
-
 def actionability(moves: Instructions, hooks: Hooks) -> Finding:
-    """Scores actionability by the moves; the hooks show whether the tip applies now and to a single task."""
+    """Score actionability by the moves; the hooks show whether the tip applies now and to a single task."""
     if not moves.real:
         direction = moves.directions[:1]
         return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
@@ -307,8 +297,12 @@ _EMOJI_FROM = "\u2300"  # symbols below, such as ™ and °, are not emoji
 
 
 def tone(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Finding:
-    """Scores tone by the wording, lowered for hype, jargon, scolding, exclamation marks and emoji."""
-    loud, marks = _loud_words(parsed, card), _marks(parsed)
+    """Score tone by the wording, lowered for hype, jargon, scolding, exclamation marks and emoji."""
+    loud = _loud_words(parsed, card)
+    exclamations = parsed.raw.count("!") + parsed.raw.count("！")
+    emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in parsed.raw)
+    marks = {plural(exclamations, "exclamation mark"): min(exclamations, 2)} if exclamations else {}
+    marks |= {f"{emoji} emoji": min(emoji, 2)} if emoji else {}
     base, why = _manner(parsed, card, hooks, moves)
     weight = sum(loud.values())
     because = (*loud, *marks, why)
@@ -322,25 +316,20 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Fi
 
 def _loud_words(parsed: ParsedTip, card: Card) -> dict[str, int]:
     lowers = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
-    found: dict[str, int] = {f"hype: {word}": 1 for word in sorted(lowers & WORDS["hype"])}
-    found |= {f"jargon: {word}": 1 for word in sorted(lowers & WORDS["jargon"])}
-    found |= {f"slogan: {phrase}": 1 for phrase in parsed.has(PHRASES["slogans"])}
-    found |= {f"cheering: {phrase}": 1 for phrase in parsed.has(PHRASES["cheers"])}
-    found |= {f"lecture: {phrase}": 1 for phrase in parsed.has(PHRASES["lecture"])}
-    found |= {f"scolding: {phrase}": 2 for phrase in parsed.has(PHRASES["scold"])}
+    found = {f"{name}: {word}": 1 for name in ("hype", "jargon") for word in sorted(lowers & WORDS[name])}
+    for name, phrases, weight in (
+        ("slogan", "slogans", 1),
+        ("cheering", "cheers", 1),
+        ("lecture", "lecture", 1),
+        ("scolding", "scold", 2),
+    ):
+        found |= {f"{name}: {phrase}": weight for phrase in parsed.has(PHRASES[phrases])}
     shouted = [word.text for word in parsed.words if len(word.text) > 3 and word.text.isupper()]
     return found | {f"capitals: {text[:20]}": 1 for text in shouted[:3]}
 
 
-def _marks(parsed: ParsedTip) -> dict[str, int]:
-    exclamations = parsed.raw.count("!") + parsed.raw.count("！")
-    emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in parsed.raw)
-    found = {plural(exclamations, "exclamation mark"): min(exclamations, 2)} if exclamations else {}
-    return found | ({f"{emoji} emoji": min(emoji, 2)} if emoji else {})
-
-
 def _manner(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> tuple[int, str]:
-    """Returns the highest tone score the wording allows, before deductions, with the reason."""
+    """Return the highest tone score the wording allows, before deductions, with the reason."""
     addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
     length = len(parsed.words)
     if not addressed and _is_about_person(parsed, card):
@@ -359,7 +348,7 @@ def _manner(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) ->
 
 
 def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
-    """Returns whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
+    """Return whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
     named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}
     trade = any(
@@ -391,13 +380,8 @@ class Explanation:
         return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
 
 
-def score_tip(card: Mapping[str, Any], tip: str) -> dict[str, int]:
-    """Returns the scores of a tip for a scenario's card."""
-    return explain_tip(card, tip).scores
-
-
 def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
-    """Returns the scores of a tip with the findings behind each."""
+    """Return the scores of a tip with the findings behind each."""
     return _explain(parse_card(card), tip)
 
 
@@ -407,15 +391,22 @@ class RulesJudge:
     name = "rules"
     provisional = True
 
-    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Returns an iterator over all items' scores. Raises UsageError immediately if the rubric's scales differ."""
+    def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """Return an iterator over all items' scores. Raises UsageError immediately if the rubric's scales differ."""
         check_rubric(sheet.rubric)
         report(f"rules: {len(sheet.items)} items by text rules, for English only; the scores are provisional.")
-        return (_score_item(item) for item in sheet.items)
+
+        def score(item: Item) -> ItemScore:
+            card = parse_card(item.scenario)
+            explained = [(_explain(card, tip.tip), tip.overlong) for tip in item.tips]
+            tips = tuple(TipScore(found.scores, overlong, found.note) for found, overlong in explained)
+            return ItemScore(item.id, item.format_ok, tips)
+
+        return map(score, sheet.items)
 
 
 def check_rubric(rubric: Rubric) -> None:
-    """Raises UsageError unless the rubric has exactly the scales supported by the rules."""
+    """Raise UsageError unless the rubric has exactly the scales supported by the rules."""
     seen = {scale.name: (scale.min, scale.max) for scale in rubric.scales}
     if seen != dict.fromkeys(SCALES, (LOWEST, HIGHEST)):
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in seen.items())
@@ -425,16 +416,10 @@ def check_rubric(rubric: Rubric) -> None:
         )
 
 
-def _score_item(item: Item) -> ItemScore:
-    card = parse_card(item.scenario)
-    explained = [(_explain(card, tip.tip), tip.overlong) for tip in item.tips]
-    return ItemScore(item.id, item.format_ok, tuple(TipScore(e.scores, overlong, e.note) for e, overlong in explained))
-
-
 def rules_error(
     examples: Sequence[CalibratedTip], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
-    """Returns the rules' error against reference scores per scale: n, bias, mean absolute error, share within one step.
+    """Return the rules' error against reference scores per scale: n, bias, mean absolute error, share within one step.
 
     `cards` maps scenario ids to cards. Without examples for a scale, its values are None and n is 0.
     """
@@ -473,7 +458,7 @@ MEASURED = ("<!-- measured -->", "<!-- /measured -->")
 
 
 def measured_table(suite: str = "tips") -> str:
-    """Returns the rules' error on a suite's anchors and controls as a Markdown table."""
+    """Return the rules' error on a suite's anchors and controls as a Markdown table."""
     loaded = load_suite(suite)
     check_rubric(loaded.rubric)
     cards = {scenario.id: scenario.to_card() for scenario in loaded.scenarios}
@@ -489,13 +474,13 @@ def measured_table(suite: str = "tips") -> str:
             naive = sum(abs(3 - example.scores[scale]) for example in examples) / len(examples)
             lines.append(
                 f"| {name} | {scale} | {found['n']} | {found['bias']:+.2f} | {found['error']:.2f} "
-                f"| {found['within_one']:.0%} | {naive:.2f} |"
+                f"| {percent(found['within_one'])} | {naive:.2f} |"
             )
     return "\n".join(lines)
 
 
 def update_measured_table(page: str) -> str:
-    """Returns the page with the table between its MEASURED markers regenerated."""
+    """Return the page with the table between its MEASURED markers regenerated."""
     before, start, rest = page.partition(MEASURED[0])
     _, end, after = rest.partition(MEASURED[1])
     if not start or not end:

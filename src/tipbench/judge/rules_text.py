@@ -66,12 +66,12 @@ class ParsedTip:
         return frozenset(word.stem for word in self.words)
 
     def has(self, phrases: Iterable[str]) -> list[str]:
-        """Returns the phrases that occur as whole words."""
+        """Return the phrases that occur as whole words."""
         return [phrase for phrase in phrases if f" {phrase} " in self.plain]
 
 
 def parse_tip(tip: str) -> ParsedTip:
-    """Parses a tip into words and clauses, ignoring emoji and markup."""
+    """Parse a tip into words and clauses, ignoring emoji and markup."""
     raw = tip[:LONGEST]
     text = unicodedata.normalize("NFC", raw).translate(_QUOTES)
     text = "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
@@ -85,7 +85,7 @@ def parse_tip(tip: str) -> ParsedTip:
 
 @lru_cache(maxsize=8192)
 def stem(word: str) -> str:
-    """Returns an approximate stem, equal for 'invoices', 'invoicing' and 'invoice', and for 'colour' and 'color'."""
+    """Return an approximate stem, equal for 'invoices', 'invoicing' and 'invoice', and for 'colour' and 'color'."""
     word = word.removesuffix("'s").removesuffix("'")
     if len(word) > 5:
         word = word.replace("our", "or").replace("isation", "ization")
@@ -104,7 +104,7 @@ def stem(word: str) -> str:
 
 
 def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
-    """Returns why the text is not a usable tip, or None."""
+    """Return why the text is not a usable tip, or None."""
     lowers = [word.lower for word in parsed.words]
     if len(lowers) < 2:
         return "no sentence"
@@ -127,7 +127,7 @@ def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
 
 
 def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
-    """Returns the index of the clause's imperative verb ('open …', 'please open …', 'you can open …'), or None."""
+    """Return the index of the clause's imperative verb ('open …', 'please open …', 'you can open …'), or None."""
     start = _after_lead_ins(clause)
     if start < len(clause) and clause[start].lower in verbs:
         return start
@@ -140,7 +140,7 @@ def clause_verb(clause: Sequence[Word], verbs: frozenset[str]) -> int | None:
 
 
 def opening(clause: Sequence[Word]) -> str:
-    """Returns the clause's first word after any lead-ins, or an empty string."""
+    """Return the clause's first word after any lead-ins, or an empty string."""
     start = _after_lead_ins(clause)
     return clause[start].lower if start < len(clause) else ""
 
@@ -190,7 +190,7 @@ class Card:
 
 
 def parse_card(card: Mapping[str, Any]) -> Card:
-    """Parses a scenario's card, as returned by `Scenario.to_card`."""
+    """Parse a scenario's card, as returned by `Scenario.to_card`."""
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
@@ -204,10 +204,20 @@ def parse_card(card: Mapping[str, Any]) -> Card:
     verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
     return Card(
         names=names,
-        tasks=tuple(_task_hook(title, people) for title in titles),
+        tasks=tuple(
+            Hook(
+                title,
+                _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
+                | dict.fromkeys(_names([title]) - people, NAMED),
+            )
+            for title in titles
+        ),
         task_verbs=verbs,
         orders=ORDERS | verbs,
-        routines=tuple(_routine_hook(text, minute, people) for text in routines),
+        routines=tuple(
+            Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
+            for text in routines
+        ),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
         ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
         people=people,
@@ -249,22 +259,13 @@ def _content(text: str) -> frozenset[str]:
 
 
 def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
-    """Returns word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
+    """Return word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
     weights = {}
     for word in _words(text):
         half = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
         if word.stem not in _EMPTY:
             weights[word.stem] = 0.5 if half or any(word.stem in group for group in weak) else 1.0
     return weights
-
-
-def _task_hook(title: str, people: frozenset[str]) -> Hook:
-    weights = _weights(title, people, frozenset(word.stem for word in _words(title)[:1]))
-    return Hook(title, weights | dict.fromkeys(_names([title]) - people, NAMED))
-
-
-def _routine_hook(text: str, minute: int, people: frozenset[str]) -> Hook:
-    return Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
 
 
 def _preference_hook(text: str) -> Hook:
@@ -276,7 +277,7 @@ def _preference_hook(text: str) -> Hook:
 
 
 def _split_preference(text: str) -> tuple[str, str]:
-    """Splits a preference into what is wanted and what is ruled out."""
+    """Split a preference into what is wanted and what is ruled out."""
     if re.match(r"(?i)(no|not|never|without)\b", text):
         return "", text
     wanted, _, against = re.sub(r"(?i)\b(over|rather than|instead of|not)\b", "\0", text, count=1).partition("\0")
@@ -284,7 +285,7 @@ def _split_preference(text: str) -> tuple[str, str]:
 
 
 def _names(texts: Iterable[str]) -> frozenset[str]:
-    """Returns stems of capitalised words inside sentences, except weekdays, months and titles."""
+    """Return stems of capitalised words inside sentences, except weekdays, months and titles."""
     inside = (word for text in texts for sentence in re.split(r"[.!?]\s", text) for word in _words(sentence)[1:])
     return frozenset(word.stem for word in inside if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
 
@@ -293,7 +294,7 @@ _CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 
 
 def clock_times(text: str, *, bare: bool = True) -> list[int]:
-    """Returns clock times as minutes of the day, with `bare` also 'at three'; twelve to four in words mean p.m."""
+    """Return clock times as minutes of the day, with `bare` also 'at three'; twelve to four in words mean p.m."""
     found = []
     for match in _CLOCK.finditer(text.lower().replace("-", " ")):
         if match["plain"] and not bare:

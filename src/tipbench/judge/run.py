@@ -1,4 +1,4 @@
-"""Runs an automatic judge: the AutomaticJudge port, recovery of partial answers, and the run itself."""
+"""Run an automatic judge: the AutomaticJudge port, recovery of partial answers, and the run itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tipbench.judge.apply import ApplyResult, SheetApplier
 from tipbench.judge.check import check_item
 from tipbench.judge.export import ExportRequest, export_sheet
 from tipbench.judge.material import JudgedCell, read_cells
-from tipbench.judge.sheet import FilledSheet, Item, ItemScore, Sheet, sheet_text
+from tipbench.judge.sheet import FilledSheet, Item, ItemScore, TipSheet, sheet_text
 from tipbench.judge.sheet_store import (
     ANSWERS,
     SheetStatus,
@@ -50,13 +50,13 @@ class AutomaticJudge(Protocol):
     name: str  # recorded with its scores
     provisional: bool  # if true, its scores never count as a person's
 
-    def fill(self, sheet: Sheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """Yields one result per item, each as soon as it is available. `report` receives messages for users."""
+    def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
+        """Yield one result per item, each as soon as it is available. `report` receives messages for users."""
         ...
 
 
 def waiting_reporter(report: Callable[[str], None]) -> Observer:
-    """Returns an observer that reports waiting events as messages."""
+    """Return an observer that reports waiting events as messages."""
 
     def observe(event: Event) -> None:
         if isinstance(event, Waiting):
@@ -87,8 +87,8 @@ class RecoveredItems:
     foreign: str = ""  # why a sheet in the output was ignored
 
 
-def recover_items(output: bytes, sheet: Sheet) -> RecoveredItems:
-    """Extracts the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
+def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
+    """Extract the sheet's items from arbitrary output. Checks only the sheet id and rubric, not the items."""
     expected = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
     foreign = ""
@@ -97,8 +97,10 @@ def recover_items(output: bytes, sheet: Sheet) -> RecoveredItems:
         if reason:
             foreign = foreign or reason
             continue
-        for item in _items_of(found):
-            name = item.get("item")
+        # A sheet's items, or the object itself if it is a single item, as in truncated output.
+        items = found.get("items")
+        for item in items if isinstance(items, list) else [found]:
+            name = item.get("item") if isinstance(item, dict) else None
             if isinstance(name, str) and name in expected:
                 known = versions.setdefault(name, [])
                 if len(known) < _MOST_VERSIONS and item not in known:
@@ -107,7 +109,7 @@ def recover_items(output: bytes, sheet: Sheet) -> RecoveredItems:
 
 
 def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], failure: str) -> ItemScore | Unscored:
-    """Returns the item's score from the first source with a single valid answer, or the most specific reason."""
+    """Return the item's score from the first source with a single valid answer, or the most specific reason."""
     wrong, unfinished = "", False
     for source in found:
         scores: list[ItemScore] = []
@@ -131,16 +133,8 @@ def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], f
     return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MOST_REASON))
 
 
-def _items_of(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a sheet's items, or the object itself if it is a single item, as in truncated output."""
-    items = found.get("items")
-    if isinstance(items, list):
-        return [item for item in items if isinstance(item, dict)]
-    return [found] if "item" in found else []
-
-
-def _mismatch(found: dict[str, Any], sheet: Sheet) -> str:
-    """Returns why a sheet does not match, or an empty string; missing keys are accepted, as items have a hash."""
+def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
+    """Return why a sheet does not match, or an empty string; missing keys are accepted, as items have a hash."""
     if "items" not in found:
         return ""
     if found.get("sheet", sheet.id) != sheet.id:
@@ -153,7 +147,7 @@ def _mismatch(found: dict[str, Any], sheet: Sheet) -> str:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Returns complete outermost JSON objects with a key `items` or `item`, in order, in one pass over the text.
+    """Return complete outermost JSON objects with a key `items` or `item`, in order, in one pass over the text.
 
     An unclosed object (a truncated sheet, a brace in prose) does not hide complete objects inside it.
     """
@@ -168,21 +162,18 @@ def _objects(text: str) -> list[dict[str, Any]]:
             open_at[-1][1] = 1
         elif mark in "]}" and open_at:
             start, wanted = open_at.pop()
-            if wanted and left > 0:
-                left -= token.end() - start
-                if (value := _load(text[start : token.end()])) is not None:
-                    while found and found[-1][0] > start:
-                        found.pop()
-                    found.append((start, value))
+            if not wanted or left <= 0:
+                continue
+            left -= token.end() - start
+            try:
+                value = json.loads(text[start : token.end()])
+            except (ValueError, RecursionError):  # ValueError also for very long integers
+                continue
+            if isinstance(value, dict):
+                while found and found[-1][0] > start:
+                    found.pop()
+                found.append((start, value))
     return [value for _, value in found]
-
-
-def _load(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # ValueError also for very long integers
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _shown(value: object) -> str:
@@ -190,7 +181,7 @@ def _shown(value: object) -> str:
 
 
 def safe_line(text: str, most: int) -> str:
-    """Returns untrusted text on one line without control characters, shortened to `most` characters."""
+    """Return untrusted text on one line without control characters, shortened to `most` characters."""
     return shorten(" ".join(printable(text[: 4 * most]).split()), most)
 
 
@@ -208,7 +199,7 @@ class JudgeResult:
     continued: bool = False  # whether it continued a sheet of an earlier run
 
     def to_json(self) -> dict[str, object]:
-        """Returns the result for scripts: that of `judge apply`, and why items have no score."""
+        """Return the result for scripts: that of `judge apply`, and why items have no score."""
         reasons = [{"item": each.item, "reason": each.reason} for each in self.unscored]
         return {**self.applied.to_json(), "unscored": reasons, "continued": self.continued}
 
@@ -235,7 +226,7 @@ def run_judge(
     accept: str | None = None,
     environment: JudgeEnvironment | None = None,
 ) -> JudgeResult:
-    """Scores pending cells with an automatic judge. Raises NotEnoughData if there are none."""
+    """Score pending cells with an automatic judge. Raises NotEnoughData if there are none."""
     request = replace(request, judge=filler.name, provisional=filler.provisional)
     environment = environment or JudgeEnvironment(report or (lambda _text: None))
     return _Run(store, experiment, filler, request, accept, environment).run()
@@ -251,20 +242,24 @@ class _Run:
     environment: JudgeEnvironment
 
     def run(self) -> JudgeResult:
-        last = self._last_sheet()
+        where = self.experiment
+        sheets = stored_sheets(self.store, where.experiment_id, where.name, self.request.judge)
+        # The judge's newest sheet with any answers; a run that crashed has left some.
+        last = next((each for each in sheets if each.answers and each.provisional == self.request.provisional), None)
         if last is not None and last.status is SheetStatus.EXPORTED:
             self.environment.report(
                 f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
             )
             return self._judge(last, continued=True)
-        cells = read_cells(self.store, self.experiment.experiment_id)
-        finished = None if last is None else self._finish_earlier(last, cells)
-        if finished is not None and self._accepts(last):
+        cells = read_cells(self.store, where.experiment_id)
+        accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
+        finished = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
+        if finished is not None and accepting:
             return finished
         if finished is not None:
-            cells = read_cells(self.store, self.experiment.experiment_id)
+            cells = read_cells(self.store, where.experiment_id)
         try:
-            stored = export_sheet(self.store, self.experiment, self.request, cells).stored
+            stored = export_sheet(self.store, where, self.request, cells).stored
         except NotEnoughData as exc:
             if finished is not None:
                 return finished
@@ -275,75 +270,56 @@ class _Run:
             raise
         return self._judge(stored, continued=False)
 
-    def _last_sheet(self) -> StoredSheet | None:
-        """Returns the judge's newest sheet with any answers, including one of a crashed run."""
-        where = self.experiment
-        found = stored_sheets(self.store, where.experiment_id, where.name, self.request.judge)
-        return next((each for each in found if each.answers and each.provisional == self.request.provisional), None)
-
-    def _accepts(self, last: StoredSheet | None) -> bool:
-        return last is not None and last.status is SheetStatus.HELD and self.accept is not None
-
-    def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell]) -> JudgeResult | None:
-        """Applies the scores of an earlier run that was interrupted or whose drift is now accepted."""
-        stored = FilledSheet(self.filler.name)
-        if not self._accepts(last):
-            if SheetApplier(self.store, self.experiment, last, stored).is_brought_in(cells):
+    def _finish_earlier(self, last: StoredSheet, cells: Sequence[JudgedCell], *, accepting: bool) -> JudgeResult | None:
+        """Apply the scores of an earlier run that was interrupted or whose drift is now accepted."""
+        nothing_new: FilledSheet[ItemScore] = FilledSheet(self.filler.name, {})
+        if not accepting:
+            if SheetApplier(self.store, self.experiment, last, nothing_new).cells_have_scores(cells):
                 return None
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
-            work = SheetApplier(self.store, self.experiment, self._again(last), stored)
-            return JudgeResult(
-                work.run(accept=self.accept if self._accepts(last) else None, final=True), (), continued=True
-            )
+            work = SheetApplier(self.store, self.experiment, self._again(last), nothing_new)
+            return JudgeResult(work.run(accept=self.accept if accepting else None, final=True), (), continued=True)
 
     def _again(self, stored: StoredSheet) -> StoredSheet:
-        """Reloads the sheet from MLflow, since a file of it may have been applied in the meantime."""
+        """Reload the sheet from MLflow, since a file of it may have been applied in the meantime."""
         where = self.experiment
         return find_sheet(self.store, where.experiment_id, where.name, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
-        answers = _Answers(self.store, stored, self.environment.report)
+        sheet, environment = stored.sheet, self.environment
+        answers = _Answers(self.store, stored, environment.report)
+        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.given))
+        unscored: list[Unscored] = []
+
+        def apply() -> ApplyResult:
+            filled = FilledSheet(self.filler.name, answers.new, tuple(each.item for each in unscored))
+            with environment.lock():
+                work = SheetApplier(self.store, self.experiment, self._again(stored), filled)
+                return work.run(accept=self.accept, final=True)
+
         try:
-            unscored = self._fill(stored, answers)
+            for outcome in self.filler.fill(left, environment.report) if left.items else ():
+                if isinstance(outcome, Unscored):
+                    unscored.append(outcome)
+                else:
+                    answers.add(outcome)
+                environment.progress(len(answers.given), len(unscored), len(sheet.items))
             answers.save()  # before applying, so that no score is lost if the process is killed
-            applied = retry_while_unavailable(
-                lambda: self._apply(stored, answers, unscored),
-                "MLflow",
-                self.environment.wait_s,
-                waiting_reporter(self.environment.report),
-            )
+            observer = waiting_reporter(environment.report)
+            applied = retry_while_unavailable(apply, "MLflow", environment.wait_s, observer)
         except MlflowUnavailable as exc:
             kept = self._save_to_file(stored, answers)
             raise MlflowUnavailable(f"{exc} {kept}" if kept else str(exc)) from exc
         except BaseException:
             answers.save()
             if kept := self._save_to_file(stored, answers):
-                self.environment.report(kept)
+                environment.report(kept)
             raise
-        return JudgeResult(applied, unscored, continued)
-
-    def _fill(self, stored: StoredSheet, answers: _Answers) -> tuple[Unscored, ...]:
-        sheet = stored.sheet
-        left = replace(sheet, items=tuple(item for item in sheet.items if item.id not in answers.given))
-        unscored: list[Unscored] = []
-        for outcome in self.filler.fill(left, self.environment.report) if left.items else ():
-            if isinstance(outcome, Unscored):
-                unscored.append(outcome)
-            else:
-                answers.add(outcome)
-            self.environment.progress(len(answers.given), len(unscored), len(sheet.items))
-        return tuple(unscored)
-
-    def _apply(self, stored: StoredSheet, answers: _Answers, unscored: Sequence[Unscored]) -> ApplyResult:
-        filled = FilledSheet(self.filler.name, tuple(answers.new.values()), tuple(each.item for each in unscored))
-        with self.environment.lock():
-            return SheetApplier(self.store, self.experiment, self._again(stored), filled).run(
-                accept=self.accept, final=True
-            )
+        return JudgeResult(applied, tuple(unscored), continued)
 
     def _save_to_file(self, stored: StoredSheet, answers: _Answers) -> str:
-        """Saves unsaved scores to a file; returns a message with its path, or an empty string."""
+        """Save unsaved scores to a file; return a message with its path, or an empty string."""
         if not answers.unsaved or self.environment.rescue is None:
             return ""
         path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, answers.given))
@@ -379,7 +355,7 @@ class _Answers:
             self.save()
 
     def save(self) -> None:
-        """Saves new answers; if MLflow is unavailable, they are saved by the next call."""
+        """Save new answers; if MLflow is unavailable, they are saved by the next call."""
         if self.unsaved:
             change = RunChange(
                 texts={ANSWERS: answers_text(self.given, self.stored.replaced)}, at_ms=milliseconds(now_iso())

@@ -34,7 +34,7 @@ class Judgement:
     held: bool = False  # stored but not counted, because the drift limit was exceeded
 
     def equals_except_time(self, other: Judgement) -> bool:
-        """Returns whether both are equal except for the time of applying."""
+        """Return whether both are equal except for the time of applying."""
         return replace(self, at="") == replace(other, at="")
 
 
@@ -51,7 +51,7 @@ class CellScores:
     held: Mapping[str, Judgement] = field(default_factory=dict)
 
     def with_judgement(self, new: Judgement, *, provisional: bool = False) -> CellScores:
-        """Returns the scores with the judge's former judgement replaced, or the same object if nothing changes."""
+        """Return the scores with the judge's former judgement replaced, or the same object if nothing changes."""
         if provisional:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
@@ -59,25 +59,21 @@ class CellScores:
         return self._with_held(new) if new.held else self._with_counted(new)
 
     def _with_counted(self, new: Judgement) -> CellScores:
-        """Adds a counted judgement, unless a later export has one, and releases the same sheet's held one."""
+        """Add a counted judgement, unless a later export has one, and release the same sheet's held one."""
         current, released = self.judges.get(new.judge), _of_sheet(self.held.get(new.judge), new.sheet)
         later = _is_later(current, new)
         if released is None and (later or (current is not None and current.equals_except_time(new))):
             return self
-        gone = (
-            [released]
-            if later
-            else [judgement for judgement in (current, released) if not _is_only_moved(judgement, new)]
-        )
+        gone = [released] if later else _revised(new, current, released)
         return replace(
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=(*self.history, *(judgement for judgement in gone if judgement)),
+            history=(*self.history, *filter(None, gone)),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
-        """Adds a held judgement, withdraws the same sheet's counted one and restores the one it had replaced."""
+        """Add a held judgement, withdraw the same sheet's counted one and restore the one it had replaced."""
         withdrawn, former = _of_sheet(self.judges.get(new.judge), new.sheet), self.held.get(new.judge)
         later = _is_later(former, new)
         if withdrawn is None and (later or (former is not None and former.equals_except_time(new))):
@@ -90,16 +86,12 @@ class CellScores:
             if restored := max(others, key=lambda judgement: judgement.exported, default=None):
                 judges = {**judges, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
-        gone = (
-            [withdrawn]
-            if later
-            else [judgement for judgement in (withdrawn, former) if not _is_only_moved(judgement, new)]
-        )
+        gone = [withdrawn] if later else _revised(new, withdrawn, former)
         return replace(
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=(*history, *(judgement for judgement in gone if judgement)),
+            history=(*history, *filter(None, gone)),
         )
 
     @property
@@ -124,21 +116,21 @@ def _of_sheet(judgement: Judgement | None, sheet: str) -> Judgement | None:
 
 
 def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
-    """Returns whether the existing judgement is from another sheet that was exported later."""
+    """Return whether the existing judgement is from another sheet that was exported later."""
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
-def _is_only_moved(former: Judgement | None, new: Judgement) -> bool:
-    """Returns whether only the held flag and time differ (released or withdrawn), which is not a revision."""
-    return former is not None and replace(former, held=new.held, at=new.at) == new
+def _revised(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
+    """Return those that `new` revises; where only the held flag and time differ, it was released or withdrawn."""
+    return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
 
 
-def _without(judgement: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
-    return {name: judgement for name, judgement in judgement.items() if name != judge}
+def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
+    return {name: judgement for name, judgement in judgements.items() if name != judge}
 
 
 def read_scores(text: str | None) -> CellScores:
-    """Parses the content of `artifact:scores.json`; returns empty scores for None."""
+    """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:
         return NO_SCORES
     try:
@@ -156,7 +148,7 @@ def read_scores(text: str | None) -> CellScores:
 
 
 def scores_text(scores: CellScores) -> str:
-    """Returns the content of `artifact:scores.json`."""
+    """Return the content of `artifact:scores.json`."""
     value = {
         "format": FORMAT,
         "judges": {name: _judgement_json(judgement) for name, judgement in sorted(scores.judges.items())},
@@ -168,7 +160,7 @@ def scores_text(scores: CellScores) -> str:
 
 
 def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
-    """Returns one judge's means over a cell's tips, for the composite, the scales and the flags."""
+    """Return one judge's means over a cell's tips, for the composite, the scales and the flags."""
     means = {name: fmean(tip.scores[name] for tip in score.tips) for name in rubric.scale_names}
     means["format_ok"] = float(score.format_ok)
     means["overlong"] = fmean(tip.overlong for tip in score.tips)
@@ -179,7 +171,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Returns the update of the cell's run; `rubrics`, by tag, provides the text stored with the scores."""
+    """Return the update of the cell's run; `rubrics`, by tag, provides the text stored with the scores."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -202,24 +194,14 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
 
 
 def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
-    """Returns the update that sets an answer without a usable tip to the rubric's floor scores."""
+    """Return the update that sets an answer without a usable tip to the rubric's floor scores."""
     metrics = {**rubric.floor, "composite": rubric.floor_composite}
     return RunChange(metrics=metrics, tags={"scores_rubric": rubric.tag}, texts={RUBRIC: rubric.text}, at_ms=at_ms)
 
 
 def _judgement_json(judgement: Judgement) -> dict[str, Any]:
     value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
-    return value | {"means": dict(judgement.means), "tips": [tip_score_json(tip) for tip in judgement.tips]}
-
-
-def tip_score_json(tip: TipScore) -> dict[str, Any]:
-    """Returns one tip's scores as JSON-serializable values."""
-    return {"scores": dict(tip.scores), "overlong": tip.overlong, "note": tip.note}
-
-
-def read_tip_score(raw: Mapping[str, Any]) -> TipScore:
-    """Parses the output of `tip_score_json`."""
-    return TipScore({name: int(score) for name, score in raw["scores"].items()}, bool(raw["overlong"]), raw["note"])
+    return value | {"means": dict(judgement.means), "tips": [tip.to_json() for tip in judgement.tips]}
 
 
 def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
@@ -230,7 +212,7 @@ def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:
         at=raw["at"],
         rubric=raw["rubric"],
         format_ok=bool(raw["format_ok"]),
-        tips=tuple(read_tip_score(tip) for tip in raw["tips"]),
+        tips=tuple(map(TipScore.from_json, raw["tips"])),
         means={name: float(value) for name, value in raw["means"].items()},
         held=bool(raw["held"]),
     )

@@ -10,63 +10,120 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown
-from tipbench.judge.sheet import FORMAT, Item, ItemScore, Sheet, instructions
+from tipbench.judge.sheet import FORMAT, Item, ItemScore, TipSheet, instructions
 from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # some spreadsheets need it to detect UTF-8
 KINDS = ("about", "instructions", "rubric", "tip")
 SCORE = "score:"  # prefix of scale columns, so that they do not clash with other columns or columns added by the judge
+MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
 
-_BEFORE = ("row", "item", "number", "scenario", "tip", "rationale")
-_AFTER = ("format_ok", "overlong", "note", "scenario_id", "sha256")
-_NEEDED = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
-_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
+_COLUMNS_BEFORE_SCORES = ("row", "item", "number", "scenario", "tip", "rationale")
+_COLUMNS_AFTER_SCORES = ("format_ok", "overlong", "note", "scenario_id", "sha256")
+_REQUIRED_COLUMNS = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
+_ABOUT = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")  # items of the rows "about"
 _SEPARATORS = ",;\t"
 _NUMBER_SIGNS = r"\s.,:/%eE+\-"
-_UNSAFE = re.compile(
-    rf"['\t\r]|\s*[=+\-@＝＋－＠]|[{_NUMBER_SIGNS}]*[0-9][0-9{_NUMBER_SIGNS}]*\Z|\s*(?:true|false)\s*\Z", re.IGNORECASE
+_UNSAFE_CELL = re.compile(
+    r"['\t\r]"  # would be taken for the escaping apostrophe, or starts a formula in some spreadsheets
+    r"|\s*[=+\-@＝＋－＠]"  # a formula
+    rf"|[{_NUMBER_SIGNS}]*[0-9][0-9{_NUMBER_SIGNS}]*\Z"  # a number, date, time or percentage
+    r"|\s*(?:true|false)\s*\Z",
+    re.IGNORECASE,
 )
-_WHOLE = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
+_LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integer conversion
+_JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def sheet_csv(sheet: Sheet, scores: Mapping[str, ItemScore] | None = None) -> str:
-    """Returns the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
+def read_sheet_file(path: Path) -> dict[str, Any]:
+    """Read and parse a sheet file. Raises UsageError if it cannot be read, SheetRefused if it is not a sheet."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as exc:
+        raise UsageError(f"There is no file {path}. Give the filled sheet that judge export wrote.") from exc
+    except IsADirectoryError as exc:
+        raise UsageError(f"{path} is a folder. Give the filled sheet itself.") from exc
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read: {exc}. Give the filled sheet that judge export wrote.") from exc
+    return parse_sheet(content)
+
+
+def parse_sheet(content: bytes) -> dict[str, Any]:
+    """Parse a JSON or CSV sheet into the JSON structure. Raises SheetRefused with the location of the error."""
+    if len(content) > MAX_BYTES:
+        raise SheetRefused(
+            f"A sheet has at most {MAX_BYTES // 1_000_000} MB; this one is larger. Apply the file that was exported."
+        )
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    try:
+        text = content.decode(encoding, "surrogatepass").removeprefix(BOM)
+    except UnicodeDecodeError as exc:
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise SheetRefused(
+            f"Line {line}, byte {exc.start + 1} of the file: expected {encoding.upper()} text; found "
+            f"{content[exc.start : exc.start + 4]!r}. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
+        ) from exc
+    if text.lstrip()[:1] in ("{", "["):
+        return _parse_json(text)
+    if is_csv(text):
+        return parse_csv(text)
+    raise SheetRefused(
+        "Line 1, column 1: expected a sheet, which is JSON and begins with {, or CSV with the columns 'row' and 'item' "
+        f"in its first line; found {shown(text[:200])}. Fill in the file that judge export wrote and apply that."
+    )
+
+
+def sheet_csv(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -> str:
+    """Return the sheet as CSV with existing scores filled in; to be encoded as UTF-8."""
     out = io.StringIO()
-    columns = (*_BEFORE, *(SCORE + name for name in sheet.rubric.scale_names), *_AFTER)
+    score_columns = [SCORE + name for name in sheet.rubric.scale_names]
+    columns = (*_COLUMNS_BEFORE_SCORES, *score_columns, *_COLUMNS_AFTER_SCORES)
     # Quote all cells, so that they stay intact with any separator the spreadsheet expects.
     writer = csv.DictWriter(out, columns, restval="", quoting=csv.QUOTE_ALL)
     writer.writeheader()
-    for row in (*_explaining_rows(sheet), *_tip_rows(sheet, scores or {})):
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+    rubric: list[dict[str, object]] = [
+        {"row": "rubric", "tip": line} for line in sheet.rubric.text.splitlines() if line.strip()
+    ]
+    for row in chain(_head_rows(sheet), _tip_rows(sheet, scores or {}), rubric):
+        cells: dict[str, object] = {}
+        for name, value in row.items():
+            if isinstance(value, bool):
+                cells[name] = "TRUE" if value else "FALSE"
+            else:
+                cells[name] = escape_cell(value) if isinstance(value, str) else value
+        writer.writerow(cells)
     return BOM + out.getvalue()
 
 
 def escape_cell(text: str) -> str:
-    """Escapes a text so that spreadsheets do not run or convert it; reversed by `unescape_cell`."""
+    """Escape a text so that spreadsheets do not run or convert it; reversed by `unescape_cell`."""
     escaped = escape(text)
-    return f"'{escaped}" if _UNSAFE.match(escaped) else escaped
+    return f"'{escaped}" if _UNSAFE_CELL.match(escaped) else escaped
 
 
 def unescape_cell(cell: str) -> str:
-    """Returns the original text of a cell escaped by `escape_cell`."""
+    """Return the original text of a cell escaped by `escape_cell`."""
     return unescape(cell.removeprefix("'"))
 
 
 def is_csv(text: str) -> bool:
-    """Returns whether the first line has the columns of a sheet."""
+    """Return whether the first line has the columns of a sheet."""
     return _separator(text) is not None
 
 
 def parse_csv(text: str) -> dict[str, Any]:
-    """Parses CSV into the JSON structure, without cards and rubric text. Raises SheetRefused if invalid."""
+    """Parse CSV into the JSON structure, without cards and rubric text. Raises SheetRefused if invalid."""
     problems: list[Problem] = []
     about: dict[str, str] = {}
     items: dict[tuple[str, str], _RawItem] = {}
@@ -75,10 +132,12 @@ def parse_csv(text: str) -> dict[str, Any]:
             break
         kind = row.text("row").strip().casefold()
         if kind == "tip":
-            item = items.setdefault((row.name("item"), row.name("sha256")), _RawItem(row))
-            _add_tip(item, row, problems)
+            key = row.stripped("item"), row.stripped("sha256")
+            items.setdefault(key, _RawItem(row)).add(row, problems)
         elif kind == "about":
-            _add_about(about, row, problems)
+            name, value = row.stripped("item").casefold(), row.stripped("tip")
+            if about.setdefault(name, value) != value:
+                problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
         elif kind not in KINDS:
             problems.append(row.problem("row", f"one of {', '.join(KINDS)}; delete rows of your own"))
     if problems:
@@ -99,12 +158,12 @@ class _Row:
     def text(self, column: str) -> str:
         return unescape_cell(self.cells.get(column, ""))
 
-    def name(self, column: str) -> str:
+    def stripped(self, column: str) -> str:
         return self.text(column).strip()
 
     def problem(self, column: str, expected: str) -> Problem:
-        item, seen = self.name("item"), self.cells.get(column, "")
-        return Problem(shown(item)[1:-1] if item else None, None, column, shown(seen), expected, self.number)
+        item, seen = self.stripped("item"), self.cells.get(column, "")
+        return Problem(_unquoted(item) if item else None, None, column, shown(seen), expected, self.number)
 
 
 @dataclass
@@ -113,21 +172,49 @@ class _RawItem:
 
     first: _Row
     tips: dict[int, dict[str, Any]] = field(default_factory=dict)
-    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values by cell text and row
+    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values by "cell text in row number"
+
+    def add(self, row: _Row, problems: list[Problem]) -> None:
+        number = _parse_integer(row.stripped("number"))
+        if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
+            problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
+            return
+        if number in self.tips:
+            first = self.tips[number][CSV_ROW]
+            problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
+            return
+        format_ok = row.stripped("format_ok")
+        if format_ok:
+            self.format_ok[f"{format_ok} in row {row.number}"] = _parse_flag(format_ok)
+        self.tips[number] = {
+            "tip": row.text("tip"),
+            "rationale": row.text("rationale"),
+            "overlong": _parse_flag(row.stripped("overlong")),
+            "scores": {
+                column.removeprefix(SCORE): _parse_integer(row.stripped(column))
+                for column in row.cells
+                if column.startswith(SCORE)
+            },
+            "note": row.text("note"),
+            CSV_ROW: row.number,
+        }
 
     def to_raw(self) -> dict[str, Any]:
         values = list(self.format_ok.values())
-        same = all(value is values[0] for value in values)
+        format_ok: object = ""
+        if values:
+            same = all(value is values[0] for value in values)
+            format_ok = values[0] if same else " and ".join(self.format_ok)  # validation rejects the text
         return {
-            "item": self.first.name("item"),
-            "sha256": self.first.name("sha256"),
-            "format_ok": (values[0] if values else "") if same else " and ".join(self.format_ok),
+            "item": self.first.stripped("item"),
+            "sha256": self.first.stripped("sha256"),
+            "format_ok": format_ok,
             "tips": [self.tips.get(number) for number in range(1, max(self.tips, default=0) + 1)],
             CSV_ROW: self.first.number,
         }
 
 
-def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
+def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
     values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
     for name, value in zip(_ABOUT, values, strict=True):
         yield {"row": "about", "item": name, "tip": value}
@@ -137,14 +224,12 @@ def _explaining_rows(sheet: Sheet) -> Iterator[dict[str, object]]:
         "row": "instructions",
         "tip": f"In this table an empty cell means null. Score the rows that begin with 'tip', in {names}; "
         "format_ok is for the whole item and is in its first row only; write your name next to 'judge' above. "
-        "An apostrophe in front of a text keeps the spreadsheet from running it: keep it. Save as CSV (UTF-8).",
+        "The rubric is below the tips. An apostrophe in front of a text keeps the spreadsheet from running it: keep "
+        "it. Save as CSV (UTF-8).",
     }
-    for line in sheet.rubric.text.splitlines():
-        if line.strip():
-            yield {"row": "rubric", "tip": line}
 
 
-def _tip_rows(sheet: Sheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[str, object]]:
+def _tip_rows(sheet: TipSheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[str, object]]:
     for item in sheet.items:
         given = scores.get(item.id)
         format_ok = given.format_ok if given else item.format_ok
@@ -166,13 +251,8 @@ def _tip_rows(sheet: Sheet, scores: Mapping[str, ItemScore]) -> Iterator[dict[st
             }
 
 
-def _cell(value: object) -> object:
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    return escape_cell(value) if isinstance(value, str) else value
-
-
 def _card_text(item: Item) -> str:
+    """Return the scenario as lines of text."""
     card = item.scenario
     try:
         slot, persona = card["slot"], card["persona"]
@@ -180,20 +260,18 @@ def _card_text(item: Item) -> str:
             f"{card['weekday']} {card['day']}, {slot['time']}, {slot['label']}",
             f"{persona['name']}, {persona['role']}. {persona['about']}",
             *(f"{name}: {'; '.join(persona[name])}" for name in ("preferences", "habits") if persona[name]),
-            *(_task_text(task) for task in persona["tasks"]),
         ]
+        for task in persona["tasks"]:
+            due = f", due {task['due']}" if task["due"] else ""
+            due += ", overdue" if task["overdue"] else ""
+            lines.append(f"Task: {task['title']} (priority {task['priority']} of 4{due}, {task['age_days']} days old)")
     except (KeyError, TypeError):  # a card with another structure
         return str(dict(card))
     return "\n".join(lines)
 
 
-def _task_text(task: Mapping[str, Any]) -> str:
-    due = f", due {task['due']}" if task["due"] else ""
-    overdue = ", overdue" if task["overdue"] else ""
-    return f"Task: {task['title']} (priority {task['priority']} of 4{due}{overdue}, {task['age_days']} days old)"
-
-
 def _separator(text: str) -> str | None:
+    """Return the separator of the first line; None if it has not the columns of a sheet."""
     first = text.removeprefix(BOM)[:10_000].split("\n", 1)[0].split("\r", 1)[0]
     for separator in _SEPARATORS:
         if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
@@ -206,7 +284,7 @@ def _column(cell: str) -> str:
 
 
 def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
-    """Validates the columns, then yields every non-empty row."""
+    """Validate the columns, then yield every non-empty row."""
     separator = _separator(text)
     if separator is None:
         raise SheetRefused("Line 1: expected the columns of a sheet, with 'row' and 'item'. Keep the first line.")
@@ -216,7 +294,8 @@ def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
         for number, cells in enumerate(reader, start=1):
             if number == 1:
                 columns = [_column(cell) for cell in cells]
-                _check_columns(columns)
+                if wrong := _column_problems(columns):
+                    raise refusal(wrong)
             elif number > MAX_ROWS:
                 raise SheetRefused(f"A sheet has at most {MAX_ROWS} rows; this one has more. Apply the exported file.")
             elif any(cell.strip() for cell in cells):
@@ -230,130 +309,66 @@ def _rows(text: str, problems: list[Problem]) -> Iterator[_Row]:
         ) from exc
 
 
-def _check_columns(columns: list[str]) -> None:
-    named = Counter(name for name in columns if name)
-    problems = [
-        Problem(None, None, name, "no such column", "the column as exported", 1)
-        for name in _NEEDED
-        if name not in named
+def _column_problems(columns: list[str]) -> list[Problem]:
+    """Return the required columns that are missing and the columns that are there twice."""
+    counts = Counter(name for name in columns if name)
+    missing = [
+        Problem(None, None, name, "no such column", "the column as exported", row=1)
+        for name in _REQUIRED_COLUMNS
+        if name not in counts
     ]
-    double = [name for name, count in named.items() if count > 1]
-    problems += [
-        Problem(None, None, shown(name)[1:-1], "it twice", "each column once; remove one of them", 1) for name in double
+    repeated = [
+        Problem(None, None, _unquoted(name), "it twice", "each column once; remove one of them", row=1)
+        for name, count in counts.items()
+        if count > 1
     ]
-    if problems:
-        raise refusal(problems)
+    return missing + repeated
 
 
-def _add_about(about: dict[str, str], row: _Row, problems: list[Problem]) -> None:
-    name, value = row.name("item").casefold(), row.name("tip")
-    if about.setdefault(name, value) != value:
-        problems.append(row.problem("tip", f"{shown(about[name])} for {shown(name)}, as in a row before"))
+def _unquoted(name: str) -> str:
+    """Return an untrusted name in the form that messages show, without its quotes."""
+    return shown(name)[1:-1]
 
 
-def _add_tip(item: _RawItem, row: _Row, problems: list[Problem]) -> None:
-    number = _whole(row.name("number"))
-    if not isinstance(number, int) or not 1 <= number <= MAX_TIPS:
-        problems.append(row.problem("number", "the tip's number as exported, from 1 on"))
-        return
-    if number in item.tips:
-        first = item.tips[number][CSV_ROW]
-        problems.append(row.problem("number", f"each tip of an item once; row {first} has this one too"))
-        return
-    format_ok = row.name("format_ok")
-    if format_ok:
-        item.format_ok[f"{format_ok} in row {row.number}"] = _flag(format_ok)
-    item.tips[number] = {
-        "tip": row.text("tip"),
-        "rationale": row.text("rationale"),
-        "overlong": _flag(row.name("overlong")),
-        "scores": {name.removeprefix(SCORE): _whole(row.name(name)) for name in row.cells if name.startswith(SCORE)},
-        "note": row.text("note"),
-        CSV_ROW: row.number,
-    }
+def _parse_flag(cell: str) -> object:
+    """Return a boolean, or the unchanged cell, which validation rejects."""
+    word = str(_parse_integer(cell))  # a spreadsheet may write 1 as 1.0
+    return _FLAGS.get(word.casefold(), cell)
 
 
-def _flag(cell: str) -> object:
-    """Returns a boolean, or the unchanged cell, which validation rejects."""
-    number = _whole(cell)
-    return _FLAGS.get(str(number).casefold(), cell)
-
-
-def _whole(cell: str) -> int | str | None:
-    """Parses an integer (also '3.0' or '3,0'); None if empty, else the unchanged cell, which validation rejects."""
+def _parse_integer(cell: str) -> int | str | None:
+    """Parse an integer (also '3.0' or '3,0'); None if empty, else the unchanged cell, which validation rejects."""
     if not cell:
         return None
-    return int(re.split("[.,]", cell)[0]) if _WHOLE.fullmatch(cell) else cell
-
-
-MAX_BYTES = 64_000_000
-_LONGEST_NUMBER = 40  # digits; longer ones stay strings, as Python limits integer conversion
-
-_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
+    if not _INTEGER.fullmatch(cell):
+        return cell
+    return int(re.split("[.,]", cell)[0])
 
 
 class _InvalidJson(ValueError):
     """Invalid JSON that Python's parser accepts: duplicate keys, NaN, Infinity."""
 
 
-def read_sheet_file(path: Path) -> dict[str, Any]:
-    """Reads and parses a sheet file. Raises UsageError if it cannot be read, SheetRefused if it is not a sheet."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError as exc:
-        raise UsageError(f"There is no file {path}. Give the filled sheet that judge export wrote.") from exc
-    except IsADirectoryError as exc:
-        raise UsageError(f"{path} is a folder. Give the filled sheet itself.") from exc
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{path} cannot be read: {exc}. Give the filled sheet that judge export wrote.") from exc
-    return parse_sheet(content)
-
-
-def parse_sheet(content: bytes) -> dict[str, Any]:
-    """Parses a JSON or CSV sheet into the JSON structure. Raises SheetRefused with the location of the error."""
-    if len(content) > MAX_BYTES:
-        raise SheetRefused(
-            f"A sheet has at most {MAX_BYTES // 1_000_000} MB; this one is larger. Apply the file that was exported."
-        )
-    text = _decoded(content)
-    if text.lstrip()[:1] in ("{", "["):
-        return _parse_json(text)
-    if is_csv(text):
-        return parse_csv(text)
-    raise SheetRefused(
-        "Line 1, column 1: expected a sheet, which is JSON and begins with {, or CSV with the columns 'row' and 'item' "
-        f"in its first line; found {shown(text[:200])}. Fill in the file that judge export wrote and apply that."
-    )
-
-
-def _decoded(content: bytes) -> str:
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
-    try:
-        return content.decode(encoding, "surrogatepass").removeprefix("\ufeff")
-    except UnicodeDecodeError as exc:
-        line = content.count(b"\n", 0, exc.start) + 1
-        raise SheetRefused(
-            f"Line {line}, byte {exc.start + 1} of the file: expected {encoding.upper()} text; found "
-            f"{content[exc.start : exc.start + 4]!r}. Save the file as UTF-8 (in a spreadsheet: CSV UTF-8)."
-        ) from exc
-
-
 def _parse_json(text: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
             raise _InvalidJson
         return values
 
-    def constant(name: str) -> object:
+    def reject_constant(name: str) -> object:
         raise _InvalidJson(name)
 
-    def number(digits: str) -> int | str:
+    def parse_bounded_int(digits: str) -> int | str:
         return int(digits) if len(digits) <= _LONGEST_NUMBER else digits
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant, parse_int=number)
+        value = json.loads(
+            text,
+            object_pairs_hook=reject_duplicate_keys,
+            parse_constant=reject_constant,
+            parse_int=parse_bounded_int,
+        )
     except json.JSONDecodeError as exc:
         raise SheetRefused(
             f"Line {exc.lineno}, column {exc.colno}: the file is not valid JSON ({exc.msg}). "
@@ -374,16 +389,16 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _invalid_json_message(text: str) -> str:
-    """Returns a message with the location of the first duplicate key or constant, which json does not provide."""
-    keys: list[set[str] | None] = []  # one entry per open object; None for a list
-    key_next = False
-    for token in _TOKEN.finditer(text):
+    """Return a message with the location of the first duplicate key or constant, which json does not provide."""
+    keys: list[set[str] | None] = []  # one entry per open object or list; None for a list
+    key_next = False  # a string at this place is a key, if it is in an object
+    for token in _JSON_TOKEN.finditer(text):
         word = token[0]
         if word in "{[":
             keys.append(set() if word == "{" else None)
         elif word in "}]":
             keys.pop()
-        elif word[0] in "NI-":
+        elif word[0] in "NI-":  # NaN, Infinity, -Infinity
             place = _line_and_column(text, token.start())
             return f"{place}: expected a whole number or null; found {word}. Write the score there, or null."
         elif word[0] == '"' and key_next and (known := keys[-1]) is not None:
@@ -397,4 +412,6 @@ def _invalid_json_message(text: str) -> str:
 
 
 def _line_and_column(text: str, position: int) -> str:
-    return f"Line {text.count(chr(10), 0, position) + 1}, column {position - text.rfind(chr(10), 0, position)}"
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    return f"Line {line}, column {column}"

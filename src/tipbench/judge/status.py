@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from tipbench.judge.apply import alpha_by_scale
+from tipbench.judge.apply import alpha_by_scale, control_scores
+from tipbench.judge.drift import Trends, measure_trends
 from tipbench.judge.material import JudgedCell, read_cells
 from tipbench.judge.sheet_store import DUEL, SHEET_KIND, SheetStatus, StoredSheet, stored_sheets
 from tipbench.record.run import RunKind, RunState
@@ -24,13 +25,14 @@ class JudgeStatus:
     cells: int  # with counted scores of this judge
     held: int  # cells with stored scores of this judge that do not count
     sheets: int
-    open_items: int  # unscored items on exported sheets
+    open_items: int  # unscored items on sheets that are not finished
     drift: str | None  # verdict on the newest applied or held sheet
     error: float | None  # mean absolute error on that sheet's controls
     self_exact: float | None  # share of equal scores on repeated tips
     minutes_per_item: float | None  # from export to apply, an upper bound
     unchecked: int = 0  # items on sheets without a drift verdict yet; their scores count
     duels: int = 0  # duel sheets; the first one closes the judge's sheets
+    trends: Trends | None = None  # over the sheets with a drift verdict, under the newest one's rubric
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,25 @@ class JudgingStatus:
     history: tuple[SheetHistory, ...]  # oldest first
     open_sheets: tuple[OpenSheet, ...] = ()  # oldest first
 
+    def use_of(self, judge: JudgeStatus) -> str:
+        """Return how a judge's scores are used, for readers."""
+        if judge.provisional:
+            return "provisional"
+        if judge.held:
+            return "partly held" if judge.cells else "held"
+        sheets = [each for each in self.history if each.judge == judge.judge and not each.provisional]
+        if sheets and sheets[-1].accepted:
+            return "count, drift accepted"
+        return "count, unchecked" if judge.unchecked else "count"
+
     def to_json(self) -> dict[str, Any]:
-        """Returns the status as JSON-serializable values; None where unknown."""
-        return asdict(self)
+        """Return the status as JSON-serializable values; None where unknown."""
+        judges = [{**asdict(each), "trends": each.trends and each.trends.to_json()} for each in self.judges]
+        return {**asdict(self), "judges": judges}
 
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
-    """Reads the experiment's cells and sheets and computes the judging status."""
+    """Read the experiment's cells and sheets and compute the judging status."""
     cells = read_cells(store, experiment.experiment_id)
     sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
@@ -108,8 +122,33 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
         rubrics=tuple(sorted({cell.run.tags.get("scores_rubric", "").split("@")[0] for cell in judged})),
         alpha=alpha_by_scale(rubric, [cell.scores for cell in judged]) if rubric else {},
         judges=tuple(_judge_status(name, provisional, cells, sheets, duels) for name, provisional in judges),
-        history=tuple(_history(stored) for stored in sheets if stored.status is not SheetStatus.EXPORTED),
-        open_sheets=tuple(_open(stored) for stored in sheets if stored.is_open),
+        history=tuple(
+            SheetHistory(
+                sheet=stored.sheet.id,
+                judge=stored.owner or "",
+                exported=stored.exported,
+                status=str(stored.status),
+                provisional=stored.provisional,
+                items=len(stored.entries),
+                finished=stored.finished,
+                drift=stored.drift,
+                accepted=stored.accepted,
+            )
+            for stored in sheets
+            if stored.status is not SheetStatus.EXPORTED
+        ),
+        open_sheets=tuple(
+            OpenSheet(
+                sheet=stored.sheet.id,
+                judge=stored.owner,
+                exported=stored.exported,
+                provisional=stored.provisional,
+                items=len(stored.entries),
+                finished=stored.finished,
+            )
+            for stored in sheets
+            if stored.is_open
+        ),
     )
 
 
@@ -125,6 +164,9 @@ def _judge_status(
     newest = applied[-1] if applied else None
     drift = newest.drift if newest and newest.drift else {}
     finished = sum(stored.finished for stored in applied)
+    rubric = newest.sheet.rubric if newest else None
+    measured = [each for each in applied if each.drift is not None and rubric and each.sheet.rubric.tag == rubric.tag]
+    controls = [list(control_scores(each.entries, each.answers)) for each in measured]
     seconds = [
         (datetime.fromisoformat(stored.applied_at) - datetime.fromisoformat(stored.exported)).total_seconds()
         for stored in applied
@@ -136,36 +178,12 @@ def _judge_status(
         cells=sum(name in (cell.scores.provisional if provisional else cell.scores.judges) for cell in cells),
         held=0 if provisional else sum(name in cell.scores.held for cell in cells),
         sheets=len(own),
-        open_items=sum(len(stored.entries) - stored.finished for stored in own),
+        open_items=sum(len(stored.entries) - stored.finished for stored in own if not stored.final),
         drift=drift.get("verdict"),
         error=drift.get("error"),
         self_exact=newest.self_exact if newest else None,
         minutes_per_item=sum(seconds) / 60 / finished if finished and seconds else None,
         unchecked=sum(stored.finished for stored in applied if stored.drift is None),
         duels=0 if provisional else duels[name],
-    )
-
-
-def _open(stored: StoredSheet) -> OpenSheet:
-    return OpenSheet(
-        sheet=stored.sheet.id,
-        judge=stored.owner,
-        exported=stored.exported,
-        provisional=stored.provisional,
-        items=len(stored.entries),
-        finished=stored.finished,
-    )
-
-
-def _history(stored: StoredSheet) -> SheetHistory:
-    return SheetHistory(
-        sheet=stored.sheet.id,
-        judge=stored.owner or "",
-        exported=stored.exported,
-        status=str(stored.status),
-        provisional=stored.provisional,
-        items=len(stored.entries),
-        finished=stored.finished,
-        drift=stored.drift,
-        accepted=stored.accepted,
+        trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,
     )

@@ -31,7 +31,7 @@ def write(sheet: Sheet) -> None:
 
 
 def count_call(log: str, sheet: Sheet) -> int:
-    """Notes that a call came, with how many items; the how-manieth it is, from 1."""
+    """Records a call with its number of items; returns the number of calls so far."""
     with Path(log).open("a") as file:
         file.write(f"{len(sheet['items'])}\n")
     return len(Path(log).read_text().splitlines())

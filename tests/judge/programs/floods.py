@@ -1,4 +1,4 @@
-"""Fills the sheet, then writes until somebody stops it, for 100 MB at most."""
+"""Fills the sheet, then writes until it is stopped, for 100 MB at most."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fills one item, then hangs with a child, and neither takes SIGTERM for an answer."""
+"""Fills one item, then hangs with a child; both ignore SIGTERM."""
 
 import os
 import signal

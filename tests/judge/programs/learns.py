@@ -1,4 +1,4 @@
-"""The first time every second item is wrong; asked again, everything is right."""
+"""The first time every second item is wrong; on a retry everything is right."""
 
 import sys
 

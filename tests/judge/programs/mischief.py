@@ -1,4 +1,4 @@
-"""Fills the sheet, but for what its first argument says."""
+"""Fills the sheet with the fault of its first argument."""
 
 import json
 import sys

@@ -67,7 +67,7 @@ def test_the_filter_of_the_board_is_the_filter_of_its_answers(desk: Desk) -> Non
     assert {answer.pair.model for answer in all_answers(found)} == {MODELS[0]}
 
 
-def test_answers_that_wait_for_a_judge_have_no_scores() -> None:
+def test_pending_answers_have_no_scores() -> None:
     store = SeededStore()
     _, found = read(Desk(store, record_cells(store, prompts="v1", n_scenarios=1)))
     for answer in all_answers(found):

@@ -42,6 +42,7 @@ def test_shares_sum_to_one() -> None:
 
 def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
     import pandas as pd
+    from scipy.stats import f
     from statsmodels.formula.api import ols
     from statsmodels.stats.anova import anova_lm
 
@@ -65,7 +66,18 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
         assert factor is not None
         assert factor.squares == pytest.approx(table.loc[name, "sum_sq"], rel=1e-9)
         assert factor.freedom == table.loc[name, "df"]
-        assert factor.p == pytest.approx(table.loc[name, "PR(>F)"], abs=1e-9)
+    full = anova_lm(
+        ols("score ~ C(scenario) * C(model) + C(scenario) * C(prompt) + C(model) * C(prompt)", frame).fit(), typ=2
+    )
+    mean_squares = full["sum_sq"] / full["df"]
+    against = {
+        "C(model)": "C(scenario):C(model)",
+        "C(prompt)": "C(scenario):C(prompt)",
+        "C(model):C(prompt)": "Residual",
+    }
+    for name, error in against.items():
+        expected = f.sf(mean_squares[name] / mean_squares[error], full.loc[name, "df"], full.loc[error, "df"])
+        assert p_of(theirs[name]) == pytest.approx(expected, abs=1e-9)
     assert ours.residual.squares == pytest.approx(table.loc["Residual", "sum_sq"], rel=1e-9)
 
 
@@ -89,8 +101,8 @@ def test_a_planted_prompt_effect_is_found_every_time_and_other_effects_only_by_c
     assert np.mean([p_of(found.interaction) <= 0.05 for found in boards]) <= 0.13
 
 
-def test_the_planted_share_comes_back() -> None:
-    """A model 4 points up on 3 of 12 rows has a variance of 3; beside it scenarios have 4 and noise 1."""
+def test_the_planted_share_is_estimated() -> None:
+    """A model 4 points up on 3 of 12 rows has a variance of 3; scenarios have 4 and noise 1."""
     shares = [attributed(planted(MODEL_D, seed=seed, n=64)).shares() for seed in range(20)]
     means = {name: np.mean([share[name] or 0.0 for share in shares]) for name in shares[0]}
     assert means["model"] == pytest.approx(3 / 8, abs=0.03)
@@ -108,7 +120,7 @@ def test_a_prompt_that_helps_only_one_model_is_flagged_with_that_model() -> None
     assert flagged["v2"].hurts == ()
 
 
-def test_a_prompt_that_helps_one_model_and_hurts_another_says_both() -> None:
+def test_a_prompt_that_helps_one_model_and_hurts_another_reports_both() -> None:
     effects = NONE.copy()
     effects[0, 2], effects[3, 2] = 3.0, -3.0
     flagged = {flag.prompt: flag for flag in attributed(planted(effects)).flags}
@@ -119,6 +131,11 @@ def test_a_prompt_that_helps_one_model_and_hurts_another_says_both() -> None:
 def test_without_an_interaction_a_flag_is_raised_in_at_most_one_board_of_twenty() -> None:
     raised = sum(bool(attributed(planted(PROMPT_V2, seed=seed, n=8)).flags) for seed in range(150))
     assert raised / 150 <= 0.09
+
+
+def test_below_six_scenarios_marginal_means_have_no_interval() -> None:
+    found = attributed(planted(NONE, n=5))
+    assert {(each.estimate.ci_low, each.estimate.ci_high) for each in (*found.models, *found.prompts)} == {(None, None)}
 
 
 def test_planted_effects_come_back_in_the_marginal_means_with_their_intervals() -> None:
@@ -141,7 +158,7 @@ def test_persona_effects_show_as_a_part_of_the_scenarios() -> None:
     assert p_of(found.persona) < 1e-6
 
 
-def test_what_is_left_out_of_the_layout_is_named_as_shortly_as_it_can_be() -> None:
+def test_excluded_rows_are_named_in_the_shortest_form() -> None:
     matrix = planted(NONE)
     assert attributed(matrix).without == ()
     holes = matrix.values.copy()
@@ -152,13 +169,13 @@ def test_what_is_left_out_of_the_layout_is_named_as_shortly_as_it_can_be() -> No
     assert attributed(board(holes, matrix.pairs, matrix.personas)).without == (matrix.pairs[0].prompt,)
 
 
-def test_one_scenario_for_each_persona_tells_nothing_about_personas() -> None:
+def test_with_one_scenario_per_persona_there_is_no_persona_effect() -> None:
     matrix = planted(NONE, n=8)
     found = attributed(board(matrix.values, PAIRS))
     assert found.persona is None
 
 
-def test_one_model_has_no_share_of_its_own_and_the_rest_sums_to_one() -> None:
+def test_one_model_has_no_share_and_the_other_shares_sum_to_one() -> None:
     found = attributed(board(planted(NONE).values[:, :3], PAIRS[:3]))
     shares = found.shares()
     assert shares["model"] is None
@@ -180,7 +197,7 @@ def test_an_incomplete_row_is_named_as_the_reason() -> None:
     assert "b/v2" in found.reason
 
 
-def test_a_model_of_which_no_row_is_complete_is_left_out() -> None:
+def test_a_model_without_a_complete_row_is_excluded() -> None:
     values = planted(NONE).values.copy()
     values[3, 9:] = np.nan
     assert [marginal.name for marginal in attributed(board(values, PAIRS)).models] == ["a", "b", "c"]

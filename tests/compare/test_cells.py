@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.boards import cell
-from tipbench.compare.cells import BoardCells, CellFilter, read_board, select_cells
+from tipbench.compare.cells import BoardCells, CellFilter, is_excluded, read_board, select_cells
 from tipbench.compare.matrix import Pair
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.scores import NO_SCORES, CellScores, Judgement, run_change, scores_text
@@ -29,7 +29,7 @@ Cell = tuple[StoredRun, CellScores]
 def run(
     pair: Pair, scenario: str = "nurse@morning", composite: float | None = 10.0, *, at: int = 1, **tags: str
 ) -> StoredRun:
-    """A cell that started at a time; equal ones of other builds or conditions get ids of their own."""
+    """A cell that started at a time; equal ones of other builds or conditions get other ids."""
     made = cell(pair, scenario, composite, tags=tags)
     return replace(made, run_id=f"{pair}@{scenario}#{at}{sorted(tags.items())}", start_ms=at)
 
@@ -76,7 +76,7 @@ def test_other_conditions_are_named_newest_first() -> None:
     assert (board.conditions, board.other_ids) == ("c4", ("c3", "c2", "c1"))
 
 
-def test_conditions_that_are_looked_at_are_not_left_out() -> None:
+def test_selected_conditions_are_not_excluded() -> None:
     """As `--where conditions=c0` reads them: nothing newer is there to be chosen."""
     board = chosen([run(A, conditions="c0", at=1)], where={"conditions": "c0"})
     assert (board.conditions, board.other_conditions, board.other_ids) == ("c0", 0, ())
@@ -115,14 +115,14 @@ def test_builds_are_compared_within_one_set_of_conditions() -> None:
     assert (list(composites(board)), board.stale) == ([old.run_id], {})
 
 
-def test_pending_and_failed_cells_are_there_without_a_score() -> None:
+def test_pending_and_failed_cells_are_included_without_a_score() -> None:
     failed = run(A, "teacher@morning", None, state="failed")
     board = chosen([run(A), run(B, composite=None), failed])
     assert set(composites(board).values()) == {10.0, None}
     assert [each.failed for each in board.cells] == [False, False, True]
 
 
-def test_a_failed_cell_is_never_scored_whatever_is_stored_with_it() -> None:
+def test_a_failed_cell_is_never_scored_even_with_stored_metrics() -> None:
     failed = run(A, composite=12.0, state="failed")
     stored = CellScores({"anna": given_by("anna", 12.0)}, {"rules": given_by("rules", 12.0)})
     for question in ({}, {"provisional": True}):
@@ -138,11 +138,11 @@ def test_provisional_scores_show_only_while_no_judge_has_scored() -> None:
     after = chosen([(waiting, rules), (judged, replace(rules, judges={"anna": given_by("anna", 10.0)}))])
     assert (after.provisional, after.judges) == (False, ("anna",))
     assert composites(after) == {waiting.run_id: None, judged.run_id: 10.0}
-    asked = chosen([(waiting, rules), (judged, rules)], provisional=True)
-    assert (asked.provisional, set(composites(asked).values())) == (True, {7.0})
+    selected = chosen([(waiting, rules), (judged, rules)], provisional=True)
+    assert (selected.provisional, set(composites(selected).values())) == (True, {7.0})
 
 
-def test_provisional_scores_are_those_of_the_judge_even_beside_metrics_of_people() -> None:
+def test_provisional_scores_are_used_even_if_metrics_of_people_exist() -> None:
     judged = run(A, composite=14.0)
     board = chosen([(judged, by_rules(given_by("rules", 7.0)))], provisional=True)
     assert (board.cells[0].values["composite"], board.cells[0].values["latency_s"]) == (7.0, 2.0)
@@ -180,7 +180,7 @@ def test_one_judge_alone_counts_where_that_judge_has_scored() -> None:
     assert set(composites(chosen(cells, judge="ben")).values()) == {8.0, 6.0}
 
 
-def test_a_judge_whose_scores_do_not_count_is_told_with_those_that_do() -> None:
+def test_a_judge_whose_scores_do_not_count_is_refused_with_the_valid_ones() -> None:
     held = by_judges(given_by("anna", 12.0), given_by("ben", 3.0, held=True))
     with pytest.raises(NotEnoughData, match=r"No score of ben counts here; scores of anna count\."):
         chosen([(run(A), held)], judge="ben")
@@ -188,13 +188,13 @@ def test_a_judge_whose_scores_do_not_count_is_told_with_those_that_do() -> None:
         chosen([floored_run(A)], judge="ben")
 
 
-def test_scores_of_two_rubrics_are_refused_with_the_way_on() -> None:
+def test_scores_of_two_rubrics_are_refused_with_the_next_step() -> None:
     cells = [run(A, "nurse@morning"), run(A, "teacher@morning"), run(B, scores_rubric=OTHER_RUBRIC)]
     with pytest.raises(MixedRubrics) as refused:
         chosen(cells)
-    said = str(refused.value)
-    assert "tip-v1@abababab (2 cells), tip-v1@cdcdcdcd (1 cell)" in said
-    assert "judge export --rejudge" in said
+    message = str(refused.value)
+    assert "tip-v1@abababab (2 cells), tip-v1@cdcdcdcd (1 cell)" in message
+    assert "judge export --rejudge" in message
 
 
 def test_provisional_scores_of_two_rubrics_are_refused_too() -> None:
@@ -215,7 +215,7 @@ def test_another_rubric_in_stale_or_unscored_cells_does_not_matter() -> None:
 
 def test_without_a_score_there_is_no_rubric_and_no_judge() -> None:
     board = chosen([run(A, composite=None)])
-    assert (board.rubric, board.judges, board.provisional) == ("", (), True)
+    assert (board.rubric, board.judges, board.provisional, board.scored) == ("", (), False, False)
 
 
 def test_repeats_of_a_cell_all_count() -> None:
@@ -248,7 +248,7 @@ def recorded(store: MemoryStore, scenario: str, *, ok: bool = True, supersedes: 
     )  # fmt: skip
 
 
-def test_a_failed_try_that_was_made_good_is_left_out() -> None:
+def test_a_failure_that_was_replaced_is_excluded() -> None:
     store = MemoryStore()
     failed = recorded(store, "nurse@morning", ok=False)
     again = recorded(store, "nurse@morning", supersedes=(failed,))
@@ -276,9 +276,15 @@ def test_nothing_recorded_or_nothing_that_matches_is_not_enough() -> None:
         recorded(store, "nurse@morning")
 
 
-def test_other_kinds_of_runs_are_no_cells() -> None:
+def test_runs_of_other_kinds_are_not_cells() -> None:
     store = MemoryStore()
     recorded(store, "nurse@morning")
     with pytest.raises(UsageError, match="--where kind=judging excludes every cell"):
         read_board(store, "1", CellFilter({"kind": "judging"}))
     assert len(read_board(store, "1", CellFilter({"kind": "cell"})).cells) == 1
+
+
+@pytest.mark.parametrize("name", ["baseline:template", "baseline:template/none", "baseline:template/v1", "*/none"])
+def test_a_reference_is_excluded_with_any_prompt(name: str) -> None:
+    assert is_excluded(Pair("baseline:template", "none"), (name,))
+    assert not is_excluded(Pair("a:1b", "v1"), (name,))

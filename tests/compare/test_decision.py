@@ -1,4 +1,4 @@
-"""A decision says what it rests on, and where the numbers do not carry it."""
+"""A decision records its evidence, and where the numbers do not support it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from support.judged import RUBRIC, scored
-from tipbench.compare.decision import BOARD, MARKDOWN, Decision, decision_markdown, decision_run, make_decision
+from tipbench.compare.decision import MARKDOWN, Decision, decision_markdown, decision_run, make_decision
 from tipbench.compare.duels import Duel, duel_table
-from tipbench.compare.leaderboard import BoardOptions, make_board
+from tipbench.compare.leaderboard import BOARD, BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
 from tipbench.record.store import MemoryStore
@@ -33,44 +33,44 @@ def decided(
     return make_decision(board, cells, chosen, reason, decision_id="d" * 32, at="2026-11-15T12:00:00.000+00:00")
 
 
-def test_a_leader_that_is_separated_is_said_to_be() -> None:
+def test_a_clearly_better_leader_is_described_as_such() -> None:
     decision = decided({A: HIGH, B: LOW}, A)
     assert decision.findings == ("a:1b/v1 leads over 8 scenarios; every other pair is clearly worse.",)
     assert decision.to_json()["standing"] == "leader"
 
 
-def test_a_leader_that_ties_is_said_to() -> None:
-    said = "a:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v2."
-    assert decided({A: SAME, B: LOW}, A).findings == (said,)
+def test_a_tied_leader_is_described_as_such() -> None:
+    finding = "a:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v2."
+    assert decided({A: SAME, B: LOW}, A).findings == (finding,)
 
 
-def test_a_finding_says_what_the_verdict_says() -> None:
+def test_a_finding_agrees_with_the_verdict() -> None:
     for columns, chosen in (({A: HIGH, B: LOW}, A), ({A: SAME, B: LOW}, A), ({A: LOW, B: LOW}, B), ({A: LOW}, A)):
         made = decided(columns, chosen)
         assert made.board.verdict.startswith(made.findings[0])
 
 
-def test_a_pair_that_shares_the_lead_is_not_said_to_follow() -> None:
-    (said,) = decided({A: LOW, B: LOW}, B).findings
-    assert said.startswith("a:1b/v1 and a:1b/v2 share the lead")
+def test_a_pair_that_shares_the_lead_is_not_described_as_behind() -> None:
+    (finding,) = decided({A: LOW, B: LOW}, B).findings
+    assert finding.startswith("a:1b/v1 and a:1b/v2 share the lead")
 
 
-def test_a_tied_pair_that_does_not_lead_is_said_not_to() -> None:
+def test_a_tied_pair_that_does_not_lead_is_described_as_such() -> None:
     decision = decided({A: SAME, B: LOW}, B)
-    (said,) = decision.findings
-    assert said.startswith("a:1b/v2 does not lead: a:1b/v1 does, but the two are not clearly different (")
+    (finding,) = decision.findings
+    assert finding.startswith("a:1b/v2 does not lead: a:1b/v1 does, but the two are not clearly different (")
     assert decision.to_json()["standing"] == "tied"
 
 
-def test_a_pair_that_is_separated_from_the_leader_is_said_to_be() -> None:
+def test_a_clearly_worse_pair_is_described_as_such() -> None:
     decision = decided({A: HIGH, B: LOW}, B)
-    (said,) = decision.findings
-    assert "does not lead" in said
-    assert "it is clearly worse than a:1b/v1" in said
-    assert "−3.0" in said
+    (finding,) = decision.findings
+    assert "does not lead" in finding
+    assert "it is clearly worse than a:1b/v1" in finding
+    assert "−3.0" in finding
 
 
-def test_a_pair_that_is_not_ranked_is_said_not_to_be() -> None:
+def test_an_unranked_pair_is_described_as_such() -> None:
     decision = decided({A: HIGH, B: LOW, C: [9.0, *[None] * 7]}, C)
     assert decision.findings == ("c:1b/v1 is not ranked: it is not scored in enough scenarios.",)
 
@@ -84,13 +84,13 @@ def test_a_pair_alone_is_compared_with_nothing() -> None:
     assert "nothing to compare it with" in decided({A: HIGH}, A).findings[0]
 
 
-def test_provisional_scores_are_said_to_be_first() -> None:
+def test_that_scores_are_provisional_comes_first() -> None:
     decision = decided({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
     assert decision.findings[0] == "The scores are provisional: by rules, not by people."
     assert decision_run(decision, 1).tags["provisional"] == "true"
 
 
-def test_the_winner_of_duels_stands_beside() -> None:
+def test_the_winner_of_duels_is_added() -> None:
     cells = scored({A: SAME, B: LOW})
     duels = [Duel(A, B, f"s{at}", "second") for at in range(12)]
     board = replace(make_board("tip-bench-x", cells, BoardOptions()), duels=duel_table(duels))
@@ -98,7 +98,7 @@ def test_the_winner_of_duels_stands_beside() -> None:
     assert decision.findings[-1] == "a:1b/v2 wins the duels between the tied rows."
 
 
-def test_a_stranger_cannot_be_chosen() -> None:
+def test_an_unknown_pair_cannot_be_chosen() -> None:
     with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and a:1b/v2"):
         decided({A: HIGH, B: LOW}, C)
 
@@ -109,7 +109,7 @@ def test_a_reason_has_1_to_2000_characters(reason: str) -> None:
         decided({A: HIGH}, A, reason)
 
 
-def test_the_hashes_are_those_of_what_the_board_rests_on() -> None:
+def test_the_hashes_identify_the_data_of_the_board() -> None:
     evidence = decided({A: HIGH, B: LOW, C: LOW}, B).evidence
     assert (evidence.model_digest, evidence.prompt_hash, evidence.rubric) == ("sha256:a:1b", "p-v2", RUBRIC)
     assert evidence.models == {"a:1b": "sha256:a:1b", "c:1b": "sha256:c:1b"}
@@ -130,13 +130,13 @@ def test_the_run_has_the_whole_board_and_its_hash() -> None:
     assert {"model": "a:1b", "prompt_version": "v1", "rubric": RUBRIC}.items() <= run.params.items()
 
 
-def test_the_run_of_a_pair_without_scores_has_no_made_up_numbers() -> None:
+def test_the_run_of_a_pair_without_scores_has_no_numbers() -> None:
     run = decision_run(decided({A: HIGH, B: [None] * 8}, B), 5)
     assert "composite" not in run.metrics
     assert run.metrics["n_scenarios"] == 0
 
 
-def test_the_longest_reason_can_be_kept() -> None:
+def test_the_longest_reason_can_be_stored() -> None:
     decision = decided({A: HIGH}, A, "é" * 2000)
     store = MemoryStore()
     run_id = store.record(store.ensure_experiment("tip-bench-x").experiment_id, decision_run(decision, 5))

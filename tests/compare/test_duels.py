@@ -27,7 +27,7 @@ def both_orders(left: Pair, right: Pair, scenario: int, outcome: Winner) -> list
 
 
 def match(left: Pair, right: Pair, wins: int, n: int) -> list[Duel]:
-    """`left` wins so many of n scenarios, in both orders."""
+    """`left` wins `wins` of n scenarios, in both orders."""
     return [duel for at in range(n) for duel in both_orders(left, right, at, "first" if at < wins else "second")]
 
 
@@ -53,12 +53,32 @@ def played(rng: np.random.Generator, strengths: dict[Pair, float], n: int, sprea
 def test_two_rows_have_the_log_odds_with_half_a_win_added_to_each(wins: int, n: int) -> None:
     found = table(match(A, B, wins, n))
     assert found.standings[1].behind_top is not None
-    assert found.standings[1].behind_top.value == pytest.approx(log((wins + 0.5) / (n - wins + 0.5)))
+    assert found.standings[1].behind_top.value == pytest.approx(log((2 * wins + 0.5) / (2 * (n - wins) + 0.5)))
 
 
-def test_a_clean_sweep_of_eight_scenarios_wins_and_of_six_does_not() -> None:
-    assert table(match(A, B, 8, 8)).winner == A
-    assert table(match(A, B, 6, 6)).winner is None
+def test_a_clean_sweep_of_six_scenarios_wins_and_of_five_does_not() -> None:
+    assert table(match(A, B, 6, 6)).winner == A
+    assert table(match(A, B, 5, 5)).winner is None
+
+
+def test_both_orders_are_two_observations() -> None:
+    once = [Duel(A, B, f"s{at}", "first" if at % 4 else "second") for at in range(16)]
+    twice = [*once, *(Duel(B, A, duel.scenario, "second" if at % 5 else "first") for at, duel in enumerate(once))]
+    widths = []
+    for duels in (once, twice):
+        behind = table(duels).standings[1].behind_top
+        assert behind is not None
+        widths.append((behind.ci_high or 0.0) - (behind.ci_low or 0.0))
+    assert widths[1] < 0.8 * widths[0]
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(("n", "spread"), [(6, 30.0), (8, 1.0)])
+def test_orders_decided_alike_give_no_more_false_winners(n: int, spread: float) -> None:
+    """With a large spread both orders have the same result, so that they are one observation in truth."""
+    rng = np.random.default_rng(5)
+    won = sum(table(played(rng, {A: 0.0, B: 0.0}, n, spread)).winner is not None for _ in range(200))
+    assert won <= 0.06 * 200 + 2 * (200 * 0.06 * 0.94) ** 0.5
 
 
 def test_a_draw_has_no_winner_and_an_interval_around_zero() -> None:
@@ -79,7 +99,7 @@ def test_a_tie_is_half_a_win_for_each() -> None:
     assert found.standings[0].strength.value == pytest.approx(0)
 
 
-def test_a_judge_who_always_takes_the_first_gives_no_winner_and_is_seen() -> None:
+def test_a_judge_who_always_takes_the_first_gives_no_winner_and_is_reported() -> None:
     found = table(Duel(one, other, f"s{at}", "first") for at in range(12) for one, other in ((A, B), (B, A)))
     assert found.first_share == 1.0
     assert found.winner is None
@@ -92,20 +112,21 @@ def test_more_judges_of_the_same_scenarios_are_not_more_scenarios() -> None:
     assert five.n_scenarios == one.n_scenarios == 6
 
 
-def test_one_scenario_gives_strengths_without_intervals_or_winner() -> None:
-    found = table(match(A, B, 1, 1))
+@pytest.mark.parametrize("n", [1, 5])
+def test_below_six_scenarios_strengths_have_no_interval_and_no_winner(n: int) -> None:
+    found = table(match(A, B, n, n))
     assert found.winner is None
     assert found.standings[0].strength.value > 0
     assert found.standings[0].strength.ci_low is None
 
 
-def test_rows_that_never_met_are_unknown_and_named() -> None:
+def test_rows_without_connecting_duels_are_unknown_and_named() -> None:
     found = duel_table(match(A, B, 3, 6) + match(C, D, 3, 6))
     assert isinstance(found, Unknown)
     assert "c/v1" in found.reason
 
 
-def test_rows_that_met_through_a_third_are_compared() -> None:
+def test_rows_connected_through_a_third_are_compared() -> None:
     found = table(match(A, B, 15, 16) + match(B, C, 15, 16))
     assert [row.pair for row in found.standings] == [A, B, C]
 
@@ -168,24 +189,28 @@ def test_the_order_of_duels_changes_nothing(random: Random) -> None:
     assert table(shuffled) == table(duels)
 
 
+@pytest.mark.simulation
 def test_equal_rows_have_a_winner_in_at_most_one_table_of_twenty() -> None:
     rng = np.random.default_rng(2)
     winners = sum(table(played(rng, {A: 0.0, B: 0.0}, 12, 2.0)).winner is not None for _ in range(150))
     assert winners / 150 <= 0.07
 
 
+@pytest.mark.simulation
 def test_two_equal_rows_above_a_third_have_a_winner_in_at_most_one_table_of_twenty() -> None:
     rng = np.random.default_rng(3)
     winners = sum(table(played(rng, {A: 0.0, B: 0.0, C: -4.0}, 12, 1.5)).winner is not None for _ in range(60))
     assert winners / 60 <= 0.10
 
 
+@pytest.mark.simulation
 def test_a_clearly_stronger_row_wins_as_a_rule() -> None:
     rng = np.random.default_rng(4)
     winners = [table(played(rng, {A: 3.0, B: 0.0, C: 0.0}, 16)).winner for _ in range(20)]
     assert winners.count(A) >= 18
 
 
+@pytest.mark.simulation
 def test_intervals_of_differences_cover_the_truth() -> None:
     rng, inside = np.random.default_rng(5), 0
     for _ in range(100):
@@ -197,14 +222,14 @@ def test_intervals_of_differences_cover_the_truth() -> None:
     assert inside / 100 >= 0.92
 
 
-def test_nobody_has_won_while_a_row_of_the_group_has_not_met_the_others() -> None:
+def test_there_is_no_winner_while_a_row_of_the_group_has_no_duels() -> None:
     duels = match(A, B, 8, 8)
     assert table(duels).winner == A
     found = duel_table(duels, {A, B, C})
     assert isinstance(found, DuelTable)
     assert (found.winner, found.absent) == (None, (C,))
-    told = verdict_text(replace(ranked(), tied=(B, C)), found)
-    assert told.endswith("The duels between the tied rows have no winner yet: no duels of c/v1.")
+    text = verdict_text(replace(ranked(), tied=(B, C)), found)
+    assert text.endswith("The duels between the tied rows have no winner yet: no duels of c/v1.")
 
 
 def ranked() -> Ranking:

@@ -1,4 +1,4 @@
-"""What to judge next: the cells that tell most about the top, and nothing else."""
+"""What to judge next: the most informative cells of the tied rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from support.judged import scored
 from support.judging import Desk, SeededStore, fill, items_of, record_cells
-from tipbench.compare.cells import BoardCells, CellFilter, read_board
-from tipbench.compare.focus import Focus, focus
+from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
 from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.judge.sheet_store import ItemKind
@@ -69,8 +68,8 @@ def test_failed_cells_cannot_be_judged() -> None:
     assert "p0@s8" not in found.scenarios
 
 
-def test_a_scenario_in_which_the_leader_can_never_be_paired_is_left_alone() -> None:
-    """Its answer is not there at all: judging the other one tells nothing about the two."""
+def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
+    """The leader has no answer there, so judging the other one does not compare them."""
     cells = cells_of(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
     found = focused(replace(cells, cells=without))
@@ -110,14 +109,14 @@ def test_the_order_of_cells_changes_nothing(seed: int) -> None:
 
 
 def near(run: StoredRun, number: int) -> int:
-    """One and two cannot be told apart, three to six are far behind."""
+    """One and two are tied, three to six are far behind."""
     if run.params["model"] not in ("one:1b", "two:1b"):
         return 1
     return 3 + random.Random(f"{run.params['model']}{run.params['scenario']}{number}").randint(0, 2)
 
 
 def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -> None:
-    """Through a store: six scenarios of eight are judged, then what would tell most."""
+    """Through a store: six of eight scenarios are judged, then the most informative cells."""
     store = SeededStore()
     models = ("one:1b", "two:1b", "three:1b", "four:1b", "five:1b", "six:1b")
     desk = Desk(store, record_cells(store, models=models, prompts="v1"))

@@ -1,4 +1,4 @@
-"""The gate: three outcomes by the paired-t interval, and what machines that read builds are told."""
+"""The gate: three outcomes by the paired-t interval, and the reports for build systems."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from support.judged import RUBRIC, scored
 from tipbench.compare.cells import BoardCells
-from tipbench.compare.gate import GateResult, Outcome, annotation, evaluate_gate, junit_xml, unknown
+from tipbench.compare.gate import GateOptions, GateResult, Outcome, annotation, evaluate_gate, junit_xml, unknown
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
+from tipbench.plan.suite import load_suite
 
 OLD, NEW = Pair("qwen2.5:0.5b", "v1"), Pair("qwen2.5:0.5b", "v2-mentor")
 BASE = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -23,9 +24,11 @@ WAVE = [0.5, -0.5, 0.3, -0.3, 0.4, -0.4, 0.2, -0.2]
 
 def gate(differences: list[float], margin: float = 1.0) -> GateResult:
     base = [BASE[at % 8] for at in range(len(differences))]
-    return evaluate_gate(
-        scored({OLD: base, NEW: [one + two for one, two in zip(base, differences, strict=True)]}), NEW, OLD, margin
-    )
+    cells = scored({OLD: base, NEW: [one + two for one, two in zip(base, differences, strict=True)]})
+    return evaluate_gate(cells, GateOptions(NEW, OLD, margin))
+
+
+BOTH = GateOptions(NEW, OLD)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +60,12 @@ def test_the_interval_is_the_paired_t_interval() -> None:
     assert found.mean == pytest.approx(-0.3)
 
 
-def test_a_margin_of_nothing_asks_for_a_real_gain() -> None:
+def test_a_margin_of_zero_needs_a_real_gain() -> None:
     assert gate([0.1 + wave for wave in WAVE], margin=0).outcome is Outcome.UNDECIDED
     assert gate([2.0 + wave for wave in WAVE], margin=0).outcome is Outcome.NOT_WORSE
 
 
-def test_undecided_tells_how_many_scenarios_would_decide() -> None:
+def test_undecided_has_the_number_of_scenarios_that_would_decide() -> None:
     result = gate([-0.8 + wave for wave in WAVE])
     assert result.scenarios_needed is not None
     assert result.scenarios_needed > 8
@@ -70,18 +73,17 @@ def test_undecided_tells_how_many_scenarios_would_decide() -> None:
     assert gate(WAVE).scenarios_needed is None
 
 
-def test_a_difference_of_just_the_margin_needs_nobody_knows_how_many() -> None:
+def test_for_a_difference_equal_to_the_margin_the_number_is_unknown() -> None:
     result = gate([-1.0 + wave for wave in WAVE])
     assert (result.outcome, result.scenarios_needed) == (Outcome.UNDECIDED, None)
     assert "cannot be estimated" in result.reason
 
 
 @pytest.mark.parametrize("shift", [0.0, -0.5])
-def test_the_same_difference_everywhere_passes_from_six_scenarios_on(shift: float) -> None:
-    """It has no spread and so no interval; six equal signs are what chance gives in 2 of 64 cases."""
+def test_equal_differences_pass_from_six_scenarios_on(shift: float) -> None:
+    """They have no spread and so no interval; six equal signs are what chance gives in 2 of 64 cases."""
     assert gate([shift] * 6).outcome is Outcome.NOT_WORSE
-    few = gate([shift] * 5)
-    assert (few.outcome, few.scenarios_needed) == (Outcome.UNDECIDED, 6)
+    assert gate([shift] * 5).outcome is Outcome.UNKNOWN
 
 
 def test_the_same_loss_everywhere_fails() -> None:
@@ -89,19 +91,18 @@ def test_the_same_loss_everywhere_fails() -> None:
     assert gate([-1.0] * 8).outcome is Outcome.UNDECIDED
 
 
-def test_two_shared_judged_scenarios_are_the_least() -> None:
-    cells = scored({OLD: [9.0, 10.0, 11.0, None], NEW: [None, 10.5, None, 12.0]})
-    result = evaluate_gate(cells, NEW, OLD)
-    assert (result.outcome, result.exit_code(), result.n_scenarios) == (Outcome.UNKNOWN, 3, 1)
-    assert "1 scenario in which" in result.reason
-    nothing = evaluate_gate(scored({OLD: [None], NEW: [None]}), NEW, OLD)
+def test_fewer_than_six_shared_scenarios_are_not_enough_data() -> None:
+    cells = scored({OLD: [*BASE[:5], None, None, None], NEW: BASE})
+    result = evaluate_gate(cells, BOTH)
+    assert (result.outcome, result.exit_code(), result.n_scenarios) == (Outcome.UNKNOWN, 3, 5)
+    assert "both judged in 5 scenarios; at least 6 are needed" in result.reason
+    assert "`tipbench judge export`" in result.reason
+    nothing = evaluate_gate(scored({OLD: [None], NEW: [None]}), BOTH)
     assert (nothing.outcome, nothing.difference) == (Outcome.UNKNOWN, None)
-    two = evaluate_gate(scored({OLD: [9.0, 10.0], NEW: [9.2, 10.0]}), NEW, OLD)
-    assert two.outcome is not Outcome.UNKNOWN
 
 
 def test_provisional_scores_decide_nothing() -> None:
-    result = evaluate_gate(scored({OLD: BASE, NEW: BASE}, provisional=True), NEW, OLD)
+    result = evaluate_gate(scored({OLD: BASE, NEW: BASE}, provisional=True), BOTH)
     assert (result.outcome, result.exit_code(strict=True)) == (Outcome.UNKNOWN, 3)
     assert "provisional" in result.reason
 
@@ -110,22 +111,22 @@ def test_only_the_two_pairs_count() -> None:
     third = Pair("other", "v1")
     with_third = scored({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0], third: [1.0] * 8})
     alone = scored({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0]})
-    assert evaluate_gate(with_third, NEW, OLD) == evaluate_gate(alone, NEW, OLD)
+    assert evaluate_gate(with_third, BOTH) == evaluate_gate(alone, BOTH)
 
 
 def test_an_unknown_pair_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"x/y is not on this board.*qwen2.5:0.5b/v1 and qwen2.5:0.5b/v2-mentor"):
-        evaluate_gate(scored({OLD: BASE, NEW: BASE}, other_conditions=3), Pair("x", "y"), OLD)
+        evaluate_gate(scored({OLD: BASE, NEW: BASE}, other_conditions=3), GateOptions(Pair("x", "y"), OLD))
 
 
-def test_a_pair_is_not_held_against_itself() -> None:
+def test_a_pair_is_not_compared_with_itself() -> None:
     with pytest.raises(UsageError, match="same pair"):
-        evaluate_gate(scored({OLD: BASE}), OLD, OLD)
+        evaluate_gate(scored({OLD: BASE}), GateOptions(OLD, OLD))
 
 
 @settings(max_examples=40)
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0, 3))
-def test_whatever_the_differences_the_outcome_keeps_its_definition(differences: list[float], margin: float) -> None:
+@given(st.lists(st.floats(-5, 5), min_size=6, max_size=12), st.floats(0, 3))
+def test_the_outcome_follows_its_definition_for_any_differences(differences: list[float], margin: float) -> None:
     result = gate(differences, margin)
     found = result.difference
     assert found is not None
@@ -136,7 +137,7 @@ def test_whatever_the_differences_the_outcome_keeps_its_definition(differences: 
         assert result.scenarios_needed > result.n_scenarios
 
 
-def test_a_pair_that_is_just_worse_by_the_margin_passes_seldom() -> None:
+def test_a_pair_that_is_worse_by_exactly_the_margin_rarely_passes() -> None:
     rng = np.random.default_rng(5)
     passed = sum(gate(list(rng.normal(-1.0, 2.0, size=8))).outcome is Outcome.NOT_WORSE for _ in range(400))
     assert passed <= 16, "2.5 % by design"
@@ -173,16 +174,16 @@ def test_junit_has_one_case_with_its_outcome(shift: float, strict: bool, found: 
 
 
 def test_junit_shows_unknown_as_an_error() -> None:
-    root = parsed(junit_xml("tip-bench-x", unknown(NEW, OLD, 1.0, "nothing there")))
+    root = parsed(junit_xml("tip-bench-x", unknown(BOTH, "nothing there")))
     (error,) = root.iter("error")
-    assert error.get("message") == "unknown: nothing there"
+    assert error.get("message") == "not enough data: nothing there"
 
 
-def test_junit_of_nasty_names_is_still_xml() -> None:
-    text = junit_xml("tip-bench-<&>", unknown(NASTY, OLD, 1.0, 'a "reason" <with> & \x07'))
+def test_junit_of_hostile_names_is_valid_xml() -> None:
+    text = junit_xml("tip-bench-<&>", unknown(GateOptions(NASTY, OLD), 'a "reason" <with> & \x07'))
     root = parsed(text)
     (error,) = root.iter("error")
-    assert error.get("message") == 'unknown: a "reason" <with> & \ufffd'
+    assert error.get("message") == 'not enough data: a "reason" <with> & \ufffd'
     (case,) = root.iter("testcase")
     assert (case.get("name") or "").startswith('<m&"\ufffd\ufffd\ufffd>/v%1')
 
@@ -201,13 +202,13 @@ def test_an_annotation_has_the_level_of_the_outcome(shift: float, strict: bool, 
     assert "::not worse: " in line or "::undecided: " in line or "::worse: " in line
 
 
-def test_an_annotation_is_one_line_that_names_cannot_break_out_of() -> None:
-    line = annotation("tip-bench-x", unknown(NASTY, OLD, 1.0, "50 % of\r\n::error::all"))
+def test_names_cannot_break_out_of_an_annotation() -> None:
+    line = annotation("tip-bench-x", unknown(GateOptions(NASTY, OLD), "50 % of\r\n::error::all"))
     assert line.splitlines() == [line]
     title, _, message = line.removeprefix("::error title=").partition("::")
     assert not set(title) & set(":,\r\n\x00")
     assert "v%251%0D%0A%3A%3Aerror%3A%3Ax%2Cy" in title
-    assert message == "unknown: 50 %25 of%0D%0A::error::all"
+    assert message == "not enough data: 50 %25 of%0D%0A::error::all"
 
 
 def with_holes(state: str) -> BoardCells:
@@ -220,20 +221,39 @@ def with_holes(state: str) -> BoardCells:
     return replace(base, cells=tuple(cells))
 
 
-@pytest.mark.parametrize("state", ["failed", "pending"])
-def test_what_is_missing_of_the_candidate_is_said_and_warned_of(state: str) -> None:
-    result = evaluate_gate(with_holes(state), NEW, OLD)
-    assert (result.outcome, result.exit_code(strict=True)) == (Outcome.NOT_WORSE, 0)
-    assert f"; 2 candidate cells {state}." in result.reason
-    assert annotation("tip-bench-x", result).startswith("::warning ")
+@pytest.mark.parametrize(("state", "command"), [("failed", "tipbench collect"), ("pending", "tipbench judge export")])
+def test_candidate_that_is_not_judged_wherever_the_baseline_is_gets_no_result(state: str, command: str) -> None:
+    result = evaluate_gate(with_holes(state), BOTH)
+    assert (result.outcome, result.exit_code()) == (Outcome.UNKNOWN, 3)
+    assert "is not judged in 2 of the 8 scenarios of qwen2.5:0.5b/v1 (p2@s6 and p3@s7)" in result.reason
+    assert command in result.reason
+    assert ("--failed-as-floor" in result.reason) == (state == "failed")
+    assert annotation("tip-bench-x", result).startswith("::error ")
     found = result.to_json()
     assert (found["failed"], found["pending"]) == ((2, 0) if state == "failed" else (0, 2))
-    assert (found["baseline_scenarios"], found["n_scenarios"]) == (8, 6)
+    assert (found["baseline_scenarios"], found["n_scenarios"], found["missing"]) == (8, 6, ["p2@s6", "p3@s7"])
+
+
+def test_failed_cells_can_count_at_the_floor() -> None:
+    """Two points better where it answers, but without an answer in two of eight scenarios."""
+    cells = replace(with_holes("failed"), rubric_content=load_suite("tips").rubric)
+    result = evaluate_gate(cells, replace(BOTH, failed_as_floor=True))
+    assert result.difference is not None
+    assert (result.outcome, result.n_scenarios) == (Outcome.UNDECIDED, 8)
+    assert result.difference.mean == pytest.approx((6 * 2 + (3 - BASE[6]) + (3 - BASE[7])) / 8)
+    assert "2 failed cells counted at the floor" in result.reason
+
+
+def test_reference_is_a_baseline_under_any_prompt() -> None:
+    reference = Pair("baseline:template", "v1")
+    cells = scored({reference: BASE, NEW: [one + 2 + wave for one, wave in zip(BASE, WAVE, strict=True)]})
+    result = evaluate_gate(cells, GateOptions(NEW, Pair("baseline:template", "anything")))
+    assert (result.outcome, str(result.baseline)) == (Outcome.NOT_WORSE, "baseline:template/none")
 
 
 def test_json_names_rubric_judges_and_conditions() -> None:
     found = gate(WAVE).to_json()
     assert (found["rubric"], found["judges"], found["conditions"]) == (RUBRIC, ["anna"], "c" * 8)
     assert (found["failed"], found["pending"]) == (0, 0)
-    nothing = unknown(NEW, OLD, 1.0, "nothing is there.").to_json()
+    nothing = unknown(BOTH, "nothing is there.").to_json()
     assert {nothing[name] for name in ("failed", "pending", "rubric", "judges", "conditions")} == {None}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from support.boards import HOSTILE, TWELVE, answers, board, judging
 from tipbench.compare.answers import Answer, AnswerTip, ScenarioAnswers
+from tipbench.compare.card import answer_card
 from tipbench.compare.duels import Duel, duel_table
-from tipbench.compare.html import CSP, Html, answers_section, element, html_report, inline_svg, joined, text
+from tipbench.compare.html import CSP, html_report, inline_svg
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 
@@ -57,7 +58,9 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def made() -> Leaderboard:
-    return board(missing=lambda pair, scenario: pair == Pair("gemma3:1b", "v1") and scenario.startswith("nurse"))
+    return board(
+        missing=lambda pair, scenario: pair == Pair("gemma3:1b", "v1") and scenario.endswith(("morning", "evening"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +87,14 @@ def test_every_element_is_closed(page: Page) -> None:
 
 def test_the_page_has_verdict_charts_tables_judging_and_answers(made: Leaderboard, page: Page) -> None:
     whole = "".join(page.texts)
+    assert answer_card(made).title in whole
     assert made.verdict in whole
     for title in ("Standings", "Model × prompt", "Quality against latency", "Judging", "Answers, side by side"):
         assert title in whole
-    assert page.tags["figure"] == 3  # no attribution while a pair is incomplete, and the reason instead
+    assert page.tags["figure"] == 3
     assert "Attribution needs every model with every prompt" in whole
     assert page.tags["svg"] == 4 * page.tags["figure"]
-    assert page.tags["details"] == 1 + 3
+    assert page.tags["details"] == 2 + 3  # conditions, numbers of the heat map, scenarios
 
 
 def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
@@ -98,33 +102,35 @@ def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
     made = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=TWELVE[0])
     page = Page(html_report(made, judging=judging()))
     whole = "".join(page.texts)
-    assert page.tags["figure"] == 4
+    assert page.tags["figure"] == 3
     for part in (
-        "Prompts, over all models.",
+        "Prompts, over all models",
         "Bradley–Terry",
         "only cells with params.model=a; only anna's scores",
-        "whole experiment",
+        "for the whole experiment",
         "are unlikely to be detected with 8 scenarios",
     ):
         assert part in whole
-    heads = [text for text in page.texts if text in ("to leader", "standing", "p", "to baseline", "p (baseline)")]
-    assert heads[:5] == ["to leader", "standing", "p", "to baseline", "p (baseline)"]
+    heads = [text for text in page.texts if text in ("to baseline", "to leader", "standing")]
+    assert heads == ["to baseline", "to leader", "standing"]
 
 
 def test_a_small_provisional_board_has_a_badge_and_no_empty_parts() -> None:
     source = html_report(board(TWELVE[:1], provisional=True))
-    assert re.search(r"<h1>[^<]*<span class=\"badge warning\">provisional</span></h1>", source)
     page = Page(source)
+    assert "provisional" in "".join(page.texts).partition("For now")[0]
     assert not {"Answers, side by side", "Judging"} & set(page.texts)
     assert page.open == []
 
 
 def test_the_judging_strip_names_who_how_well_and_under_what(page: Page) -> None:
     whole = " ".join(page.texts)
-    for said in ("anna", "ben", "rules", "Krippendorff's alpha: relevance 0.81", "tone unknown", "20 of 96 (21 %)"):
-        assert said in whole
-    assert "+0.62 (+0.32 to +0.92), too far off" in whole
-    assert f"tip-v1@{'ab' * 32}" in whole
+    for label in ("anna", "ben", "rules", "relevance 0.81", "tone unknown", "20 of 96 (21 %)"):
+        assert label in whole
+    assert "+0.62, too far off" in whole
+    assert "count, drift accepted" in whole
+    assert "beyond the limit" not in whole
+    assert "tip-v1 (abababababab)" in whole
 
 
 def test_nothing_is_loaded_and_nothing_is_run(page: Page, hostile: tuple[str, Page]) -> None:
@@ -156,11 +162,10 @@ def test_hostile_names_and_tips_show_as_text(hostile: tuple[str, Page]) -> None:
     source.encode()
 
 
-def test_direction_marks_cannot_leave_their_tip(hostile: tuple[str, Page]) -> None:
-    source, _ = hostile
-    found = [source[: match.start()] for match in re.finditer("\u202e", source)]
-    assert found
-    assert all(before.rpartition("<")[2].startswith('p class="tip" dir="auto">') for before in found)
+def test_invisible_and_direction_characters_are_shown_by_their_names(hostile: tuple[str, Page]) -> None:
+    source, page = hostile
+    assert "\u202e" not in re.sub(r"<svg.*?</svg>", "", source, flags=re.DOTALL)
+    assert "⟨U+202E⟩right to left" in "".join(page.texts)
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
@@ -170,72 +175,59 @@ def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
     assert set(wanted) <= set(ids)
 
 
-def test_tables_have_captions_and_headers_with_scope(page: Page) -> None:
-    assert page.tags["table"] == page.tags["caption"] == page.tags["thead"]
+def test_tables_have_a_name_and_headers_with_scope(page: Page) -> None:
+    assert page.tags["table"] == page.tags["thead"]
+    assert len([value for value in page.values("class") if value.startswith("table-box")]) == page.tags["table"]
     assert len(page.values("scope")) == page.tags["th"]
     assert page.tags["figcaption"] == page.tags["figure"]
 
 
 def test_values_can_be_read_on_hover(page: Page, made: Leaderboard) -> None:
     assert page.tags["title"] > 4 * len(made.standings)
-    said = f"{made.ranking.leader}: composite"
-    assert any(text.startswith(said) for text in page.texts)
+    label = f"{made.ranking.leader}: composite"
+    assert any(text.startswith(label) for text in page.texts)
 
 
-def test_a_board_that_nobody_judged_is_still_a_page() -> None:
+def test_an_unjudged_board_is_a_valid_page() -> None:
     made = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
     page = Page(html_report(made, answers(made), judging()))
     assert made.verdict in "".join(page.texts)
 
 
-def test_an_answer_without_tips_says_why() -> None:
-    made = board(TWELVE[:2])
+def test_an_answer_without_tips_shows_the_reason() -> None:
     pair = TWELVE[0]
     given_answers = (Answer(pair, "failed", None, None, ()), Answer(pair, "judged", 3.0, False, ()))
-    shown = str(answers_section(made, [ScenarioAnswers("a@b", None, given_answers)]))
-    assert "No answer." in shown
-    assert "No usable tip." in shown
-    assert "not the requested format" in shown
-    assert "its card is not shown" in shown
+    shown = "".join(_answers(ScenarioAnswers("a@b", None, given_answers)).texts)
+    for part in ("No complete answer.", "No usable tip.", "not the requested format", "its card is not shown"):
+        assert part in shown
 
 
 any_text = st.text() | st.sampled_from(HOSTILE)
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(any_text, any_text, any_text)
 def test_no_tip_becomes_markup(tip: str, why: str, scenario: str) -> None:
-    made = _small()
-    answer = Answer(made.standings[0].pair, "judged", 3.0, True, (AnswerTip(tip, why, {"tone": 2.0}),))
-    shown = Page(str(answers_section(made, [ScenarioAnswers(scenario, None, (answer,))])))
+    answer = Answer(_bare().standings[0].pair, "judged", 3.0, True, (AnswerTip(tip, why, {"tone": 2.0}),))
+    shown = _answers(ScenarioAnswers(scenario, None, (answer,)))
     assert shown.open == []
-    assert set(shown.tags) <= {"p", "details", "summary", "span", "div", "article", "h3", "bdi", "ol", "li"}
+    assert shown.values("class").count("tip") == 1
+    assert not {"script", "img", "b", "i"} & set(shown.tags)
 
 
-def _small(kept: dict[str, Any] = {}) -> Leaderboard:  # noqa: B006 - made once
-    return kept.setdefault("board", board(TWELVE[:2], n=2))  # type: ignore[no-any-return]
+@cache
+def _bare() -> Leaderboard:
+    """A board without scores, hence without charts, which take time."""
+    return board(TWELVE[:2], n=2, missing=lambda _pair, _scenario: True)
 
 
-@settings(max_examples=30)
-@given(any_text)
-def test_text_comes_back_as_it_was_but_for_what_html_cannot_hold(value: str) -> None:
-    page = Page(str(element("p", value, title=value)))
-    same = re.sub("\r\n?", "\n", value)
-    assert len("".join(page.texts)) == len(same)
-    assert page.values("title") == ["".join(page.texts)]
-    assert page.tags == Counter(p=1)
+def _answers(found: ScenarioAnswers) -> Page:
+    return Page(html_report(_bare(), [found]))
 
 
-def test_markup_is_put_in_as_it_is_and_text_is_not() -> None:
-    assert joined(Html("<b>"), "<b>", None, 3) == "<b>&lt;b&gt;3"
-    assert element("meta", charset="utf-8") == '<meta charset="utf-8">'
-    assert element("td", "x", hidden=True, class_=None, data_label='"') == '<td hidden data-label="&quot;">x</td>'
-    assert text("\x00") == "\ufffd"
-
-
-def test_ids_of_two_charts_do_not_meet() -> None:
+def test_ids_of_two_charts_do_not_collide() -> None:
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><clipPath id="c1"></clipPath><g clip-path="url(#c1)"></g></svg>'
-    one = inline_svg(svg, "one")
+    one = inline_svg(svg, "one", "caption")
     assert 'id="one-c1"' in one
     assert "url(#one-c1)" in one
     assert "http" not in one

@@ -49,13 +49,13 @@ def test_scores_that_are_given_twice_change_nothing(found: list[Score]) -> None:
     np.testing.assert_array_equal(score_matrix(found).values, score_matrix(found + found).values)
 
 
-def test_a_pair_of_which_nothing_is_judged_is_a_row_of_its_own() -> None:
+def test_an_unjudged_pair_is_a_row() -> None:
     matrix = score_matrix([one(A, "x", 10)], pairs=[B])
     assert matrix.pairs == (A, B)
     assert matrix.complete.tolist() == [True, False]
 
 
-def test_a_score_that_is_no_number_is_refused() -> None:
+def test_a_score_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         score_matrix([one(A, "x", NAN)])
 
@@ -71,7 +71,7 @@ def test_a_row_is_complete_when_judged_wherever_half_of_the_rows_are() -> None:
     assert matrix.complete.tolist() == [True, True, False, False]
 
 
-def test_without_a_scenario_that_half_of_the_rows_have_no_row_is_complete() -> None:
+def test_without_a_scenario_shared_by_half_of_the_rows_no_row_is_complete() -> None:
     matrix = board(np.array([[1, NAN, NAN], [NAN, 1, NAN], [NAN, NAN, 1]]))
     assert not matrix.complete.any()
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from worlds import board, named, verdict, world
 
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
-from tipbench.compare.ranking import Ranking, Row, rank
+from tipbench.compare.ranking import Look, Ranking, RankOptions, Row, rank
+from tipbench.plan.design import make_design
 
 NAN = np.nan
 
@@ -23,7 +24,7 @@ def test_a_clear_leader_is_decided() -> None:
     assert (found.rows[0].rank, found.rows[0].rank_low, found.rows[0].rank_high) == (1, 1, 1)
 
 
-def test_rows_that_cannot_be_told_apart_are_tied_and_the_need_is_said() -> None:
+def test_similar_rows_are_tied_with_the_needed_scenarios() -> None:
     found = rank(board(world(np.random.default_rng(12), [0, 0.5, -9], 8)))
     assert len(found.tied) == 1
     assert not found.decided
@@ -40,7 +41,7 @@ def test_differences_are_row_minus_leader() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 5])
-def test_with_too_few_scenarios_nothing_is_decided_whatever_the_scores(n: int) -> None:
+def test_with_too_few_scenarios_nothing_is_decided_for_any_scores(n: int) -> None:
     found = rank(board(np.array([[2.0, 17.0]] * n)))
     assert not found.decided
     assert found.too_few
@@ -48,7 +49,7 @@ def test_with_too_few_scenarios_nothing_is_decided_whatever_the_scores(n: int) -
     assert [(row.rank_low, row.rank_high) for row in found.rows] == [(1, 2), (1, 2)]
 
 
-def test_one_scenario_tells_nothing_about_who_is_best() -> None:
+def test_one_scenario_decides_nothing() -> None:
     found = rank(board(np.array([[2.0, 17.0]])))
     assert [row.p_best for row in found.rows] == [None, None]
     assert found.rows[1].to_leader is not None
@@ -81,17 +82,110 @@ def test_identical_rows_share_their_rank_and_are_tied() -> None:
     np.testing.assert_allclose([row.p_best for row in found.rows], 1 / 3)  # type: ignore[arg-type]
 
 
-def test_incomplete_rows_stand_last_without_rank_and_shrink_nobody() -> None:
+def test_incomplete_rows_are_last_without_rank_and_change_no_other() -> None:
     values = world(np.random.default_rng(4), [0, 5, 20], 8)
     values[4:, 2] = NAN
     found, without = rank(board(values)), rank(board(values[:, :2]))
     last = found.rows[-1]
     assert last.pair == named(3)[2]
-    assert (last.rank, last.rank_low, last.rank_high, last.p_best, last.level) == (None, None, None, None, None)
+    assert (last.ranked, last.rank, last.rank_low, last.rank_high, last.p_best) == (False, None, None, None, None)
     assert last.to_leader is not None
-    assert last.to_leader.n == 4
+    assert (last.to_leader.n, last.to_leader.p) == (4, None)
     assert found.rows[:2] == without.rows
-    assert (found.leader, found.tied, found.decided) == (without.leader, without.tied, without.decided)
+    assert (found.leader, found.tied) == (without.leader, without.tied)
+    assert without.decided
+    assert not found.decided
+
+
+def test_row_without_a_single_answer_does_not_forbid_a_decision() -> None:
+    values = world(np.random.default_rng(4), [0, 9, 0], 8)
+    values[:, 2] = NAN
+    assert not rank(board(values)).decided
+    assert rank(board(values), RankOptions(silent=frozenset({named(3)[2]}))).decided
+
+
+def test_row_with_gaps_is_ranked_from_six_shared_scenarios_on() -> None:
+    values = world(np.random.default_rng(14), [0, 9, 0], 8)
+    values[:2, 0] = NAN
+    found = by_pair(rank(board(values)))
+    assert found[named(3)[0]].ranked
+    assert found[named(3)[0]].adjusted
+    assert not found[named(3)[1]].adjusted
+    values[2, 0] = NAN
+    assert not by_pair(rank(board(values)))[named(3)[0]].ranked
+
+
+def test_decided_leader_is_first_with_certainty_and_no_other_row_can_be() -> None:
+    rng = np.random.default_rng(15)
+    decided = [found for found in (rank(board(world(rng, [0] * 7 + [3], 8))) for _ in range(25)) if found.decided]
+    assert len(decided) > 5
+    for found in decided:
+        assert (found.rows[0].rank, found.rows[0].rank_low, found.rows[0].rank_high) == (1, 1, 1)
+        assert all(row.rank_low is not None and row.rank_low >= 2 for row in found.rows[1:])
+
+
+def planned(n: int, n_planned: int = 32) -> RankOptions:
+    return RankOptions(design=make_design(f"s{at:03}" for at in range(n_planned)), flips=999, resamples=99)
+
+
+def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
+    values = world(np.random.default_rng(16), [0, 3.7, 4], 20)
+    found = rank(board(values), planned(20))
+    assert (found.look, found.level, found.n_tested, found.n_scenarios) == (Look(2, 4, 16), 0.0182, 16, 20)
+    at_the_look = rank(board(values[:16]), planned(16))
+    assert [row.to_leader for row in found.rows] == [row.to_leader for row in at_the_look.rows]
+    assert found.next_look is not None
+    assert found.next_look.look == Look(3, 4, 24)
+    assert 0 <= (found.next_look.power or 0) <= 1
+    assert found.rows[0].estimate is not None
+    assert found.rows[0].estimate.n == 20, "means use everything judged"
+
+
+def test_before_the_first_look_nothing_is_decided_and_all_rows_are_tied() -> None:
+    found = rank(board(world(np.random.default_rng(17), [0, 0, 50], 7)), planned(7))
+    assert (found.look, found.level, found.decided, len(found.tied)) == (None, 0.0182, False, 2)
+    assert found.next_look is not None
+    assert found.next_look.look == Look(1, 4, 8)
+    difference = found.rows[1].to_leader
+    assert difference is not None
+    assert (difference.p, difference.ci_low, difference.ci_high) == (None, None, None)
+
+
+def test_look_is_not_reached_while_a_ranked_row_has_too_few_scenarios_to_be_separated() -> None:
+    values = world(np.random.default_rng(18), [0, 0, 50], 8)
+    assert rank(board(values), planned(8)).decided
+    values[:2, 0] = NAN
+    assert rank(board(values), planned(8)).look is None, "six of eight cannot reach 0.0182"
+    assert rank(board(values), planned(8, 8)).decided, "six of eight are enough for a single look"
+
+
+def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_have_it() -> None:
+    values = world(np.random.default_rng(19), [0, 0, 50], 8)
+    values[7, :2] = NAN
+    assert rank(board(values), planned(8)).look is None
+    finished = RankOptions(design=planned(8).design, finished=frozenset({"s007"}))
+    assert rank(board(values), finished).look == Look(1, 4, 8)
+
+
+def test_references_are_tested_against_the_leader_and_never_ranked() -> None:
+    matrix = board(world(np.random.default_rng(20), [0, 5, 0], 8))
+    candidates, reference = matrix.only([0, 1]), matrix.only([2])
+    found = rank(candidates, None, reference)
+    assert [row.pair for row in found.references] == list(reference.pairs)
+    assert found.beats_reference
+    assert found.to_reference is not None
+    assert found.to_reference.mean == pytest.approx(-(found.references[0].to_leader.mean))  # type: ignore[union-attr]
+    assert {row.pair for row in found.rows} == set(candidates.pairs)
+    alone = rank(candidates)
+    assert (alone.beats_reference, alone.to_reference) == (None, None)
+    assert alone.rows == found.rows
+
+
+def test_reference_can_be_the_baseline() -> None:
+    matrix = board(world(np.random.default_rng(21), [0, 5, 0], 8))
+    found = rank(matrix.only([0, 1]), RankOptions(baseline=named(3)[2]), matrix.only([2]))
+    assert found.rows[0].to_baseline is not None
+    assert found.rows[0].to_baseline.separated
 
 
 def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() -> None:
@@ -104,7 +198,7 @@ def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() 
     assert rank(board(values)).leader == named(5)[0]
     assert found.leader == named(5)[1]
     rows = by_pair(found)
-    assert all(row.complete for row in found.rows)
+    assert all(row.ranked for row in found.rows)
     assert rows[named(5)[0]].to_leader is not None
     assert rows[named(5)[0]].to_leader.n == 32  # type: ignore[union-attr]
     assert rows[named(5)[0]].to_leader.separated  # type: ignore[union-attr]
@@ -113,7 +207,7 @@ def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() 
 
 def test_a_baseline_takes_the_place_of_the_leader() -> None:
     baseline = named(3)[0]
-    found = by_pair(rank(board(world(np.random.default_rng(6), [0, 6, 0], 10)), baseline=baseline))
+    found = by_pair(rank(board(world(np.random.default_rng(6), [0, 6, 0], 10)), RankOptions(baseline=baseline)))
     assert found[baseline].to_baseline is None
     better = found[named(3)[1]].to_baseline
     assert better is not None
@@ -137,10 +231,10 @@ matrices = (
 @settings(max_examples=20)
 @given(matrices)
 def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
-    found = rank(matrix, flips=199, resamples=200)
-    complete = [row for row in found.rows if row.complete]
+    found = rank(matrix, RankOptions(flips=199, resamples=200))
+    complete = [row for row in found.rows if row.ranked]
     assert {row.pair for row in found.rows} == set(matrix.pairs)
-    assert [row.complete for row in found.rows] == sorted((row.complete for row in found.rows), reverse=True)
+    assert [row.ranked for row in found.rows] == sorted((row.ranked for row in found.rows), reverse=True)
     assert found.leader == (complete[0].pair if complete else None)
     for row in complete:
         assert row.rank_low is not None
@@ -158,8 +252,8 @@ def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
 def test_the_order_of_rows_and_scenarios_changes_nothing(columns: list[int], rows: list[int]) -> None:
     values, pairs = world(np.random.default_rng(7), [0, 0, 1, 2, 2, 5], 14), named(6)
     scores = [Score(pairs[column], f"s{row:02}", "p", values[row, column]) for row in rows for column in columns]
-    plain = rank(board(values, pairs), flips=500, resamples=500)
-    assert rank(score_matrix(scores), flips=500, resamples=500) == plain
+    plain = rank(board(values, pairs), RankOptions(flips=500, resamples=500))
+    assert rank(score_matrix(scores), RankOptions(flips=500, resamples=500)) == plain
 
 
 def test_the_same_data_give_the_same_board_every_time() -> None:
@@ -171,7 +265,7 @@ def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
     rng = np.random.default_rng(9)
     for lead in (0.0, 1.0, 2.0, 3.0, 5.0):
         values = world(rng, [0] * 7 + [lead], 10)
-        found = rank(board(values), resamples=10)
+        found = rank(board(values), RankOptions(resamples=10))
         decided, top = verdict(values, flips=10_000)
         assert found.decided == decided
         assert {found.leader, *found.tied} == {named(8)[at] for at in top}
@@ -183,3 +277,13 @@ def test_per_persona_there_are_as_many_units_as_personas() -> None:
     assert found.too_few
     assert found.n_scenarios == 4
     assert not found.decided
+
+
+def test_scenarios_needed_are_named_only_within_reach() -> None:
+    rng = np.random.default_rng(22)
+    open_boards = [found for found in (rank(board(world(rng, [0, 1.3], 16))) for _ in range(40)) if not found.decided]
+    named_ones = [found.scenarios_needed for found in open_boards if found.scenarios_needed is not None]
+    assert named_ones
+    assert all(16 < needed <= 160 for needed in named_ones)
+    equal = [rank(board(world(rng, [0, 0], 16))) for _ in range(60)]
+    assert sum(found.scenarios_needed is not None for found in equal) <= 9

@@ -31,19 +31,19 @@ def revision(store: MemoryStore) -> str | None:
     return experiment.tags.get("tipbench.revision")
 
 
-def test_the_same_board_is_kept_once(store: MemoryStore) -> None:
+def test_the_same_board_is_recorded_once(store: MemoryStore) -> None:
     first = record_board(store, "1", board())
     assert record_board(store, "1", board()) == first
     assert [run.run_id for run in kept(store)] == [first]
 
 
-def test_a_board_that_changed_is_kept_beside_the_old_one(store: MemoryStore) -> None:
+def test_a_changed_board_is_recorded_in_addition_to_the_old_one(store: MemoryStore) -> None:
     ids = {record_board(store, "1", each) for each in (board(), board(seed=6), board(judges=("anna",)), board())}
     assert ids == {run.run_id for run in kept(store)}
     assert len(ids) == 3
 
 
-def test_readers_that_cache_learn_of_a_new_board_and_only_of_a_new_one(store: MemoryStore) -> None:
+def test_only_a_new_board_invalidates_readers_caches(store: MemoryStore) -> None:
     record_board(store, "1", board())
     first = revision(store)
     assert first is not None
@@ -72,7 +72,7 @@ def test_the_run_has_the_whole_board_and_what_mlflow_can_list(store: MemoryStore
     }
 
 
-def test_a_board_without_scores_is_kept_without_made_up_numbers(store: MemoryStore) -> None:
+def test_a_board_without_scores_is_recorded_without_numbers(store: MemoryStore) -> None:
     empty = board(missing=lambda _pair, _scenario: True)
     run, _ = store.get(record_board(store, "1", replace(empty, judges=())))
     assert (run.tags["leader"], run.params["rubric"]) == ("none", "none")

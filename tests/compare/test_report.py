@@ -18,6 +18,7 @@ from tipbench.compare.report import (
     TEXT_COLUMNS,
     State,
     footer_lines,
+    label_of,
     markdown_table,
     plain_markdown,
     probability_text,
@@ -30,23 +31,23 @@ from tipbench.text import csv_text
 
 
 def gap(pair: Pair, scenario: str) -> bool:
-    return pair == TWELVE[0] and scenario.startswith("nurse")
+    return pair == TWELVE[0] and scenario.endswith(("morning", "evening"))
 
 
 def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
     made = board()
     columns, rows = table_rows(made)
-    assert columns[:7] == ["rank", "model", "prompt", "composite", "95 % interval", "P(best)", "to leader"]
+    assert columns[:7] == ["rank", "model", "prompt", "composite", "standing", "95 % interval", "P(best)"]
     assert set(SCALES) < set(columns)
     assert set(TEXT_COLUMNS) < set(columns)
     assert len(rows) == 12
     assert {len(row) for row in rows} == {len(columns)}
 
 
-def test_with_a_baseline_the_differences_to_it_stand_beside_those_to_the_leader() -> None:
+def test_with_a_baseline_differences_to_it_and_to_the_leader_are_shown() -> None:
     made, plain = board(baseline=TWELVE[0]), board()
     columns, rows = table_rows(made)
-    assert columns[6:11] == ["to leader", "standing", "p", "to baseline", "p (baseline)"]
+    assert columns[7:11] == ["to leader", "p", "to baseline", "p (baseline)"]
     own = [row for row in rows if row[1:3] == [TWELVE[0].model, TWELVE[0].prompt]]
     assert own[0][9:11] == [None, None]
     assert all(row[9] and row[10] for row in rows if row not in own)
@@ -63,7 +64,7 @@ def test_a_chance_of_being_best_is_shown_to_people_from_six_scenarios_on(n: int,
     assert sum(chances) == pytest.approx(1), "programs get the numbers either way"
 
 
-def test_the_smallest_difference_that_would_be_found_stands_below() -> None:
+def test_the_smallest_detectable_difference_is_below_the_table() -> None:
     made = board()
     least = made.to_json()["verdict"]["smallest_detectable"]
     assert footer_lines(made)[0] == (
@@ -72,13 +73,13 @@ def test_the_smallest_difference_that_would_be_found_stands_below() -> None:
     assert not any("unlikely to be detected" in line for line in footer_lines(board(n=4)))
 
 
-def test_attribution_says_which_rows_it_leaves_out() -> None:
+def test_attribution_names_excluded_rows() -> None:
     def without_llama(pair: Pair, scenario: str) -> bool:
         return pair.model == "llama3.2:3b" and scenario.startswith("nurse")
 
     made = board(missing=without_llama)
-    (said,) = [line for line in footer_lines(made) if line.startswith("What explains")]
-    assert said.startswith("What explains the differences (over the complete rows, without llama3.2:3b): model ")
+    (shown,) = [line for line in footer_lines(made) if line.startswith("What explains")]
+    assert shown.startswith("What explains the differences (over the complete rows, without llama3.2:3b): model ")
     assert made.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
 
 
@@ -88,19 +89,19 @@ def test_a_board_by_model_has_no_column_for_prompts() -> None:
     assert len(rows) == 4
 
 
-def test_unknown_is_no_number() -> None:
+def test_an_unknown_value_is_not_a_number() -> None:
     columns, rows = table_rows(board(TWELVE[:2], missing=lambda _pair, _scenario: True))
     for name in ("rank", "composite", "95 % interval", "P(best)", "to leader", "p"):
         assert {row[columns.index(name)] for row in rows} == {None}
 
 
-def test_every_row_says_how_it_stands_to_the_leader() -> None:
+def test_every_row_shows_its_relation_to_the_leader() -> None:
     made = board(missing=gap)
     columns, rows = table_rows(made)
-    said = [row[columns.index("standing")] for row in rows]
+    shown = [row[columns.index("standing")] for row in rows]
     order = [STATE_TEXTS[state] for state in State]
-    assert (said[0], said[-1]) == (order[0], order[-1])
-    places = [order.index(each or "") for each in said]
+    assert (shown[0], shown[-1]) == ("leader", "not ranked")
+    places = [order.index(each or "") for each in shown]
     assert places == sorted(places)
     assert state_of(made, Pair("no", "such")) is State.INCOMPLETE
 
@@ -128,7 +129,7 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"])), min_size=1, max_size=4))
-def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str]) -> None:
+def test_csv_values_round_trip_except_for_the_apostrophe(cells: list[str]) -> None:
     columns = [f"c{at}" for at in range(len(cells))]
     _, row = csv.reader(io.StringIO(csv_text(columns, [cells]), newline=""))
     assert [cell.removeprefix("'") for cell in row] == [cell.removeprefix("'") for cell in cells]
@@ -136,26 +137,26 @@ def test_csv_gives_back_what_was_put_in_but_for_the_apostrophe(cells: list[str])
 
 @settings(max_examples=20)
 @given(st.text())
-def test_a_csv_holds_nothing_that_moves_a_terminal(text: str) -> None:
+def test_a_csv_has_no_control_characters(text: str) -> None:
     made = csv_text(["a"], [[text]])
     assert not {char for char in made if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n", "\t"}
     made.encode()
 
 
-def test_csv_says_on_every_line_whether_it_is_provisional() -> None:
+def test_csv_has_a_provisional_column_on_every_line() -> None:
     for provisional in (True, False):
         rows = csv.DictReader(io.StringIO(to_csv(board(provisional=provisional))))
         assert {row["provisional"] for row in rows} == {str(provisional).lower()}
 
 
 @pytest.mark.parametrize("text", ["(@team)", "https://evil.example/x", "www.evil.example"])
-def test_markdown_calls_nobody_and_links_nowhere(text: str) -> None:
+def test_markdown_has_no_mentions_and_no_links(text: str) -> None:
     made = plain_markdown(text)
     assert not re.search(r"(?<!\w)@\w|@[\w-]+\.\w|\w://|www\.", made)
     assert re.sub("[\\\\\u200b]", "", made) == text
 
 
-def test_scenarios_and_hashes_stay_as_they_are_in_markdown() -> None:
+def test_scenarios_and_hashes_are_unchanged_in_markdown() -> None:
     assert plain_markdown("nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1") == "nurse@morning tip-v1@ab12 qwen2.5:0.5b/v1"
 
 
@@ -175,26 +176,31 @@ def test_markdown_has_verdict_table_and_reasons() -> None:
     assert text.startswith("## tip-bench-test\n\n**")
     assert text.count("\n| ") == 14
     assert "No attribution" in text
-    assert "- Note: Rows that are not judged" in text
+    assert "- Note: Rows that share fewer than 6 scenarios with the leader are not ranked" in text
 
 
-def test_below_the_table_stands_what_the_spread_is_due_to() -> None:
+def test_the_label_of_a_reference_has_no_prompt() -> None:
+    assert label_of(board(), Pair("baseline:template", "none")) == "baseline:template"
+    assert label_of(board(), Pair("a:1b", "none")) == "a:1b/none"
+
+
+def test_attribution_is_below_the_table() -> None:
     (line,) = [line for line in footer_lines(board()) if line.startswith("What explains")]
     assert re.fullmatch(
-        r"What explains the differences: model \d+%, prompt \d+%, model × prompt \d+%, scenario \d+%, "
-        r"unexplained \d+%\.",
+        r"What explains the differences: model <?\d+ % \(p \S+\), prompt <?\d+ % \(p \S+\), "
+        r"model × prompt <?\d+ % \(p \S+\), scenario <?\d+ %, unexplained <?\d+ %\.",
         line,
     )
 
 
-def test_duels_stand_below_with_their_points() -> None:
+def test_duels_are_below_the_table_with_their_points() -> None:
     first, second = TWELVE[:2]
     duels = [Duel(first, second, f"s{at}", "first") for at in range(6)]
-    said = footer_lines(board(duels=duel_table(duels)))[-1]
-    assert f"{first} 6 of 6, {second} 0 of 6" in said
+    shown = footer_lines(board(duels=duel_table(duels)))[-1]
+    assert f"{first} 6 of 6, {second} 0 of 6" in shown
 
 
-def test_a_chance_from_resampling_is_never_nought_or_one() -> None:
+def test_a_probability_from_resampling_is_never_shown_as_0_or_1() -> None:
     assert probability_text(0.0) == "<1 %"
     assert probability_text(1.0) == ">99 %"
     assert probability_text(0.62) == "62 %"

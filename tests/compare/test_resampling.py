@@ -9,7 +9,7 @@ from worlds import world
 
 from tipbench.compare import resampling
 from tipbench.compare.matrix import Floats, Mask
-from tipbench.compare.resampling import ALPHA, best_shares, better_than, sign_flips, step_down
+from tipbench.compare.resampling import ALPHA, better_than, critical_t, shrink, sign_flips, step_down
 
 
 def column(*numbers: float) -> Floats:
@@ -61,7 +61,7 @@ def test_no_difference_at_all_has_p_one() -> None:
     assert step_down(column(1, -1, 2, -2)) == (1.0,)
 
 
-def test_rounding_is_no_difference() -> None:
+def test_a_rounding_error_is_not_a_difference() -> None:
     assert step_down(column(*[1e-15, 2e-15, 1e-15] * 4)) == (1.0,)
 
 
@@ -79,15 +79,15 @@ def test_under_six_scenarios_nothing_is_separated(n: int) -> None:
     assert p > ALPHA
 
 
-def test_a_column_with_two_scenarios_does_not_drown_the_others() -> None:
+def test_a_column_with_two_scenarios_does_not_affect_the_others() -> None:
     rng = np.random.default_rng(0)
     strong = rng.normal(2.0, 1.0, size=(16, 1))
     weak = np.full((16, 5), np.nan)
     weak[:2] = [[1.0], [1.0 + 1e-6]]
-    alone, beside = step_down(strong)[0], step_down(np.hstack([strong, weak]))[0]
+    alone, together = step_down(strong)[0], step_down(np.hstack([strong, weak]))[0]
     assert alone is not None
-    assert beside is not None
-    assert alone <= beside <= ALPHA
+    assert together is not None
+    assert alone <= together <= ALPHA
 
 
 differences = (
@@ -133,8 +133,11 @@ def test_the_same_data_give_the_same_p_every_time() -> None:
 
 
 @pytest.mark.parametrize(("n", "missing"), [(6, False), (8, True), (20, True)])
-def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(n: int, missing: bool) -> None:
+def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
+    n: int, missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(n)
+    monkeypatch.setattr(resampling, "SMALL", 0)  # for the way of large boards
     for _ in range(8):
         values = world(rng, np.linspace(0, 8, 7), n)
         if missing:
@@ -164,7 +167,8 @@ def test_one_scenario_or_one_column_separates_nothing() -> None:
     assert not better_than(np.ones((9, 1))).any()
 
 
-def test_many_patterns_of_missing_cells_are_worked_with_fewer_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_patterns_of_missing_cells_use_fewer_flips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resampling, "SMALL", 0)
     monkeypatch.setattr(resampling, "MEMORY", 400_000)  # 1000 flips for 20 rows with 20 patterns
     rng = np.random.default_rng(2)
     values = world(rng, np.linspace(0, 30, 20), 14)
@@ -174,27 +178,41 @@ def test_many_patterns_of_missing_cells_are_worked_with_fewer_flips(monkeypatch:
     assert not (better & better.T).any()
 
 
-def test_shares_of_being_best_sum_to_one_and_follow_the_means() -> None:
+def test_critical_t_of_one_column_is_close_to_that_of_a_t_test() -> None:
+    from scipy.stats import t
+
+    column = np.random.default_rng(10).normal(3.0, 1.0, size=(30, 1))
+    (found,) = critical_t(column, 0.05)
+    assert found == pytest.approx(t.ppf(0.975, 29), abs=0.15)
+
+
+def test_critical_t_is_unknown_if_the_flips_cannot_reach_the_level() -> None:
+    assert critical_t(np.random.default_rng(11).normal(size=(5, 2)), 0.0182) == (None, None)
+    assert critical_t(np.full((8, 1), np.nan), 0.05) == (None,)
+
+
+def test_probabilities_of_being_best_sum_to_one_and_follow_the_means() -> None:
     values = world(np.random.default_rng(4), [0, 0.5, 1.0, 3.0], 16)
-    shares = best_shares(values)
-    assert shares.sum() == pytest.approx(1, abs=1e-12)
-    assert shares.argmax() == values.mean(axis=0).argmax()
+    found = shrink(values)
+    assert found.best.sum() == pytest.approx(1, abs=1e-12)
+    assert found.best.argmax() == values.mean(axis=0).argmax()
+    assert 0 < found.kept < 1
 
 
-def test_identical_rows_split_the_chance_of_being_best() -> None:
+def test_identical_columns_split_the_probability_of_being_best() -> None:
     same = np.random.default_rng(6).normal(size=(9, 1))
-    np.testing.assert_allclose(best_shares(np.hstack([same, same, same, same - 50])), [1 / 3, 1 / 3, 1 / 3, 0])
+    np.testing.assert_allclose(shrink(np.hstack([same, same, same, same - 50])).best, [1 / 3, 1 / 3, 1 / 3, 0])
 
 
 @settings(max_examples=8)
 @given(st.permutations(range(5)))
-def test_the_order_of_rows_changes_no_share(order: list[int]) -> None:
+def test_order_of_columns_does_not_change_the_probabilities(order: list[int]) -> None:
     values = world(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)
-    np.testing.assert_allclose(best_shares(values[:, order]), best_shares(values)[order], atol=1e-12)
+    np.testing.assert_allclose(shrink(values[:, order]).best, shrink(values).best[order], atol=1e-12)
 
 
-def test_shares_agree_with_a_plain_bootstrap() -> None:
-    values = world(np.random.default_rng(8), [0, 0.3, 0.6], 12)
-    rng = np.random.default_rng(9)
-    winners = [values[rng.integers(0, 12, 12)].mean(axis=0).argmax() for _ in range(4000)]
-    np.testing.assert_allclose(best_shares(values), np.bincount(winners, minlength=3) / 4000, atol=0.035)
+def test_far_apart_columns_are_hardly_shrunk_and_equal_ones_nearly_fully() -> None:
+    rng = np.random.default_rng(8)
+    assert shrink(world(rng, np.linspace(0, 40, 12), 8)).kept > 0.98
+    kept = [shrink(world(rng, [0.0] * 12, 8), resamples=10).kept for _ in range(40)]
+    assert np.median(kept) < 0.35

@@ -52,7 +52,7 @@ def floors(cells: BoardCells) -> set[float]:
     return {cell.values["composite"] for cell in cells.cells if cell.floored}
 
 
-def test_floors_of_the_collected_rubric_stand_at_the_floor_of_the_judges_rubric(tmp_path: Path) -> None:
+def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
     """As a provisional sheet under another rubric leaves them: scored anew, floors as collected."""
     at, folder = desk(), harder_suite(tmp_path)
     run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
@@ -100,9 +100,9 @@ def test_a_rubric_that_cannot_be_read_is_none() -> None:
 
 def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -> None:
     at = desk()
-    assert scale_names(at.store, at.experiment.experiment_id, board(at)) == TIPS.scale_names
+    assert scale_names(at.store, board(at)) == TIPS.scale_names
     at.judged_by("anna")
-    assert scale_names(at.store, at.experiment.experiment_id, board(at)) == TIPS.scale_names
+    assert scale_names(at.store, board(at)) == TIPS.scale_names
 
 
 def contested(at: Desk, judge: str, limit: int) -> None:
@@ -117,7 +117,7 @@ def contested(at: Desk, judge: str, limit: int) -> None:
 
 
 @pytest.mark.parametrize("question", [{"judge": "anna"}, {"provisional": True}])
-def test_flags_are_the_judges_own_or_computed_never_somebody_elses(question: dict[str, object]) -> None:
+def test_flags_are_those_of_the_judge_or_computed(question: dict[str, object]) -> None:
     at = desk()
     contested(at, "ben", 6)
     if "judge" in question:

@@ -1,8 +1,10 @@
-"""The verdict in words: it names who leads, who ties, and what it would take; never that somebody is worse."""
+"""The verdict in words: leader, ties and needed scenarios; it never claims that a tied row is worse."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,15 @@ from worlds import named, world
 
 from support.judged import scored
 from tipbench.compare.duels import Duel, duel_table
-from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
+from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboard, make_board, read_judging
 from tipbench.compare.matrix import Pair
-from tipbench.compare.ranking import rank
+from tipbench.compare.ranking import RankOptions, rank
+from tipbench.compare.report import State, state_of
 from tipbench.compare.verdict import verdict_text
+from tipbench.plan.design import make_design
+from tipbench.plan.suite import load_suite
+from tipbench.record.run import NewRun, RunKind
+from tipbench.record.store import MemoryStore
 
 A, B, C, D, E, F = (Pair(f"{letter}:1b", "v1") for letter in "abcdef")
 LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -35,78 +42,214 @@ def verdict(columns: Columns) -> str:
 
 
 def test_a_decided_board_names_its_leader_and_how_many_scenarios_it_rests_on() -> None:
-    said = verdict({A: LOW, B: HIGH})
-    assert said.startswith("b:1b/v1 leads over 8 scenarios")
-    assert "not clearly different" not in said
-    assert "would decide" not in said
+    text = verdict({A: LOW, B: HIGH})
+    assert text.startswith("b:1b/v1 leads over 8 scenarios")
+    assert "not clearly different" not in text
+    assert "would decide" not in text
 
 
-def test_a_tie_is_said_with_names_and_what_it_would_take() -> None:
+def test_a_tie_has_names_and_the_needed_scenarios() -> None:
     found = made({A: LOW, B: NEAR})
     assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v1.")
-    assert f"about {found.ranking.scenarios_needed} scenarios would decide" in found.verdict
+    assert "Too close to call." in found.verdict
+    assert found.ranking.scenarios_needed is None
+    ranking = replace(found.ranking, scenarios_needed=24)
+    assert "About 24 scenarios in all would decide, if the lead is as estimated." in verdict_text(ranking)
 
 
-def test_a_long_tie_is_cut_and_counted() -> None:
+def test_a_long_tie_is_shortened_with_a_count() -> None:
     turns = {pair: [LOW[at] + (at + place) % 5 / 4 for at in range(8)] for place, pair in enumerate((A, B, C, D, E, F))}
-    said = verdict(turns)
-    assert "and 2 more" in said
-    assert said.count(":1b/v1") <= 5
+    text = verdict(turns)
+    assert "and 2 more" in text
+    assert text.count(":1b/v1") <= 5
 
 
-def test_under_six_scenarios_it_says_that_nothing_can_be_decided() -> None:
-    said = verdict({A: LOW[:4], B: HIGH[:4]})
-    assert "Too few scenarios: 4; at least 6 needed." in said
+def test_under_six_scenarios_the_verdict_is_too_few_scenarios() -> None:
+    text = verdict({A: LOW[:4], B: HIGH[:4]})
+    assert "Too few scenarios: 4; at least 6 needed (7 with several looks)." in text
 
 
-def test_identical_rows_need_nobody_knows_how_many_scenarios() -> None:
-    said = verdict({A: LOW, B: LOW})
-    assert said.startswith("a:1b/v1 and b:1b/v1 share the lead over 8 scenarios")
-    assert "The number of scenarios needed cannot be estimated" in said
+def test_for_identical_rows_the_needed_number_is_unknown() -> None:
+    text = verdict({A: LOW, B: LOW})
+    assert text.startswith("a:1b/v1 and b:1b/v1 share the lead over 8 scenarios")
+    assert "Too close to call." in text
 
 
-def test_one_row_has_nothing_to_be_compared_with() -> None:
+def test_a_single_row_is_not_compared() -> None:
     assert "nothing to compare it with" in verdict({A: LOW})
 
 
-def test_without_a_score_it_says_that_nobody_has_judged() -> None:
+def test_without_a_score_the_verdict_is_not_judged_yet() -> None:
     assert verdict({A: [None] * 8, B: [None] * 8}).startswith("Not judged yet: 2 pairs without scores.")
 
 
-def test_without_a_complete_row_it_says_what_is_missing() -> None:
+def test_without_a_complete_row_the_verdict_names_what_is_missing() -> None:
     holes: Columns = {
-        pair: [None if at == hole else value for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B, C))
+        pair: [None if at % 3 == hole else value for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B))
     }
-    said = verdict(holes)
-    assert said.startswith("No pair is judged in all of the 8 scenarios")
-    assert said.endswith("a:1b/v1 has most and lacks p0@s0.")
+    text = verdict(holes)
+    assert text.startswith("No pair is judged in 6 of the 8 scenarios")
+    assert text.endswith("a:1b/v1 has most and lacks p0@s0, p2@s6 and p3@s3.")
 
 
-def test_where_hardly_anything_is_judged_it_says_so_without_counting_none() -> None:
-    said = verdict({A: [9.0, *[None] * 7], B: [None] * 8, C: [None] * 8})
-    assert said == "No scenario is judged for half of the 3 pairs: p0@s0 has most and lacks b:1b/v1 and c:1b/v1."
+DESIGN = make_design(f"p{at % 4}@s{at}" for at in range(32))
 
 
-def test_an_empty_board_is_said_to_be_empty() -> None:
+def planned(n: int, near: Sequence[float], *, minutes: float | None = None, **over: object) -> Leaderboard:
+    """A board of two pairs with n of 32 planned scenarios judged, the others recorded."""
+    low = [LOW[at % 8] for at in range(n)]
+    columns: Columns = {
+        A: [*low, *[None] * (32 - n)],
+        B: [*(low[at] + near[at % len(near)] for at in range(n)), *[None] * (32 - n)],
+    }
+    options = BoardOptions(design=DESIGN, judging=JudgingRecord(minutes, over.pop("concerns", {})))  # type: ignore[arg-type]
+    return make_board("tip-bench-test", scored(columns, **over), options)
+
+
+def test_verdict_names_the_look_and_what_the_next_one_takes() -> None:
+    text = planned(8, [1.6, -0.4, 0.2, 0.9], minutes=1.5).verdict
+    assert text.startswith("b:1b/v1 leads over 8 scenarios (look 1 of 4), but is not clearly different from a:1b/v1.")
+    assert "Next look (2 of 4) at 16 scenarios: 8 more scenarios, 16 answers to judge, about 24 minutes" in text
+    assert "the chance to decide there is about" in text
+
+
+def test_verdict_between_looks_is_that_of_the_latest_look() -> None:
+    text = planned(12, [1.6, -0.4, 0.2, 0.9]).verdict
+    assert text.startswith("b:1b/v1 leads over 12 scenarios (look 1 of 4 at 8)")
+    assert "Next look (2 of 4) at 16 scenarios: 4 more scenarios, 8 answers to judge" in text
+    assert "minute" not in text
+
+
+def test_last_look_without_a_decision_is_too_close_to_call() -> None:
+    found = planned(32, [1.0, -1.0, 0.1])
+    assert "(look 4 of 4)" in found.verdict
+    assert "Too close to call at the last look." in found.verdict
+    assert found.to_json()["verdict"]["next_look"] is None
+
+
+def test_rows_without_an_answer_are_named_in_a_decision() -> None:
+    cells = scored({A: LOW, B: HIGH, C: [None] * 8, D: [None] * 8})
+    failed = [
+        replace(each, run=replace(each.run, tags={**each.run.tags, "state": "failed"})) if not each.values else each
+        for each in cells.cells
+    ]
+    found = make_board("tip-bench-test", replace(cells, cells=tuple(failed)), BoardOptions())
+    assert found.ranking.decided
+    assert "every other pair is clearly worse, without 2 pairs that gave no answer." in found.verdict
+
+
+def test_stale_rows_are_named_in_a_decision() -> None:
+    found = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
+    assert found.ranking.decided
+    assert "every other pair is clearly worse, without 1 pair of an older build, prompt or scenario." in found.verdict
+
+
+def test_row_that_is_clearly_better_at_the_look_is_never_called_worse() -> None:
+    """A is better in all 8 scenarios of the first look, B leads by those judged since."""
+    late = [30.0 if at >= 8 else -0.5 - at / 50 for at in range(12)]
+    found = planned(12, late)
+    assert (found.ranking.leader, found.ranking.tied, found.ranking.decided) == (B, (), False)
+    assert found.verdict.startswith("b:1b/v1 leads over 12 scenarios (look 1 of 4 at 8).")
+    assert "Clearly better than the leader in the 8 scenarios of the look: a:1b/v1." in found.verdict
+    assert "worse" not in found.verdict
+    assert state_of(found, A) is State.TIED
+
+
+def test_rows_that_are_not_judged_forbid_a_decision_and_are_named() -> None:
+    found = made({A: LOW, B: HIGH, C: [None] * 8})
+    assert not found.ranking.decided
+    assert "Not decided without c:1b/v1: too few scenarios are judged to rank it." in found.verdict
+
+
+def test_fragile_decision_is_called_fragile() -> None:
+    rubric = load_suite("tips").rubric
+    lead = [value + 1.5 + (0.1 if at % 2 else -0.1) for at, value in enumerate(LOW)]
+    found = make_board("tip-bench-test", scored({A: LOW, B: lead}, rubric_content=rubric), BoardOptions())
+    assert found.ranking.decided
+    assert found.to_json()["verdict"]["fragile"]
+    assert "This is fragile" in found.verdict
+    firm = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, rubric_content=rubric), BoardOptions())
+    assert not firm.to_json()["verdict"]["fragile"]
+    assert "fragile" not in firm.verdict
+
+
+def test_leader_is_compared_with_the_reference() -> None:
+    reference = Pair("baseline:template", "none")
+    assert "clearly better than the reference baseline:template." in verdict({A: LOW, B: HIGH, reference: LOW})
+    assert "not clearly different from the reference baseline:template." in verdict({A: LOW, B: NEAR, reference: LOW})
+    assert "Nothing to rank: only the reference baseline:template is recorded." in verdict({reference: LOW})
+
+
+def test_concern_about_the_only_judge_is_stated() -> None:
+    concerns = {"anna": "is not checked against reference scores yet"}
+    text = planned(8, [1.0, 0.5], concerns=concerns).verdict
+    assert "Judged by anna. anna, the only judge, is not checked against reference scores yet." in text
+    two = planned(8, [1.0, 0.5], concerns=concerns, judges=("anna", "ben")).verdict
+    assert "Judged by anna and ben. anna is not checked against reference scores yet." in two
+
+
+@pytest.mark.parametrize(
+    ("sheets", "concern"),
+    [
+        ([{}], "is not checked against reference scores yet"),
+        ([{"drift": "unknown"}], "is not checked against reference scores yet"),
+        ([{"drift": "fine"}], None),
+        ([{"drift": "unknown"}, {"drift": "fine"}], None),
+        ([{"drift": "fine"}, {}], "has scores that are not checked against reference scores yet"),
+        ([{"drift": "beyond the limit", "drift_accepted": "yes"}], "was accepted although too far off the reference"),
+    ],
+)
+def test_what_is_known_against_a_judge_comes_from_all_applied_sheets(
+    sheets: Sequence[Mapping[str, str]], concern: str | None
+) -> None:
+    store = MemoryStore()
+    experiment = store.ensure_experiment("tip-bench-test")
+    for at, tags in enumerate(sheets):
+        run = NewRun(
+            kind=RunKind.JUDGING, record_id=f"s{at}", name="sheet", start_ms=at, end_ms=at, params={}, metrics={},
+            tags={"judge": "anna", "sheet_status": "applied", **tags},
+        )  # fmt: skip
+        store.record(experiment.experiment_id, run)
+    found = read_judging(store, experiment.experiment_id).concerns.get("anna")
+    assert (found is None) if concern is None else (found or "").startswith(concern)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "no looks were planned before the first score"),
+        ({"design": make_design(["p0@s0"])}, "scenarios were added after the first score"),
+        ({"design": make_design(f"p{at % 4}@s{at}" for at in range(8))}, None),
+    ],
+)
+def test_board_that_is_not_a_planned_look_is_marked(options: dict[str, Any], reason: str | None) -> None:
+    found = make_board("tip-bench-test", scored({A: LOW, B: NEAR}), BoardOptions(**options))
+    assert (f"Not a planned look: {reason}." in found.verdict) == (reason is not None)
+    look = found.to_json()["verdict"]["look"]
+    assert look == ({"number": 1, "of": 1, "at": 8} if reason is None else None)
+    assert found.to_json()["verdict"]["level"] == 0.05
+
+
+def test_an_empty_board_has_its_own_verdict() -> None:
     assert verdict_text(rank(matrix_of(np.empty((0, 0)), personas=()))) == "Nothing is recorded yet."
 
 
-def test_a_row_that_is_not_ranked_but_ahead_is_pointed_at() -> None:
+def test_an_unranked_row_with_a_higher_mean_is_mentioned() -> None:
     partly: list[float | None] = [17.0, 17.0, *[None] * 6]
-    said = verdict({A: LOW, B: HIGH, C: partly})
-    assert said.startswith("b:1b/v1 leads")
-    assert said.endswith("ahead where judged: c:1b/v1.")
+    text = verdict({A: LOW, B: HIGH, C: partly})
+    assert text.startswith("b:1b/v1 leads")
+    assert "Ahead of the leader where judged: c:1b/v1." in text
     behind: list[float | None] = [3.0, 3.0, *[None] * 6]
-    assert "c:1b/v1" not in verdict({A: LOW, B: HIGH, C: behind})
+    assert "Ahead" not in verdict({A: LOW, B: HIGH, C: behind})
 
 
-def test_clusters_are_called_what_they_are() -> None:
+def test_clusters_have_their_own_name() -> None:
     found = make_board("tip-bench-test", scored({A: LOW, B: NEAR}), BoardOptions(cluster="persona"))
     assert "leads over 4 personas" in found.verdict
     assert "scenarios" not in found.verdict
 
 
-def test_the_winner_of_duels_stands_beside_and_changes_nothing() -> None:
+def test_the_winner_of_duels_is_added_and_changes_nothing() -> None:
     ranking = made({A: LOW, B: NEAR}).ranking
     plain = verdict_text(ranking)
     duels = [Duel(A, B, f"s{at}", "first") for at in range(8)] + [Duel(B, A, f"s{at}", "second") for at in range(8)]
@@ -125,23 +268,23 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     rng = np.random.default_rng(seed)
     values = world(rng, [0.0] * (k - 1) + [lead], n)
     values[rng.random(values.shape) < missing] = np.nan
-    ranking = rank(matrix_of(values), flips=199, resamples=50)
-    said = verdict_text(ranking)
-    assert said[0].isalnum()
-    assert said.endswith(".")
+    ranking = rank(matrix_of(values), RankOptions(flips=199, resamples=50))
+    text = verdict_text(ranking)
+    assert text[0].isalnum()
+    assert text.endswith(".")
     for word in ("nan", "None,", "best", "winner"):
-        assert word not in said
+        assert word not in text
     if ranking.leader is not None:
-        assert said.startswith(str(ranking.leader))
+        assert text.startswith(str(ranking.leader))
     for pair in ranking.tied[:3]:
-        assert str(pair) in said
-    assert ("not clearly different" in said) == bool(ranking.tied)
+        assert str(pair) in text
+    assert ("not clearly different" in text) == bool(ranking.tied)
     if ranking.decided:
-        assert "would decide" not in said
+        assert "would decide" not in text
 
 
 @pytest.mark.parametrize("n", [6, 32])
-def test_a_large_planted_lead_is_said_to_be_separated(n: int) -> None:
+def test_a_large_planted_lead_is_described_as_clear(n: int) -> None:
     values = world(np.random.default_rng(n), [0, 0, 30], n)
     ranking = rank(matrix_of(values))
     assert ranking.decided

@@ -13,7 +13,7 @@ PAIRED_SD = 2.0
 
 
 def named(k: int) -> tuple[Pair, ...]:
-    """So many pairs, in sorted order."""
+    """`k` pairs, in sorted order."""
     return tuple(Pair(f"m{at:03}", "v1") for at in range(k))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,7 @@ from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.errors import CorruptText, SuiteError
 from tipbench.judge.material import CANDIDATES
-from tipbench.judge.scores import NO_SCORES, SCORES, CellScores, Judgement, read_scores
+from tipbench.judge.scores import NO_SCORES, SCORES, CellScores, read_scores
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunKind
 from tipbench.record.store import Experiment, RunStore
@@ -42,6 +42,7 @@ class Answer:
     format_ok: bool | None
     tips: tuple[AnswerTip, ...]
     repeat: str = ""  # repeat number, if there are several
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ScenarioAnswers:
 def read_answers(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells
 ) -> tuple[ScenarioAnswers, ...]:
-    """Returns the answers of the cells a board is based on."""
+    """Return the answers of the cells a board is based on."""
     where = {"kind": str(RunKind.CELL), **cells.question.where}
     run_ids = {cell.run.run_id for cell in cells.cells}
     found = {
@@ -66,21 +67,10 @@ def read_answers(
     }
     scores = {run_id: read_scores(texts.get(SCORES)) for run_id, (_, texts) in found.items()}
     tips = {run_id: _tips(run_id, run.params, texts.get(CANDIDATES, "[]")) for run_id, (run, texts) in found.items()}
-    names = {cell.run.params.get("suite", "") for cell in cells.cells}
-    return group_answers(board, cells.cells, tips, scores, _cards(names))
-
-
-def group_answers(
-    board: Leaderboard,
-    cells: Iterable[BoardCell],
-    tips: Mapping[str, Sequence[tuple[str, str]]],
-    scores: Mapping[str, CellScores],
-    cards: Cards,
-) -> tuple[ScenarioAnswers, ...]:
-    """Groups answers by scenario, pairs in board order; `tips` and `scores` are keyed by run id."""
+    cards = scenario_cards({cell.run.params.get("suite", "") for cell in cells.cells})
     order = {standing.pair: at for at, standing in enumerate(board.standings)}
     grouped: dict[tuple[str, str], list[BoardCell]] = defaultdict(list)
-    for cell in cells:
+    for cell in sorted(cells.cells, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair))):
         grouped[cell.scenario, cell.run.tags.get("scenario_hash", "")].append(cell)
     return tuple(
         ScenarioAnswers(
@@ -88,7 +78,7 @@ def group_answers(
             cards.get(key),
             tuple(
                 _answer(board, cell, tips.get(cell.run.run_id, ()), scores.get(cell.run.run_id, NO_SCORES))
-                for cell in sorted(members, key=lambda cell: (order.get(cell.pair, len(order)), str(cell.pair)))
+                for cell in members
             ),
         )
         for key, members in sorted(grouped.items())
@@ -96,28 +86,24 @@ def group_answers(
 
 
 def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]], scores: CellScores) -> Answer:
-    given = list(_counted(board, scores))
+    judgements = scores.provisional.values() if board.provisional else scores.counted
+    given = [judgement.tips for judgement in judgements if judgement.judge in board.judges]
+    shown = []
+    for at, (text, why) in enumerate(tips):
+        scored = [judged[at] for judged in given if at < len(judged)]
+        names = scored[0].scores if scored else ()
+        means = {name: fmean(tip.scores[name] for tip in scored if name in tip.scores) for name in names}
+        shown.append(AnswerTip(text, why, means, any(tip.overlong for tip in scored) if scored else None))
     flag = cell.values.get("format_ok", cell.run.metrics.get("format_ok"))
     return Answer(
         pair=cell.pair,
         state="judged" if cell.values else "failed" if cell.failed else "pending",
         composite=cell.values.get(COMPOSITE),
         format_ok=None if flag is None else flag >= 0.5,
-        tips=tuple(_tip(text, why, at, given) for at, (text, why) in enumerate(tips)),
+        tips=tuple(shown),
         repeat=cell.run.params.get("repeat", ""),
+        run_id=cell.run.run_id,
     )
-
-
-def _counted(board: Leaderboard, scores: CellScores) -> Iterator[Judgement]:
-    judgements = scores.provisional.values() if board.provisional else scores.counted
-    yield from (given for given in judgements if given.judge in board.judges)
-
-
-def _tip(text: str, why: str, at: int, given: Sequence[Judgement]) -> AnswerTip:
-    scored = [judgement.tips[at] for judgement in given if at < len(judgement.tips)]
-    names = list(scored[0].scores) if scored else []
-    means = {name: fmean(tip.scores[name] for tip in scored if name in tip.scores) for name in names}
-    return AnswerTip(text, why, means, any(tip.overlong for tip in scored) if scored else None)
 
 
 def _tips(run_id: str, params: Mapping[str, str], text: str) -> list[tuple[str, str]]:
@@ -127,12 +113,13 @@ def _tips(run_id: str, params: Mapping[str, str], text: str) -> list[tuple[str, 
         raise CorruptText(f"The text {CANDIDATES} of run {run_id} is not a valid list of tips ({exc}).") from exc
 
 
-def _cards(suites: Iterable[str]) -> dict[tuple[str, str], Mapping[str, Any]]:
+def scenario_cards(suites: Iterable[str]) -> Cards:
+    """Return the cards of all scenarios of these suites, except suites that are not available here."""
     cards: dict[tuple[str, str], Mapping[str, Any]] = {}
     for name in suites:
         try:
             scenarios = load_suite(name).scenarios
-        except SuiteError:  # a custom suite whose folder is unknown here: answers are shown without cards
+        except SuiteError:  # a custom suite whose folder is unknown here
             continue
         cards |= {(scenario.id, scenario.content_hash): scenario.to_card() for scenario in scenarios}
     return cards

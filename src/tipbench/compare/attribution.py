@@ -1,21 +1,23 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
 Requires a complete layout: among the complete rows, every model with every prompt, over the scenarios they all share.
-The sums of squares are then additive and independent of order. By chance alone every factor gets a share of about its
-degrees of freedom / the total; `p` (F test against the residual) tests for more. The residual is the variation of a
-pair between scenarios, including noise.
+The sums of squares are then additive and independent of order. A share is ω²: the sum of squares less what chance
+alone gives it, of the total; negative ones are 0, and the residual is the remainder. A model that suits some scenarios
+better than others varies between scenarios, so `p` is an F test of the model against model × scenario, of the prompt
+against prompt × scenario, of their interaction and the scenario against what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tipbench.compare.matrix import Floats, Pair, ScoreMatrix
 from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, SEED, step_down
-from tipbench.compare.statistics import Estimate, Unknown, mean_estimate
+from tipbench.compare.statistics import Estimate, Unknown, shown_estimate
 from tipbench.text import join_names
 
 
@@ -23,7 +25,7 @@ from tipbench.text import join_names
 class Factor:
     """One source of variation."""
 
-    share: float  # of the total sum of squares
+    share: float  # ω², of the total
     squares: float
     freedom: int
     p: float | None  # None for the residual, and if there is no variation to test against
@@ -62,49 +64,67 @@ class Attribution:
     n_scenarios: int
     without: tuple[str, ...] = ()  # excluded as incomplete: models, prompts or pairs of the board
 
-    def shares(self) -> dict[str, float | None]:
-        """Returns the five shares by name, as in the leaderboard JSON."""
+    def factors(self) -> dict[str, Factor | None]:
+        """Return the five factors by name, as in the leaderboard JSON."""
         names = ("model", "prompt", "interaction", "scenario", "residual")
-        factors: list[Factor | None] = [self.model, self.prompt, self.interaction, self.scenario, self.residual]
-        return {name: factor.share if factor else None for name, factor in zip(names, factors, strict=True)}
+        return {name: getattr(self, name) for name in names}
+
+    def shares(self) -> dict[str, float | None]:
+        """Return the five shares by name, as in the leaderboard JSON."""
+        return {name: factor.share if factor else None for name, factor in self.factors().items()}
+
+    def details(self) -> dict[str, Any]:
+        """Return coverage, p, marginal means, interactions and persona share, as in the leaderboard JSON."""
+        sides = {"models": self.models, "prompts": self.prompts}
+        return {
+            "p": {name: factor.p if factor else None for name, factor in self.factors().items()},
+            "n_scenarios": self.n_scenarios,
+            "without": list(self.without),
+            **{
+                side: [
+                    {"name": each.name, **{key: getattr(each.estimate, key) for key in ("mean", "ci_low", "ci_high")}}
+                    for each in marginals
+                ]
+                for side, marginals in sides.items()
+            },
+            "interactions": [
+                {"prompt_version": flag.prompt, "helps": list(flag.helps), "hurts": list(flag.hurts)}
+                for flag in self.flags
+            ],
+            "persona": self.persona.share if self.persona else None,
+        }
 
 
 def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> Attribution | Unknown:
-    """Attributes the spread to model, prompt, their interaction, scenario and residual."""
+    """Attribute the spread to model, prompt, their interaction, scenario and residual."""
     board = matrix.only(matrix.complete)
     models = sorted({pair.model for pair in board.pairs})
     prompts = sorted({pair.prompt for pair in board.pairs})
-    missing = [str(Pair(m, p)) for m in models for p in prompts if Pair(m, p) not in board.pairs]
+    used = set(board.pairs)
+    missing = [str(Pair(m, p)) for m in models for p in prompts if Pair(m, p) not in used]
     rows = np.flatnonzero(board.judged.all(axis=1))
     values = board.values[rows]
-    reason = _why_not(board, missing, values)
-    if reason:
-        return Unknown(reason)
+    if len(used) < 2:
+        return Unknown(f"Attribution needs two complete rows; there are {len(used)}.")
+    if missing:
+        return Unknown(f"Attribution needs every model with every prompt; not complete: {join_names(missing, 3)}.")
+    if len(rows) < 2:
+        return Unknown(f"Attribution needs two scenarios that all complete rows share; there are {len(rows)}.")
+    if np.ptp(values) < NOTHING:
+        return Unknown("All scores are equal: there is no spread to attribute.")
     scores = values.reshape(len(rows), len(models), len(prompts))  # pairs are sorted by model, then prompt
     found = _attribution(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)
-    return replace(found, without=_without(matrix.pairs, board.pairs))
+    return replace(found, without=_without(matrix.pairs, used))
 
 
-def _without(pairs: Sequence[Pair], used: Sequence[Pair]) -> tuple[str, ...]:
-    """Returns what the layout excludes in its shortest form: whole models, whole prompts, then single pairs."""
+def _without(pairs: Sequence[Pair], used: set[Pair]) -> tuple[str, ...]:
+    """Return what the layout excludes in its shortest form: whole models, whole prompts, then single pairs."""
     left = [pair for pair in pairs if pair not in used]
     models = {pair.model for pair in left} - {pair.model for pair in used}
     prompts = {pair.prompt for pair in left} - {pair.prompt for pair in used}
     rest = [pair for pair in left if pair.model not in models]
     alone = [str(pair) for pair in rest if pair.prompt not in prompts]
     return (*sorted(models), *sorted({pair.prompt for pair in rest if pair.prompt in prompts}), *alone)
-
-
-def _why_not(board: ScoreMatrix, missing: Sequence[str], values: Floats) -> str | None:
-    if len(board.pairs) < 2:
-        return f"Attribution needs two complete rows; there are {len(board.pairs)}."
-    if missing:
-        return f"Attribution needs every model with every prompt; not complete: {join_names(missing, 3)}."
-    if len(values) < 2:
-        return f"Attribution needs two scenarios that all complete rows share; there are {len(values)}."
-    if np.ptp(values) < NOTHING:
-        return "All scores are equal: there is no spread to attribute."
-    return None
 
 
 def _attribution(
@@ -117,20 +137,29 @@ def _attribution(
     by_scenario = centred.mean(axis=(1, 2))
     crossed = centred.mean(axis=0) - by_model[:, None] - by_prompt
     rest = centred - centred.mean(axis=0) - by_scenario[:, None, None]
-    noise = _Squares(_sum(rest), (n - 1) * (k_models * k_prompts - 1))
+    models_by_scenario = rest.mean(axis=2)  # model × scenario
+    prompts_by_scenario = rest.mean(axis=1)
+    left = rest - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :]
     total = _sum(centred)
-
-    def factor(effects: Floats, weight: int, freedom: int) -> Factor | None:
-        return _factor(_Squares(weight * _sum(effects), freedom), noise, total) if freedom else None
-
-    scenario = _Squares(k_models * k_prompts * _sum(by_scenario), n - 1)
+    df_model, df_prompt = k_models - 1, k_prompts - 1
+    of_models = (k_prompts * _sum(models_by_scenario), (n - 1) * df_model)
+    of_prompts = (k_models * _sum(prompts_by_scenario), (n - 1) * df_prompt)
+    of_pairs = (_sum(left), (n - 1) * df_model * df_prompt)
+    noise = (_sum(rest), (n - 1) * (k_models * k_prompts - 1))
+    model = _factor((n * k_prompts * _sum(by_model), df_model), of_models, total)
+    prompt = _factor((n * k_models * _sum(by_prompt), df_prompt), of_prompts, total)
+    interaction = _factor((n * _sum(crossed), df_model * df_prompt), of_pairs, total)
+    scenario = _factor((k_models * k_prompts * _sum(by_scenario), n - 1), noise, total)
+    explained = sum(factor.share for factor in (model, prompt, interaction, scenario) if factor)
+    if scenario is None:
+        raise ValueError("Attribution needs two scenarios.")
     return Attribution(
-        model=factor(by_model, n * k_prompts, k_models - 1),
-        prompt=factor(by_prompt, n * k_models, k_prompts - 1),
-        interaction=factor(crossed, n, (k_models - 1) * (k_prompts - 1)),
-        scenario=_factor(scenario, noise, total),
-        residual=Factor(noise.squares / total, noise.squares, noise.freedom, None),
-        persona=_persona(by_scenario, personas, k_models * k_prompts, total),
+        model=model,
+        prompt=prompt,
+        interaction=interaction,
+        scenario=scenario,
+        residual=Factor(max(1 - explained, 0.0), *noise, None),
+        persona=_persona(by_scenario, personas, k_models * k_prompts, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
         flags=_flags(scores, models, prompts, seed=seed, flips=flips),
@@ -138,49 +167,48 @@ def _attribution(
     )
 
 
-@dataclass(frozen=True)
-class _Squares:
-    squares: float
-    freedom: int
-
-
 def _sum(numbers: Floats) -> float:
     return float(np.square(numbers).sum())
 
 
-def _factor(effect: _Squares, against: _Squares, total: float) -> Factor:
-    return Factor(effect.squares / total, effect.squares, effect.freedom, _f_test(effect, against, total))
+_Squares = tuple[float, int]  # sum of squares, degrees of freedom
 
 
-def _f_test(effect: _Squares, against: _Squares, total: float) -> float | None:
-    if not against.freedom or against.squares <= 1e-12 * total:
-        return None
+def _factor(effect: _Squares, against: _Squares, total: float) -> Factor | None:
+    """Return the factor with its ω² and F test; None without degrees of freedom."""
     from scipy.special import fdtrc
 
-    ratio = (effect.squares / effect.freedom) / (against.squares / against.freedom)
-    return float(fdtrc(effect.freedom, against.freedom, ratio))
+    (squares, freedom), (other, other_freedom) = effect, against
+    if not freedom:
+        return None
+    by_chance = freedom * other / other_freedom if other_freedom else 0.0
+    p = None
+    if other_freedom and other > 1e-12 * total:
+        p = float(fdtrc(freedom, other_freedom, (squares / freedom) / (other / other_freedom)))
+    return Factor(max(squares - by_chance, 0.0) / total, squares, freedom, p)
 
 
-def _persona(by_scenario: Floats, personas: Sequence[str], pairs: int, total: float) -> Factor | None:
+def _persona(by_scenario: Floats, personas: Sequence[str], pairs: int, total: float, most: float) -> Factor | None:
     names = sorted(set(personas))
     inside = len(personas) - len(names)
     if len(names) < 2 or not inside:
         return None
     members = [np.array(personas) == name for name in names]
     between = sum(float(rows.sum()) * float(by_scenario[rows].mean()) ** 2 for rows in members) * pairs
-    slots = _Squares(pairs * _sum(by_scenario) - between, inside)
-    return _factor(_Squares(between, len(names) - 1), slots, total)
+    slots = (pairs * _sum(by_scenario) - between, inside)
+    found = _factor((between, len(names) - 1), slots, total)
+    return replace(found, share=min(found.share, most)) if found else None
 
 
 def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:
-    estimates = [mean_estimate(column) for column in means.T]
+    estimates = [shown_estimate(column) for column in means.T]
     return tuple(Marginal(name, found) for name, found in zip(names, estimates, strict=True) if found)
 
 
 def _flags(
     scores: Floats, models: Sequence[str], prompts: Sequence[str], *, seed: int, flips: int
 ) -> tuple[InteractionFlag, ...]:
-    """Returns the prompts whose effect depends on the model, with the models they help or hurt.
+    """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
     A significant effect on one model but not on another does not prove that the effects differ. The test is therefore
     on the contrast, a prompt's effect on one model − its mean effect on the others, step-down over all cells.

@@ -1,34 +1,43 @@
-"""Reads and filters the cells of a board, with the rubric and floor of their scores."""
+"""The cells of a board: read and filtered, with the rubric and floor of their scores, and which to judge next."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from tipbench.compare.matrix import Pair
+from tipbench.compare.matrix import ALL, Pair, parse_pair
+from tipbench.compare.ranking import Ranking
 from tipbench.errors import MixedRubrics, NotEnoughData, SuiteError, UsageError
+from tipbench.generate.engine import engine_of
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
-from tipbench.judge.scores import RUBRIC, SCORES, CellScores, Judgement, read_scores
+from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
+from tipbench.plan.design import MIN_SCENARIOS
+from tipbench.plan.prompts import NO_PROMPT
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
 from tipbench.record.reader import newest_run, stale_runs, twin_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
+from tipbench.text import plural
 
 
 def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
-    """Returns the rubric with this tag, stored with a cell scored under it or with a sheet; None if not found."""
-    for text in _texts(store, experiment_id, tag, runs):
-        rubric = read_rubric(text)
-        if rubric is not None and rubric.tag == tag:
-            return rubric
-    return None
+    """Return the rubric with this tag, stored with a cell scored under it or with a sheet; None if not found."""
+    scored = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    texts = store.get(scored.run_id)[1] if scored else {}
+    rubric = read_rubric(texts.get(RUBRIC))
+    if rubric is None or rubric.tag != tag:
+        where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
+        for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
+            rubric = read_rubric(texts.get(RUBRIC))
+    return rubric if rubric is not None and rubric.tag == tag else None
 
 
 def read_rubric(text: str | None) -> Rubric | None:
-    """Parses a stored rubric; None if it is missing or this version cannot parse it."""
+    """Parse a stored rubric; None if it is missing or this version cannot parse it."""
     try:
         return parse_rubric(text, Path("rubric.md")) if text is not None else None
     except SuiteError:
@@ -36,17 +45,8 @@ def read_rubric(text: str | None) -> Rubric | None:
 
 
 def floor_values(rubric: Rubric) -> Mapping[str, float]:
-    """Returns the scores of an answer without a usable tip."""
+    """Return the scores of an answer without a usable tip."""
     return {**rubric.floor, "composite": rubric.floor_composite}
-
-
-def _texts(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Iterator[str | None]:
-    scored = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
-    if scored is not None:
-        yield store.get(scored.run_id)[1].get(RUBRIC)
-    where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
-    for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
-        yield texts.get(RUBRIC)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,17 @@ class CellFilter:
     where: Mapping[str, str] = field(default_factory=dict)
     judge: str | None = None  # only this judge's scores
     provisional: bool = False  # use provisional scores even where judges have scored
+    exclude: tuple[str, ...] = ()  # MODEL, MODEL/PROMPT or */PROMPT to leave out
+
+
+def is_reference(pair: Pair) -> bool:
+    """Return whether a pair is a reference: of an engine that is compared with the leader, and not ranked."""
+    return engine_of(pair.model).kind == "baseline"
+
+
+def as_row(pair: Pair) -> Pair:
+    """Return the row of a pair: a reference has no prompt, even if it was recorded or requested with one."""
+    return Pair(pair.model, NO_PROMPT) if is_reference(pair) else pair
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,13 @@ class BoardCell:
     def floored(self) -> bool:
         return self.run.tags.get("floored") == "true"
 
-    @property
+    @cached_property
     def pair(self) -> Pair:
-        return Pair(self.run.params.get("model", ""), self.run.params.get("prompt_version", ""))
+        return as_row(_pair(self.run))
+
+    @cached_property
+    def reference(self) -> bool:
+        return is_reference(self.pair)
 
     @property
     def scenario(self) -> str:
@@ -92,6 +107,23 @@ class BoardCell:
     @property
     def failed(self) -> bool:
         return self.run.state == RunState.FAILED
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the answer waits for a judge."""
+        return not self.values and not self.failed
+
+
+_Scored = tuple[BoardCell, str, tuple[str, ...]]  # cell, rubric, judges
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """In how many scenarios people and provisional judges have scored at least half of the candidate rows."""
+
+    people: int
+    rules: int
+    scenarios: int
 
 
 @dataclass(frozen=True)
@@ -107,15 +139,41 @@ class BoardCells:
     conditions: str
     other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
     question: CellFilter = field(default_factory=CellFilter)
+    rubric_content: Rubric | None = None  # None if it is not found
+    covered: Coverage | None = None
+    excluded: tuple[Pair, ...] = ()  # rows left out by the filter
+
+    @property
+    def scored(self) -> bool:
+        """Whether a person or an automatic judge has scored; floors are not given by a judge."""
+        return any(cell.values and not cell.floored for cell in self.cells)
+
+    @property
+    def unusable(self) -> int:
+        """The number of the candidates' answers if no judge has scored and none has a usable tip, otherwise 0."""
+        own = [cell for cell in self.cells if not cell.reference and not cell.failed]
+        return 0 if self.scored or not all(cell.floored for cell in own) else len(own)
 
     @property
     def gone(self) -> frozenset[Pair]:
         """Pairs whose runs are all stale."""
         return frozenset(self.stale) - {cell.pair for cell in self.cells}
 
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """Scenarios in which no answer of a candidate waits for a judge."""
+        own = [cell for cell in self.cells if not cell.reference]
+        return frozenset({cell.scenario for cell in own} - {cell.scenario for cell in own if cell.waiting})
+
+    @cached_property
+    def silent(self) -> frozenset[Pair]:
+        """Candidates without a single answer."""
+        own = [cell for cell in self.cells if not cell.reference]
+        return frozenset({cell.pair for cell in own} - {cell.pair for cell in own if not cell.failed})
+
 
 def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> BoardCells:
-    """Reads an experiment's cells and selects those of the board. Raises NotEnoughData if none match."""
+    """Read an experiment's cells and select those of the board. Raises NotEnoughData if none match."""
     kind = str(RunKind.CELL)
     if question.where.get("kind", kind) != kind:
         raise UsageError(f"--where kind={question.where['kind']} excludes every cell; a leaderboard needs kind=cell.")
@@ -127,47 +185,18 @@ def read_board(store: RunStore, experiment_id: str, question: CellFilter) -> Boa
     if not found:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
     board = select_cells([(run, read_scores(stored.get(SCORES))) for run, stored in found], question)
-    return _with_rubric(store, experiment_id, board, {run.run_id: stored.get(RAW) for run, stored in found})
-
-
-def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
-    """Selects the newest conditions and the newest build of every name, with their scores."""
-    conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
-    same = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
-    old = stale_runs([run for run, _ in same])
-    current = [(run, scores) for run, scores in same if run.run_id not in old]
-    provisional = question.provisional or (question.judge is None and not _any_judge(current))
-    scored = _provisional(current) if provisional else _judged(current, question.judge)
-    judges = {name for _, _, names in scored for name in names}
-    if question.judge is not None and not judges:
-        raise NotEnoughData(_no_scores_message(question.judge, current))
-    return BoardCells(
-        cells=tuple(cell for cell, _, _ in scored),
-        rubric=_rubric_of(scored, provisional=provisional),
-        judges=tuple(sorted(judges)),
-        provisional=provisional,
-        stale=Counter(_pair(run) for run, _ in same if run.run_id in old),
-        other_conditions=len(runs) - len(same),
-        conditions=conditions,
-        other_ids=_newest_first(run for run, _ in runs if run.tags.get("conditions", "") != conditions),
-        question=question,
-    )
-
-
-def _with_rubric(store: RunStore, experiment_id: str, board: BoardCells, raws: Mapping[str, str | None]) -> BoardCells:
-    """Applies the rubric text: its floor to cells floored under another rubric, and flags without judges' changes."""
-    other = any(_floored_elsewhere(cell, board.rubric) for cell in board.cells)
-    flags = any(cell.computed is not None for cell in board.cells)
-    if not board.rubric or not (other or flags):
-        return board
-    rubric = find_rubric(store, experiment_id, board.rubric, (cell.run for cell in board.cells))
+    runs = [cell.run for cell in board.cells]
+    rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
     if rubric is None:
         return board
-    return replace(board, cells=tuple(_cell_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells))
+    raws = {run.run_id: stored.get(RAW) for run, stored in found}
+    cells = tuple(_cell_under(rubric, cell, raws.get(cell.run.run_id)) for cell in board.cells)
+    return replace(board, cells=cells, rubric_content=rubric)
 
 
 def _cell_under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
-    if _floored_elsewhere(cell, rubric.tag):
+    """Apply the rubric's floor to a cell floored under another one, and compute flags that other judges changed."""
+    if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     if cell.computed is None or raw is None or not cell.run.params.get("n_tips", "").isdecimal():
         return cell
@@ -178,94 +207,162 @@ def _cell_under(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     return replace(cell, computed={"format_ok": float(answer.format_ok), "overlong": overlong})
 
 
-def _floored_elsewhere(cell: BoardCell, rubric: str) -> bool:
-    return cell.floored and cell.run.tags.get("scores_rubric") != rubric
-
-
-def _rubric_of(scored: Iterable[_Scored], *, provisional: bool) -> str:
-    """Returns the only rubric of the scores, or that of the newest floor if all scores are floors.
-
-    Raises MixedRubrics if there are several. Floors are not given by a judge, so they do not count as mixed.
-    """
-    scored = list(scored)
-    rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
-    if len(rubrics) > 1:
-        raise MixedRubrics(_mixed_rubrics_message(rubrics, provisional=provisional))
-    floors = [cell.run for cell, rubric, _ in scored if rubric and cell.floored]
-    return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
-
-
-_Scored = tuple[BoardCell, str, tuple[str, ...]]  # cell, rubric, judges
-
-
-def _judged(runs: Iterable[tuple[StoredRun, CellScores]], judge: str | None) -> list[_Scored]:
-    return [_judged_cell(run, scores, judge) for run, scores in runs]
-
-
-def _judged_cell(run: StoredRun, scores: CellScores, judge: str | None) -> _Scored:
-    cell = BoardCell(run, run.metrics)
-    rubric = run.tags.get("scores_rubric", "")
-    if run.state == RunState.JUDGED and cell.floored:
-        return cell, rubric, ()
-    if judge is None:
-        judged = run.state == RunState.JUDGED
-        return (cell, rubric, tuple(given.judge for given in scores.counted)) if judged else _unscored(run)
-    counted = scores.counted if run.state == RunState.JUDGED else []
-    own = next((given for given in counted if given.judge == judge), None)
-    return _given(run, own) if own else _unscored(run, judged=bool(scores.judges))
-
-
-def _provisional(runs: Sequence[tuple[StoredRun, CellScores]]) -> list[_Scored]:
-    latest = max(
-        (given for _, scores in runs for given in scores.provisional.values()), key=lambda given: given.at, default=None
+def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFilter) -> BoardCells:
+    """Select the newest conditions and the newest build of every name, with their scores."""
+    conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
+    same = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
+    others = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
+    others.sort(key=lambda run: (-run.start_ms, run.run_id))
+    old = stale_runs([run for run, _ in same])
+    every = [(run, scores) for run, scores in same if run.run_id not in old]
+    current = [(run, scores) for run, scores in every if not is_excluded(_pair(run), question.exclude)]
+    covered, judge = _covered(current), question.judge
+    by_rules = [given for _, scores in current for given in scores.provisional.values()]
+    few = bool(by_rules) and covered.people < min(MIN_SCENARIOS, covered.scenarios)
+    provisional = question.provisional or (judge is None and few)
+    if provisional:  # of several automatic judges, the latest counts
+        judge = max(by_rules, key=lambda given: given.at).judge if by_rules else ""
+    scored = _once_per_reference([_scored_cell(run, scores, judge, provisional) for run, scores in current])
+    judges = {name for _, _, names in scored for name in names}
+    if question.judge is not None and not judges:
+        counted = sorted({given.judge for _, scores in current for given in scores.counted})
+        who = f"scores of {', '.join(counted)} count" if counted else "no scores count yet"
+        raise NotEnoughData(f"No score of {question.judge} counts here; {who}. See `tipbench judge status`.")
+    return BoardCells(
+        cells=tuple(cell for cell, _, _ in scored),
+        rubric=_rubric_of(scored, provisional=provisional),
+        judges=tuple(sorted(judges)),
+        provisional=provisional,
+        stale=Counter(as_row(_pair(run)) for run, _ in same if run.run_id in old),
+        other_conditions=len(others),
+        conditions=conditions,
+        other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in others)),
+        question=question,
+        covered=covered,
+        excluded=tuple(sorted({as_row(_pair(run)) for run, _ in every} - {as_row(_pair(run)) for run, _ in current})),
     )
-    return [_provisional_cell(run, scores, latest.judge if latest else None) for run, scores in runs]
 
 
-def _provisional_cell(run: StoredRun, scores: CellScores, judge: str | None) -> _Scored:
-    cell = BoardCell(run, run.metrics)
-    if cell.floored:
+def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
+    """Return whether one of the names is the pair, its model or */PROMPT; a reference matches with any prompt."""
+    row = as_row(pair)
+    own = (str(pair), pair.model, str(Pair(ALL, row.prompt)))
+    given = [parse_pair(name) for name in names]
+    return any(name in own for name in names) or any(other and as_row(other) == row for other in given)
+
+
+def _covered(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
+    own = [(run, scores) for run, scores in runs if not is_reference(_pair(run))] or runs  # references only
+    rows = {_pair(run) for run, _ in own}
+    floored = [run for run, _ in own if run.state == RunState.JUDGED and run.tags.get("floored") == "true"]
+    people = [run for run, _ in own if run.state == RunState.JUDGED and run.tags.get("floored") != "true"]
+    rules = [run for run, scores in own if scores.provisional]
+
+    def covered_by(judged: Sequence[StoredRun]) -> int:
+        """Floored cells count for scenarios with scores of judges."""
+        pairs: dict[str, set[Pair]] = {run.params.get("scenario", ""): set() for run in judged}
+        for run in (*judged, *floored):
+            pairs.get(run.params.get("scenario", ""), set()).add(_pair(run))
+        return sum(2 * len(found) >= len(rows) for found in pairs.values())
+
+    return Coverage(covered_by(people), covered_by(rules), len({run.params.get("scenario", "") for run, _ in own}))
+
+
+def _once_per_reference(scored: Sequence[_Scored]) -> list[_Scored]:
+    """Drop a reference's older runs, which have a prompt version, in scenarios where one without is scored."""
+    own = {
+        (cell.pair, cell.scenario)
+        for cell, _, _ in scored
+        if cell.reference and cell.values and _pair(cell.run) == cell.pair
+    }
+    return [
+        each for each in scored if (each[0].pair, each[0].scenario) not in own or _pair(each[0].run) == each[0].pair
+    ]
+
+
+def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> _Scored:
+    """Return the cell with the scores that count: of all people, or of one judge.
+
+    If only others have judged it, the run's flags are theirs and are not used.
+    """
+    cell, judged = BoardCell(run, run.metrics), run.state == RunState.JUDGED
+    if cell.floored and (judged or provisional):
         return cell, run.tags.get("scores_rubric", ""), ()
-    given = scores.provisional.get(judge or "") if run.state != RunState.FAILED else None
-    return _given(run, given) if given else _unscored(run, judged=bool(scores.judges))
-
-
-def _given(run: StoredRun, given: Judgement) -> _Scored:
+    if judge is None:
+        names = tuple(given.judge for given in scores.counted)
+        return (cell, run.tags.get("scores_rubric", ""), names) if judged else (BoardCell(run, {}), "", ())
+    given = None
+    if provisional:
+        given = None if cell.failed else scores.provisional.get(judge)
+    elif judged:
+        given = next((each for each in scores.counted if each.judge == judge), None)
+    if given is None:
+        return BoardCell(run, {}, {} if scores.judges else None), "", ()
     return BoardCell(run, {**run.metrics, **given.means}), given.rubric, (given.judge,)
 
 
-def _unscored(run: StoredRun, *, judged: bool = False) -> _Scored:
-    """`judged` means judged by others: the run's flags are theirs and are not used."""
-    return BoardCell(run, {}, {} if judged else None), "", ()
+def _rubric_of(scored: Sequence[_Scored], *, provisional: bool) -> str:
+    """Return the only rubric of the scores, or that of the newest floor if all scores are floors.
 
-
-def _any_judge(runs: Iterable[tuple[StoredRun, CellScores]]) -> bool:
-    return any(run.state == RunState.JUDGED and run.tags.get("floored") != "true" for run, _ in runs)
+    Raises MixedRubrics if there are several. Floors are not given by a judge, so they do not count as mixed.
+    """
+    rubrics = Counter(rubric for cell, rubric, _ in scored if rubric and not cell.floored)
+    if len(rubrics) > 1:
+        counts = ", ".join(
+            f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({plural(count, 'cell')})"
+            for rubric, count in rubrics.most_common()
+        )
+        again = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
+        raise MixedRubrics(
+            f"The scores were given under different rubrics: {counts}. They cannot be compared. "
+            f"Score the older ones again with `{again}`."
+        )
+    floors = [cell.run for cell, rubric, _ in scored if rubric and cell.floored]
+    return next(iter(rubrics), newest_run(floors).tags["scores_rubric"] if floors else "")
 
 
 def _pair(run: StoredRun) -> Pair:
     return Pair(run.params.get("model", ""), run.params.get("prompt_version", ""))
 
 
-def _newest_first(runs: Iterable[StoredRun]) -> tuple[str, ...]:
-    """Returns the distinct conditions of the runs, newest first."""
-    ordered = sorted(runs, key=lambda run: (-run.start_ms, run.run_id))
-    return tuple(dict.fromkeys(run.tags.get("conditions", "") for run in ordered))
+@dataclass(frozen=True)
+class Focus:
+    """The cells to judge first: those of the leader and the rows tied with it, by scenario."""
+
+    pairs: tuple[Pair, ...]
+    scenarios: tuple[str, ...]  # most useful first
+    run_ids: frozenset[str]
 
 
-def _no_scores_message(judge: str, runs: Iterable[tuple[StoredRun, CellScores]]) -> str:
-    others = sorted({given.judge for _, scores in runs for given in scores.counted})
-    who = f"scores of {', '.join(others)} count" if others else "no scores count yet"
-    return f"No score of {judge} counts here; {who}. See `tipbench judge status`."
+def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
+    """Return the cells to judge next; None without a leader, without ties, or if no top cells are left to judge.
 
-
-def _mixed_rubrics_message(rubrics: Counter[str], *, provisional: bool) -> str:
-    counts = ", ".join(
-        f"{rubric.split('@')[0]}@{rubric.split('@')[-1][:8]} ({count} cell{'s' if count > 1 else ''})"
-        for rubric, count in rubrics.most_common()
-    )
-    again = "tipbench judge run" if provisional else "tipbench judge export --rejudge"
-    return (
-        f"The scores were given under different rubrics: {counts}. They cannot be compared. "
-        f"Score the older ones again with `{again}`."
-    )
+    One more shared scenario reduces the squared error of a paired mean by sd² / n(n + 1). The value of a scenario is
+    the sum over the tied rows it would newly pair with the leader, each weighted by its p (how undecided it is).
+    """
+    leader = ranking.leader
+    if leader is None or not ranking.tied:
+        return None
+    top = (leader, *ranking.tied)
+    uncertainty = {}
+    for row in ranking.rows:
+        diff = row.to_leader
+        if diff is None or diff.sd is None or diff.p is None:
+            uncertainty[row.pair] = 1.0  # unknown difference: maximum uncertainty
+        else:
+            uncertainty[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
+    done: dict[str, set[Pair]] = defaultdict(set)
+    waiting: dict[str, list[BoardCell]] = defaultdict(list)
+    for cell in cells.cells:
+        if cell.pair in top and cell.values:
+            done[cell.scenario].add(cell.pair)
+        elif cell.pair in top and cell.waiting:
+            waiting[cell.scenario].append(cell)
+    value = {}
+    for scenario, own in waiting.items():
+        before, after = done[scenario], done[scenario] | {cell.pair for cell in own}
+        newly_paired = [pair for pair in ranking.tied if pair in after and not {pair, leader} <= before]
+        value[scenario] = sum(uncertainty[pair] for pair in newly_paired) if leader in after else 0.0
+    useful = sorted((scenario for scenario in value if value[scenario] > 0), key=lambda each: (-value[each], each))
+    run_ids = frozenset(cell.run.run_id for scenario in useful for cell in waiting[scenario])
+    return Focus(top, tuple(useful), run_ids) if useful else None

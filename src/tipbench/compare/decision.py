@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import tipbench
-from tipbench.compare.cells import BoardCell, BoardCells
+from tipbench.compare.cells import BoardCells, CellFilter, is_reference
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.gate import check_on_board
-from tipbench.compare.leaderboard import Leaderboard, Standing, pair_json
-from tipbench.compare.matrix import Pair
+from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
+from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.statistics import Difference
-from tipbench.compare.verdict import standing_sentence
+from tipbench.compare.verdict import UNCLEAR, standing_sentence
 from tipbench.errors import UsageError
+from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
+from tipbench.record.store import Experiment, RunStore
 from tipbench.text import interval, number
 
 MARKDOWN = "artifact:decision.md"
-BOARD = "artifact:leaderboard.json"
 MAX_REASON_LENGTH = 2000
 
 
@@ -42,10 +43,6 @@ class Evidence:
     models: Mapping[str, str | None]  # every model of the board → digest
     prompts: Mapping[str, str | None]  # every prompt version → hash of its text
     leaderboard_sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns JSON-serialisable values."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,28 @@ class Decision:
     @cached_property
     def findings(self) -> tuple[str, ...]:
         """Sentences on how the data support the choice, limitations first."""
-        return tuple(_findings(self))
+        board, chosen, row, state = self.board, self.chosen, self.standing.row, self.state
+        leader, found = board.ranking.leader, []
+        difference = difference_text(row.to_leader)
+        gap = f"difference to the leader: {difference}" if difference else "no shared scenario"
+        if board.provisional:
+            found.append(f"The scores are provisional: by {', '.join(board.judges) or 'no judge yet'}, not by people.")
+        if row.estimate is None:
+            found.append(f"{chosen} has no scores: there is no evidence for or against it.")
+        elif state is State.INCOMPLETE:
+            found.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
+        elif state is State.LEADER or row.rank == 1:
+            found.append(standing_sentence(board.ranking, board.verdict_facts))
+        elif state is State.TIED:
+            found.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({gap}).")
+        else:
+            found.append(f"{chosen} does not lead: it is clearly worse than {leader} ({gap}).")
+        if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
+            found.append(f"{board.duels.winner} wins the duels between the tied rows.")
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns JSON-serialisable values; None if unknown."""
+        """Return JSON-serialisable values; None if unknown."""
         return {
             "decision": self.id,
             "experiment": self.board.experiment,
@@ -85,7 +100,7 @@ class Decision:
             "standing": str(self.state),
             "provisional": self.board.provisional,
             "findings": list(self.findings),
-            "evidence": self.evidence.to_json(),
+            "evidence": vars(self.evidence),
             "leaderboard": json.loads(self.board_text),
         }
 
@@ -93,26 +108,67 @@ class Decision:
 def make_decision(
     board: Leaderboard, cells: BoardCells, chosen: Pair, reason: str, *, decision_id: str, at: str
 ) -> Decision:
-    """Creates a decision. Raises UsageError if the pair is not on the board or the reason is invalid."""
+    """Create a decision. Raises UsageError if the pair is not on the board or the reason is invalid."""
+    if is_reference(chosen):
+        raise UsageError(
+            f"{chosen.model} is a reference that models are compared with; it cannot be chosen. Name a ranked pair."
+        )
     check_on_board(cells, chosen)
     reason = validate_reason(reason)
     text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
-    own = [cell for cell in cells.cells if cell.pair == chosen and not cell.failed]
+    own = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
+    # In a fixed order, failed cells first, so that hashes of answered ones take precedence.
+    ordered = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
-        model_digest=_only(cell.run.params.get("model_digest") for cell in own),
-        prompt_hash=_only(cell.run.tags.get("prompt_hash") for cell in own),
+        model_digest=_only(run.params.get("model_digest") for run in own),
+        prompt_hash=_only(run.tags.get("prompt_hash") for run in own),
         rubric=board.rubric_tag,
         conditions=cells.conditions,
-        scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in _sorted(cells)},
-        models={cell.pair.model: cell.run.params.get("model_digest") for cell in _sorted(cells)},
-        prompts={cell.pair.prompt: cell.run.tags.get("prompt_hash") for cell in _sorted(cells)},
+        scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in ordered},
+        models={cell.pair.model: cell.run.params.get("model_digest") for cell in ordered},
+        prompts={cell.pair.prompt: cell.run.tags.get("prompt_hash") for cell in ordered},
         leaderboard_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
     )
     return Decision(decision_id, at, chosen, reason, board, text, evidence)
 
 
+def decide(store: RunStore, experiment: Experiment, chosen: Pair, reason: str, *, at: str) -> tuple[Decision, str]:
+    """Decide for a pair on the present board and store the decision; return it with its run id."""
+    board, cells = read_leaderboard(store, experiment, CellFilter())
+    decision = make_decision(board, cells, chosen, reason, decision_id=uuid.uuid4().hex, at=at)
+    run_id = store.record(experiment.experiment_id, decision_run(decision, milliseconds(at)))
+    store.touch(experiment.experiment_id)
+    return decision, run_id
+
+
+@dataclass(frozen=True)
+class PastDecision:
+    """A stored decision, as shown on the board."""
+
+    run_id: str
+    chosen: Pair
+    at: str
+    reason: str
+    provisional: bool
+
+
+def latest_decision(store: RunStore, experiment_id: str) -> PastDecision | None:
+    """Return the newest decision; None if there is none."""
+    found = max(
+        store.search(experiment_id, where={"kind": str(RunKind.DECISION)}),
+        key=lambda run: (run.start_ms, run.run_id),
+        default=None,
+    )
+    if found is None:
+        return None
+    tags = found.tags
+    pair = Pair(found.params.get("model", ""), found.params.get("prompt_version", ""))
+    provisional = tags.get("provisional") == "true"
+    return PastDecision(found.run_id, pair, tags.get("decided_at", ""), tags.get("reason", ""), provisional)
+
+
 def validate_reason(text: str) -> str:
-    """Returns the reason stripped of whitespace; raises UsageError if it is empty or too long."""
+    """Return the reason stripped of whitespace; raises UsageError if it is empty or too long."""
     reason = text.strip()
     if not 1 <= len(reason) <= MAX_REASON_LENGTH:
         raise UsageError(f"--because must have 1 to {MAX_REASON_LENGTH} characters (got {len(reason)}).")
@@ -120,7 +176,7 @@ def validate_reason(text: str) -> str:
 
 
 def decision_markdown(decision: Decision) -> str:
-    """Returns the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
+    """Return the decision as Markdown: choice, reason, findings, leaderboard and hashes."""
     evidence, chosen = decision.evidence, decision.standing
     reason = "\n".join(f"> {plain_markdown(line)}".rstrip() for line in decision.reason.splitlines())
     estimate = chosen.row.estimate
@@ -154,7 +210,7 @@ def decision_markdown(decision: Decision) -> str:
 
 
 def decision_run(decision: Decision, at_ms: int) -> NewRun:
-    """Returns the MLflow run that stores the decision."""
+    """Return the MLflow run that stores the decision."""
     evidence, row = decision.evidence, decision.standing.row
     numbers = {
         "composite": row.estimate.mean if row.estimate else None,
@@ -197,39 +253,10 @@ def decision_run(decision: Decision, at_ms: int) -> NewRun:
     )
 
 
-def _findings(decision: Decision) -> Iterable[str]:
-    board, chosen, row = decision.board, decision.chosen, decision.standing.row
-    leader, state = board.ranking.leader, decision.state
-    if board.provisional:
-        yield f"The scores are provisional: by {', '.join(board.judges) or 'no judge yet'}, not by people."
-    if row.estimate is None:
-        yield f"{chosen} has no scores: there is no evidence for or against it."
-    elif state is State.INCOMPLETE:
-        yield f"{chosen} is not ranked: it is not scored in enough scenarios."
-    elif state is State.LEADER or row.rank == 1:
-        yield standing_sentence(board.ranking, board.verdict_facts)
-    elif state is State.TIED:
-        yield f"{chosen} does not lead: {leader} does, but the two are not clearly different ({_gap(row.to_leader)})."
-    else:
-        yield f"{chosen} does not lead: it is clearly worse than {leader} ({_gap(row.to_leader)})."
-    if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
-        yield f"{board.duels.winner} wins the duels between the tied rows."
-
-
-def _gap(found: Difference | None) -> str:
-    difference = difference_text(found)
-    return f"difference to the leader: {difference}" if difference else "no shared scenario"
-
-
 def _only(values: Iterable[str | None]) -> str | None:
-    """Returns the only known value; None if there is none or more than one."""
+    """Return the only known value; None if there is none or more than one."""
     known = {value for value in values if value}
     return known.pop() if len(known) == 1 else None
-
-
-def _sorted(cells: BoardCells) -> list[BoardCell]:
-    """Returns cells in a fixed order, failed ones first, so that hashes of answered cells take precedence."""
-    return sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
 
 
 def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str | None]]) -> str:

@@ -1,12 +1,14 @@
 """Bradley–Terry model of the tied set: log-odds strengths from blind A/B duels, with intervals.
 
-The unit is the scenario. Duels of one match-up in one scenario (both orders, several judges) are averaged to one
-outcome between 0 and 1; a tie is half a win. Strengths maximise a lightly penalised likelihood: each match-up played
-gets (rows − 1) / (2 × match-ups) extra wins each way (half a win for two rows). This approximates Firth's correction
-and keeps the strength of a row that won everything finite. Intervals are profile likelihood intervals, because Wald
-intervals fail for a clean sweep: the drop in likelihood is compared with t² at scenarios − 1 degrees of freedom,
-scaled by the overdispersion between scenarios (sandwich variance by scenario / model variance, at least 1). The winner
-is the row whose difference to every other row has an interval above 0.
+The unit is the scenario. The two orders of a match-up are judged independently, so they are two observations; several
+judges of one order are averaged to one outcome between 0 and 1; a tie is half a win. Strengths maximise a lightly
+penalised likelihood: each match-up played gets (rows − 1) / (2 × match-ups) extra wins each way (half a win for two
+rows). This approximates Firth's correction and keeps the strength of a row that won everything finite. Intervals are
+profile likelihood intervals, because Wald intervals fail for a clean sweep: the drop in likelihood is compared with t²
+at scenarios − 1 degrees of freedom, scaled by the overdispersion between scenarios (sandwich variance by scenario /
+model variance, at least 1). The winner is the row whose difference to every other row has an interval above 0. There is
+no winner below six scenarios: if a judge decides both orders alike, one of two equal rows wins all of five scenarios in
+more than 5 % of the cases.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tipbench.compare.matrix import Floats, Pair
+from tipbench.compare.matrix import Floats, Pair, pair_json
 from tipbench.compare.resampling import ALPHA
 from tipbench.compare.statistics import Unknown, t_quantile
+from tipbench.plan.design import MIN_SCENARIOS
 
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
-MAX_LOG_ODDS = 20.0  # log-odds; an interval bound beyond this is unbounded
+MAX_LOG_ODDS = 20.0  # the search for an interval bound ends here; a bound beyond it is None
 RIDGE = 1e-12  # keeps extreme steps solvable without moving the maximum
 
 
@@ -42,7 +45,7 @@ class Duel:
 
 @dataclass(frozen=True)
 class Strength:
-    """Log-odds with an interval; a bound is None if there are too few scenarios to limit it."""
+    """Log-odds with an interval; both bounds are None below six scenarios, and one is None if it is unbounded."""
 
     value: float
     ci_low: float | None
@@ -71,9 +74,28 @@ class DuelTable:
     n_scenarios: int
     absent: tuple[Pair, ...] = ()  # rows of the group without a duel; if there are any, there is no winner
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, as in the leaderboard JSON."""
+        return {
+            "standings": [
+                {
+                    **(pair_json(each.pair) or {}),
+                    "strength": each.strength.value,
+                    "ci_low": each.strength.ci_low,
+                    "ci_high": each.strength.ci_high,
+                    "points": each.points,
+                    "duels": each.duels,
+                    "n_scenarios": each.n_scenarios,
+                }
+                for each in self.standings
+            ],
+            "winner": pair_json(self.winner),
+            "absent": [pair_json(pair) for pair in self.absent],
+        }
+
 
 def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable | Unknown:
-    """Estimates the strengths of the rows; Unknown without duels, or if no chain of duels connects all rows.
+    """Estimate the strengths of the rows; Unknown without duels, or if no chain of duels connects all rows.
 
     `among` is the tied group: there is no winner until every row of it has a duel.
     """
@@ -82,29 +104,32 @@ def duel_table(duels: Sequence[Duel], among: Collection[Pair] = ()) -> DuelTable
     if not duels:
         return Unknown("No duel has been judged.")
     games = _Games.of(duels)
-    apart = games.unreached()
-    if apart:
-        named = ", ".join(map(str, apart[:3]))
+    if unconnected := games.unconnected():
+        named = ", ".join(map(str, unconnected[:3]))
         return Unknown(f"The duels do not connect all rows: nothing links {games.pairs[0]} with {named}.")
-    best = games.strengths()
-    order = sorted(range(len(games.pairs)), key=lambda at: (-round(float(best[at]), 9), games.pairs[at]))
-    standings = tuple(_standing(games, duels, best, at, order[0]) for at in order)
-    gaps = [row.behind_top.ci_low for row in standings if row.behind_top]
+    strengths = games.fit()
+    # Rounded, so that equal strengths are in the order of their names whatever the rounding errors of the fit.
+    order = sorted(range(len(games.pairs)), key=lambda row: (-round(float(strengths[row]), 9), games.pairs[row]))
+    standings = tuple(_standing(games, duels, strengths, row, top=order[0]) for row in order)
     absent = tuple(sorted(set(among) - set(games.pairs)))
-    won = not absent and all(gap is not None and gap > 0 for gap in gaps)
-    first = sum(POINTS[duel.winner] for duel in duels) / len(duels)
-    return DuelTable(standings, standings[0].pair if won else None, first, games.n_scenarios, absent)
+    leads = [each.behind_top.ci_low for each in standings if each.behind_top]
+    clearly_best = all(lead is not None and lead > 0 for lead in leads)
+    winner = None
+    if games.n_scenarios >= MIN_SCENARIOS and clearly_best and not absent:
+        winner = standings[0].pair
+    first_share = sum(POINTS[duel.winner] for duel in duels) / len(duels)
+    return DuelTable(standings, winner, first_share, games.n_scenarios, absent)
 
 
-def _standing(games: _Games, duels: Sequence[Duel], best: Floats, at: int, top: int) -> DuelStanding:
-    pair, k = games.pairs[at], len(games.pairs)
+def _standing(games: _Games, duels: Sequence[Duel], strengths: Floats, row: int, *, top: int) -> DuelStanding:
+    pair, k = games.pairs[row], len(games.pairs)
     own = [duel for duel in duels if pair in (duel.first, duel.second)]
     points = [POINTS[duel.winner] if duel.first == pair else 1 - POINTS[duel.winner] for duel in own]
     unit = np.eye(k)
     return DuelStanding(
         pair=pair,
-        strength=games.strength(best, unit[at] - 1 / k),
-        behind_top=None if at == top else games.strength(best, unit[top] - unit[at]),
+        strength=games.contrast_estimate(strengths, unit[row] - 1 / k),
+        behind_top=None if row == top else games.contrast_estimate(strengths, unit[top] - unit[row]),
         points=sum(points),
         duels=len(own),
         n_scenarios=len({duel.scenario for duel in own}),
@@ -113,28 +138,29 @@ def _standing(games: _Games, duels: Sequence[Duel], best: Floats, at: int, top: 
 
 @dataclass(frozen=True, eq=False)
 class _Games:
-    """Arrays with one entry per (scenario, match-up): both sides, and the left side's share of the points."""
+    """Arrays with one entry per (scenario, match-up, order), whose duels are averaged over the judges."""
 
     pairs: tuple[Pair, ...]
-    left: NDArray[np.int64]
+    left: NDArray[np.int64]  # position in `pairs`, below that of the right side
     right: NDArray[np.int64]
-    share: Floats
+    share: Floats  # of the points, won by the left side
     scenario: NDArray[np.int64]
 
     @classmethod
     def of(cls, duels: Sequence[Duel]) -> _Games:
         pairs = tuple(sorted({pair for duel in duels for pair in (duel.first, duel.second)}))
-        names = {name: at for at, name in enumerate(sorted({duel.scenario for duel in duels}))}
-        place = {pair: at for at, pair in enumerate(pairs)}
-        met: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+        number_of_pair = {pair: number for number, pair in enumerate(pairs)}
+        number_of_scenario = {name: number for number, name in enumerate(sorted({duel.scenario for duel in duels}))}
+        points: dict[tuple[int, int, int, bool], list[float]] = defaultdict(list)  # of the left side, one per judge
         for duel in duels:
-            first, second, points = place[duel.first], place[duel.second], POINTS[duel.winner]
-            swapped = first > second
-            key = (names[duel.scenario], *sorted((first, second)))
-            met[key[0], key[1], key[2]].append(1 - points if swapped else points)
-        keys = np.array(sorted(met), dtype=np.int64)
-        shares = np.array([sum(found) / len(found) for _, found in sorted(met.items())])
-        return cls(pairs, keys[:, 1], keys[:, 2], shares, keys[:, 0])
+            first, second = number_of_pair[duel.first], number_of_pair[duel.second]
+            left, right = sorted((first, second))
+            swapped = first == right
+            won = 1 - POINTS[duel.winner] if swapped else POINTS[duel.winner]
+            points[number_of_scenario[duel.scenario], left, right, swapped].append(won)
+        keys = np.array(sorted(points), dtype=np.int64)
+        shares = np.array([sum(given) / len(given) for _, given in sorted(points.items())])
+        return cls(pairs, left=keys[:, 1], right=keys[:, 2], share=shares, scenario=keys[:, 0])
 
     @property
     def n_scenarios(self) -> int:
@@ -148,10 +174,11 @@ class _Games:
         np.add.at(wins, (self.left, self.right), self.share)
         np.add.at(wins, (self.right, self.left), 1 - self.share)
         played = wins + wins.T > 0
-        return np.asarray(wins + played * ((k - 1) / played.sum()))  # played counts each match-up twice
+        twice_the_match_ups = played.sum()  # [i, j] and [j, i] are one match-up
+        return np.asarray(wins + played * ((k - 1) / twice_the_match_ups))
 
-    def unreached(self) -> list[Pair]:
-        """Returns the rows that no chain of duels connects to the first."""
+    def unconnected(self) -> list[Pair]:
+        """Return the rows that no chain of duels connects to the first row."""
         links = (self.wins > 0).astype(np.int64)
         reached = np.zeros(len(self.pairs), dtype=np.int64)
         reached[0] = 1
@@ -159,70 +186,85 @@ class _Games:
             reached = np.minimum(reached + links @ reached, 1)
         return [pair for pair, seen in zip(self.pairs, reached, strict=True) if not seen]
 
-    def likelihood(self, strengths: Floats) -> float:
+    def log_likelihood(self, strengths: Floats) -> float:
         return float(-(self.wins * np.logaddexp(0.0, strengths[None, :] - strengths[:, None])).sum())
 
-    def slopes(self, strengths: Floats) -> tuple[Floats, Floats]:
-        """Returns the gradient and information (negative second derivatives) of the log-likelihood."""
-        chance = _chance(strengths[:, None] - strengths[None, :])
+    def gradient_and_information(self, strengths: Floats) -> tuple[Floats, Floats]:
+        """Return the gradient and information (negative second derivatives) of the log-likelihood."""
+        expected = _win_probability(strengths[:, None] - strengths[None, :])
         games = self.wins + self.wins.T
-        weight = games * chance * (1 - chance)
-        return (self.wins - games * chance).sum(axis=1), np.diag(weight.sum(axis=1)) - weight
+        variance = games * expected * (1 - expected)
+        gradient = (self.wins - games * expected).sum(axis=1)
+        information = np.diag(variance.sum(axis=1)) - variance
+        return gradient, information
 
-    def strengths(self, start: Floats | None = None, fixed: Floats | None = None) -> Floats:
-        """Maximises the likelihood by Newton's method; `fixed` is a contrast held at its value at `start`."""
+    def fit(self, start: Floats | None = None, fixed: Floats | None = None) -> Floats:
+        """Return the strengths of the highest likelihood; `fixed` is a contrast held at its value at `start`.
+
+        Newton's method with Lagrange multipliers; the sum of the strengths is always held.
+        """
         k = len(self.pairs)
-        at = np.zeros(k) if start is None else start
-        held = np.ones((1, k)) if fixed is None else np.stack([np.ones(k), fixed])
-        corner = np.zeros((len(held), len(held)))
+        strengths = np.zeros(k) if start is None else start
+        constraints = np.ones((1, k)) if fixed is None else np.stack([np.ones(k), fixed])
+        n_constraints = len(constraints)
+        corner = np.zeros((n_constraints, n_constraints))
         for _ in range(100):
-            gradient, information = self.slopes(at)
-            system = np.block([[information + RIDGE * np.eye(k), held.T], [held, corner]])
-            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(len(held))]))[:k]
+            gradient, information = self.gradient_and_information(strengths)
+            system = np.block([[information + RIDGE * np.eye(k), constraints.T], [constraints, corner]])
+            step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:k]
             if gradient @ step < 1e-14:  # converged: take one last full step
-                at = at + step
+                strengths = strengths + step
                 break
-            here, size = self.likelihood(at), 1.0
-            while self.likelihood(at + size * step) < here and size > 1e-6:
+            before, size = self.log_likelihood(strengths), 1.0
+            while self.log_likelihood(strengths + size * step) < before and size > 1e-6:
                 size /= 2
             if size <= 1e-6:
                 break
-            at = at + size * step
-        return np.asarray(at)
+            strengths = strengths + size * step
+        return np.asarray(strengths)
 
-    def strength(self, best: Floats, contrast: Floats) -> Strength:
-        """Returns a contrast of strengths with its profile likelihood interval."""
+    def contrast_estimate(self, best: Floats, contrast: Floats) -> Strength:
+        """Return a contrast of the fitted strengths `best` with its profile likelihood interval."""
         value = float(contrast @ best)
-        if self.n_scenarios < 2:
+        if self.n_scenarios < MIN_SCENARIOS:
             return Strength(value, None, None)
-        drop = t_quantile(1 - ALPHA / 2, self.n_scenarios - 1) ** 2 * self._stretch(best, contrast) / 2
-        return Strength(value, self._end(best, contrast, drop, -1), self._end(best, contrast, drop, +1))
+        t_squared = t_quantile(1 - ALPHA / 2, self.n_scenarios - 1) ** 2
+        drop = t_squared * self._overdispersion(best, contrast) / 2
+        return Strength(
+            value,
+            ci_low=self._interval_bound(best, contrast, drop, -1),
+            ci_high=self._interval_bound(best, contrast, drop, +1),
+        )
 
-    def _stretch(self, best: Floats, contrast: Floats) -> float:
-        _, information = self.slopes(best)
+    def _overdispersion(self, best: Floats, contrast: Floats) -> float:
+        """Return the contrast's sandwich variance by scenario over its variance in the model, at least 1."""
+        _, information = self.gradient_and_information(best)
         direction = np.linalg.pinv(information, hermitian=True) @ contrast
-        surprise = self.share - _chance(best[self.left] - best[self.right])
-        pulls = surprise * (direction[self.left] - direction[self.right])
-        per_scenario = np.bincount(self.scenario, weights=pulls)
+        residuals = self.share - _win_probability(best[self.left] - best[self.right])
+        influences = residuals * (direction[self.left] - direction[self.right])
+        per_scenario = np.bincount(self.scenario, weights=influences)
         n = self.n_scenarios
-        return max(1.0, float(np.square(per_scenario).sum()) * n / (n - 1) / float(contrast @ direction))
+        sandwich_variance = float(np.square(per_scenario).sum()) * n / (n - 1)
+        return max(1.0, sandwich_variance / float(contrast @ direction))
 
-    def _end(self, best: Floats, contrast: Floats, drop: float, sign: int) -> float | None:
+    def _interval_bound(self, best: Floats, contrast: Floats, drop: float, sign: int) -> float | None:
+        """Return where the profile log-likelihood is `drop` below its maximum; None if beyond MAX_LOG_ODDS."""
         from scipy.optimize import brentq
 
-        peak, along = self.likelihood(best), contrast / (contrast @ contrast)
+        maximum, along = self.log_likelihood(best), contrast / (contrast @ contrast)
 
-        def spare(distance: float) -> float:
-            moved = self.strengths(best + sign * distance * along, contrast)
-            return self.likelihood(moved) - peak + drop
+        def above_limit(distance: float) -> float:
+            """Return the profile log-likelihood at this distance, minus that of the bound."""
+            refitted = self.fit(best + sign * distance * along, contrast)
+            return self.log_likelihood(refitted) - maximum + drop
 
         far = min(sqrt(drop), MAX_LOG_ODDS)
-        while spare(far) > 0:
+        while above_limit(far) > 0:
             if far == MAX_LOG_ODDS:
                 return None
             far = min(2 * far, MAX_LOG_ODDS)
-        return float(contrast @ best) + sign * float(brentq(spare, 0.0, far, xtol=1e-9))
+        return float(contrast @ best) + sign * float(brentq(above_limit, 0.0, far, xtol=1e-9))
 
 
-def _chance(difference: Floats) -> Floats:
+def _win_probability(difference: Floats) -> Floats:
     return np.asarray(0.5 * (1 + np.tanh(difference / 2)))

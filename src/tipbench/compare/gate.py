@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells
-from tipbench.compare.leaderboard import COMPOSITE, difference_json, pair_json, unknown_pair_message
-from tipbench.compare.matrix import Pair, Score, score_matrix
-from tipbench.compare.resampling import MIN_SCENARIOS, NOTHING, step_down
-from tipbench.compare.statistics import Difference, paired_difference, scenarios_needed
+from tipbench.compare.cells import BoardCell, BoardCells, as_row, floor_values
+from tipbench.compare.leaderboard import COMPOSITE
+from tipbench.compare.matrix import Pair, Score, pair_json, score_matrix
+from tipbench.compare.resampling import NOTHING, step_down
+from tipbench.compare.statistics import Difference, difference_json, paired_difference, scenarios_needed
+from tipbench.compare.verdict import unknown_pair_message
 from tipbench.errors import UsageError
-from tipbench.text import plural
+from tipbench.plan.design import MIN_SCENARIOS
+from tipbench.text import join_names, plural
 
 MARGIN = 1.0
+_LISTED = 8
 
 
 class Outcome(StrEnum):
@@ -26,12 +29,12 @@ class Outcome(StrEnum):
     NOT_WORSE = "not worse"  # lower bound above −margin
     WORSE = "worse"  # upper bound below −margin
     UNDECIDED = "undecided"  # −margin within the interval
-    UNKNOWN = "unknown"  # not enough data
+    UNKNOWN = "not enough data"
 
 
 @dataclass(frozen=True)
 class GateEvidence:
-    """The data a gate result is based on, and the candidate cells missing from it."""
+    """The data a gate result is based on, and the scenarios of the baseline in which the candidate is not judged."""
 
     failed: int  # cells of the candidate
     pending: int
@@ -39,13 +42,18 @@ class GateEvidence:
     rubric: str | None  # id@sha256
     judges: tuple[str, ...]
     conditions: str
+    missing: tuple[str, ...] = ()  # scenarios judged for the baseline and not for the candidate
+    floored: int = 0  # failed cells counted at the floor
 
-    @property
-    def unfinished(self) -> str:
-        """The failed and pending candidate cells as text; empty if every cell is judged."""
-        counts = ((self.failed, "failed"), (self.pending, "pending"))
-        parts = [f"{plural(n, 'candidate cell')} {state}" for n, state in counts if n]
-        return ", ".join(parts)
+
+@dataclass(frozen=True)
+class GateOptions:
+    """The two pairs of a gate and what counts as worse."""
+
+    candidate: Pair
+    baseline: Pair
+    margin: float = MARGIN
+    failed_as_floor: bool = False  # count the candidate's failed cells at the rubric's floor
 
 
 @dataclass(frozen=True)
@@ -63,13 +71,14 @@ class GateResult:
     evidence: GateEvidence | None = None  # None if no data could be read
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Returns 0 for pass, 1 for fail, 3 for unknown; undecided fails only if `strict`."""
+        """Return 0 for pass, 1 for fail, 3 for unknown; undecided fails only if `strict`."""
         if self.outcome is Outcome.UNDECIDED:
             return int(strict)
         return {Outcome.NOT_WORSE: 0, Outcome.WORSE: 1}.get(self.outcome, 3)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns JSON-serialisable values; None if unknown."""
+        """Return JSON-serialisable values; None if unknown."""
+        evidence = {each.name: getattr(self.evidence, each.name, None) for each in fields(GateEvidence)}
         return {
             "candidate": pair_json(self.candidate),
             "baseline": pair_json(self.baseline),
@@ -78,89 +87,102 @@ class GateResult:
             "margin": self.margin,
             "n_scenarios": self.n_scenarios,
             "scenarios_needed": self.scenarios_needed,
-            **_evidence_json(self.evidence),
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in evidence.items()},
             "reason": self.reason,
         }
 
 
-def evaluate_gate(cells: BoardCells, candidate: Pair, baseline: Pair, margin: float = MARGIN) -> GateResult:
-    """Compares the paired-t interval of candidate − baseline, over the scenarios judged for both, with −margin."""
+def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
+    """Compare the paired-t interval of candidate − baseline with −margin.
+
+    The candidate must be judged wherever the baseline is, in at least six scenarios: a pair that fails where it is weak
+    would otherwise pass on the scenarios that are left. `failed_as_floor` counts its failed cells at the floor instead.
+    """
+    candidate, baseline, margin = as_row(options.candidate), as_row(options.baseline), options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
-    evidence = _evidence(cells, candidate, baseline)
-    if cells.provisional:
-        why = f"only provisional scores: no judge has scored {_any(cells)}."
-        return unknown(candidate, baseline, margin, why, evidence=evidence)
-    difference = _difference(cells.cells, candidate, baseline)
-    if difference is None or difference.n < 2:
+    own = [cell for cell in cells.cells if cell.pair == candidate]
+    if options.failed_as_floor and cells.rubric_content is not None:
+        floor = floor_values(cells.rubric_content)
+        own = [replace(cell, values=floor) if cell.failed else cell for cell in own]
+    other = [cell for cell in cells.cells if cell.pair == baseline]
+    evidence = _evidence(cells, own, other)
+    if cells.provisional or not cells.scored:
+        seen = "only provisional scores: " if cells.provisional else ""
+        few = f"no judge has scored enough of these {len(cells.cells)} cells"
+        why = f"{seen}{few}. `tipbench judge export` writes a sheet."
+        return unknown(options, why, evidence=evidence)
+    scores = [
+        Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in (*own, *other) if cell.values
+    ]
+    matrix = score_matrix(scores, (candidate, baseline))
+    first, second = (matrix.values[:, matrix.pairs.index(pair)] for pair in (baseline, candidate))
+    (p,) = step_down((second - first)[:, None])
+    difference = paired_difference(first, second, p)
+    if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        shared = f"{n or 'no'} scenario{'s' if n != 1 else ''} in which {candidate} and {baseline} are both judged"
-        why = f"there {'is' if n == 1 else 'are'} {shared}; it takes two{_but(evidence)}."
-        return unknown(candidate, baseline, margin, why, n, evidence)
+        return unknown(options, _missing(own, candidate, baseline, evidence, n), n, evidence)
     outcome, why = _outcome(difference, margin)
-    needed = _needed(difference, margin) if outcome is Outcome.UNDECIDED else None
-    outlook = f" {_outlook(needed)}" if outcome is Outcome.UNDECIDED else ""
-    reason = f"{outcome}: {candidate} − {baseline} = {_numbers(difference)}; {why}{_but(evidence)}.{outlook}"
+    needed, outlook = None, ""
+    if outcome is Outcome.UNDECIDED:
+        needed = scenarios_needed(difference.mean + margin, difference.sd, at_least=difference.n + 1)
+        outlook = f" About {needed} scenarios in total would decide."
+        if needed is None:
+            outlook = " The number of scenarios needed cannot be estimated: the difference equals the margin."
+    floors = f"; {plural(evidence.floored, 'failed cell')} counted at the floor" if evidence.floored else ""
+    numbers = f"{difference.mean:+.2f}"
+    if difference.ci_low is not None and difference.ci_high is not None:
+        numbers += f" [{difference.ci_low:+.2f}, {difference.ci_high:+.2f}]"
+    found = f"{numbers.replace('-', '−')} over {difference.n} scenarios"
+    reason = f"{outcome}: {candidate} − {baseline} = {found}; {why}{floors}.{outlook}"
     return GateResult(candidate, baseline, margin, outcome, reason, difference, difference.n, needed, evidence)
 
 
-def unknown(
-    candidate: Pair, baseline: Pair, margin: float, why: str, n: int = 0, evidence: GateEvidence | None = None
-) -> GateResult:
-    """Returns a result with the outcome unknown and its reason."""
-    reason = f"unknown: {why}"
-    return GateResult(candidate, baseline, margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
-
-
-def _evidence(cells: BoardCells, candidate: Pair, baseline: Pair) -> GateEvidence:
-    own = [cell for cell in cells.cells if cell.pair == candidate]
-    failed = sum(cell.failed for cell in own)
+def _evidence(cells: BoardCells, own: Sequence[BoardCell], other: Sequence[BoardCell]) -> GateEvidence:
+    judged = {cell.scenario for cell in own if cell.values}
+    of_baseline = {cell.scenario for cell in other if cell.values}
     return GateEvidence(
-        failed=failed,
-        pending=sum(not cell.values for cell in own) - failed,
-        baseline_scenarios=len({cell.scenario for cell in cells.cells if cell.pair == baseline and cell.values}),
+        failed=sum(cell.failed for cell in own),
+        pending=sum(cell.waiting for cell in own),
+        baseline_scenarios=len(of_baseline),
         rubric=cells.rubric or None,
         judges=cells.judges,
         conditions=cells.conditions,
+        missing=tuple(sorted(of_baseline - judged)),
+        floored=sum(cell.failed and bool(cell.values) for cell in own),
     )
 
 
-def _evidence_json(evidence: GateEvidence | None) -> dict[str, Any]:
-    values = {each.name: getattr(evidence, each.name, None) for each in fields(GateEvidence)}
-    return {**values, "judges": list(values["judges"]) if values["judges"] is not None else None}
-
-
-def _but(evidence: GateEvidence) -> str:
-    return f"; {evidence.unfinished}" if evidence.unfinished else ""
-
-
-def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
-    """Raises UsageError, listing the available pairs, if a pair is not on the board."""
-    there = sorted({cell.pair for cell in cells.cells})
-    for pair in pairs:
-        if pair not in there:
-            raise UsageError(unknown_pair_message(pair, there, cells))
-
-
-def _difference(cells: Iterable[BoardCell], candidate: Pair, baseline: Pair) -> Difference | None:
-    both = (baseline, candidate)
-    scores = [
-        Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE])
-        for cell in cells
-        if cell.pair in both and cell.values
-    ]
-    matrix = score_matrix(scores, both)
-    first, second = (matrix.values[:, matrix.pairs.index(pair)] for pair in both)
-    (p,) = step_down((second - first)[:, None])
-    return paired_difference(first, second, p)
+def _missing(own: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int) -> str:
+    """Return what is missing for a result, and the command that fills the gap."""
+    lacking = set(evidence.missing)
+    if not lacking:
+        both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
+        more = "judge more scenarios of both with `tipbench judge export`"
+        return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
+    failed = {cell.scenario for cell in own if cell.failed} & lacking
+    pending = {cell.scenario for cell in own if cell.waiting} & lacking
+    commands = []
+    if failed or lacking - pending:
+        commands.append(f"generate what is missing with `tipbench collect --models {candidate.model} …`")
+    if pending:
+        commands.append("judge what is pending with `tipbench judge export`")
+    if failed:
+        commands.append("or pass --failed-as-floor to count failed cells at the floor")
+    where = f"{len(lacking)} of the {evidence.baseline_scenarios} scenarios of {baseline}"
+    names = join_names(evidence.missing, _LISTED)
+    return f"{candidate} is not judged in {where} ({names}): {', '.join(commands)}."
 
 
 def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    low, high = difference.ci_low, difference.ci_high
-    limit = f"−{margin:.2f}"
+    """Return the outcome and its reason. Equal differences have no interval: from six scenarios, sign flips decide."""
+    low, high, limit = difference.ci_low, difference.ci_high, f"−{margin:.2f}"
     if low is None or high is None:
-        return _without_spread(difference, margin)
+        same, distance = f"the same difference in all {difference.n} scenarios", difference.mean + margin
+        if abs(distance) < NOTHING:
+            return Outcome.UNDECIDED, f"{same} has no interval"
+        return (Outcome.NOT_WORSE, same) if distance > 0 else (Outcome.WORSE, f"{same}, below {limit}")
     if low > -margin:
         return Outcome.NOT_WORSE, f"the interval is above {limit}"
     if high < -margin:
@@ -168,39 +190,19 @@ def _outcome(difference: Difference, margin: float) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, f"the interval contains {limit}"
 
 
-def _without_spread(difference: Difference, margin: float) -> tuple[Outcome, str]:
-    """Returns the outcome of equal differences, which have no interval: sign flips decide from MIN_SCENARIOS on."""
-    distance = difference.mean + margin
-    same = f"the same difference in all {difference.n} scenarios"
-    if difference.n < MIN_SCENARIOS or abs(distance) < NOTHING:
-        return Outcome.UNDECIDED, f"{same} has no interval"
-    return (Outcome.NOT_WORSE, f"{same}") if distance > 0 else (Outcome.WORSE, f"{same}, below −{margin:.2f}")
+def unknown(options: GateOptions, why: str, n: int = 0, evidence: GateEvidence | None = None) -> GateResult:
+    """Return the result *not enough data* with its reason."""
+    reason = f"{Outcome.UNKNOWN}: {why}"
+    candidate, baseline = as_row(options.candidate), as_row(options.baseline)
+    return GateResult(candidate, baseline, options.margin, Outcome.UNKNOWN, reason, n_scenarios=n, evidence=evidence)
 
 
-def _needed(difference: Difference, margin: float) -> int | None:
-    least = MIN_SCENARIOS if not difference.sd else 2
-    return scenarios_needed(difference.mean + margin, difference.sd, at_least=max(least, difference.n + 1))
-
-
-def _outlook(needed: int | None) -> str:
-    if needed is None:
-        return "The number of scenarios needed cannot be estimated: the difference equals the margin."
-    return f"About {needed} scenarios in total would decide."
-
-
-def _numbers(difference: Difference) -> str:
-    over = f"over {difference.n} scenarios"
-    if difference.ci_low is None or difference.ci_high is None:
-        return f"{_signed(difference.mean)} {over}"
-    return f"{_signed(difference.mean)} [{_signed(difference.ci_low)}, {_signed(difference.ci_high)}] {over}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _any(cells: BoardCells) -> str:
-    return f"any of these {len(cells.cells)} cells"
+def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
+    """Raise UsageError, listing the available pairs, if a pair is not on the board."""
+    there = sorted({cell.pair for cell in cells.cells})
+    for pair in pairs:
+        if pair not in there:
+            raise UsageError(unknown_pair_message(pair, there, cells))
 
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -209,8 +211,10 @@ _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
 
 
 def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> str:
-    """Returns JUnit XML of one test case: worse fails, undecided is skipped (fails if strict), unknown is an error."""
-    verdict = _verdict(result, strict=strict)
+    """Return JUnit XML of one test case: worse fails, undecided is skipped (fails if strict), no data is an error."""
+    verdict = {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
+    if result.outcome is Outcome.UNDECIDED and not strict:
+        verdict = "skipped"
     counts = {
         "tests": "1",
         "failures": str(int(verdict == "failure")),
@@ -234,22 +238,16 @@ def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> s
 
 
 def annotation(experiment: str, result: GateResult, *, strict: bool = False) -> str:
-    """Returns a workflow command: error, warning (undecided, or candidate cells are missing) or notice."""
+    """Return a workflow command: error, warning (undecided) or notice."""
     level = "error" if result.exit_code(strict=strict) else "warning"
-    if result.outcome is Outcome.NOT_WORSE and not (result.evidence and result.evidence.unfinished):
+    if result.outcome is Outcome.NOT_WORSE:
         level = "notice"
     title = f"tipbench gate: {result.candidate} against {result.baseline} in {experiment}"
     return f"::{level} title={_escaped(title, _PROPERTY)}::{_escaped(result.reason, _DATA)}"
 
 
-def _verdict(result: GateResult, *, strict: bool) -> str | None:
-    if result.outcome is Outcome.UNDECIDED and not strict:
-        return "skipped"
-    return {Outcome.NOT_WORSE: None, Outcome.UNKNOWN: "error"}.get(result.outcome, "failure")
-
-
 def _xml(text: str) -> str:
-    """Replaces characters that are invalid in XML even when escaped; the rest is escaped on writing."""
+    """Replace characters that are invalid in XML even when escaped; the rest is escaped on writing."""
     return _NOT_XML.sub("\ufffd", text)
 
 

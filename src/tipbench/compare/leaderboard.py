@@ -1,33 +1,80 @@
-"""Leaderboard: standings, notes and JSON form; reads and records boards."""
+"""Leaderboard: standings and JSON form; makes, reads and records boards."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 import tipbench
 from tipbench.compare.attribution import Attribution, attribute
-from tipbench.compare.cells import BoardCell, BoardCells, CellFilter, find_rubric, read_board, read_rubric
+from tipbench.compare.cells import (
+    BoardCell,
+    BoardCells,
+    CellFilter,
+    Coverage,
+    as_row,
+    is_reference,
+    read_board,
+    read_rubric,
+)
 from tipbench.compare.duels import Duel, DuelTable, duel_table
-from tipbench.compare.matrix import ALL, OTHER, Pair, Score, ScoreMatrix, Side, score_matrix, shared_by_all
-from tipbench.compare.ranking import Ranking, Row, gap_of, rank
-from tipbench.compare.resampling import MIN_SCENARIOS
-from tipbench.compare.statistics import Difference, Estimate, Unknown
-from tipbench.compare.verdict import VerdictFacts, verdict_text
+from tipbench.compare.matrix import (
+    OTHER,
+    Pair,
+    Score,
+    ScoreMatrix,
+    Side,
+    merged,
+    pair_json,
+    score_matrix,
+    shared_by_all,
+)
+from tipbench.compare.ranking import NextLook, Ranking, RankOptions, Row, gap_of, rank
+from tipbench.compare.statistics import Unknown, difference_json, exact_rate, is_fragile
+from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
-from tipbench.judge.duels import JudgedDuel, Winner, read_duels
+from tipbench.judge.drift import Verdict
+from tipbench.judge.duels import Winner, read_duels
 from tipbench.judge.scores import RUBRIC
+from tipbench.judge.sheet_store import SHEET_KIND, SheetStatus
+from tipbench.plan.design import Design, read_design
 from tipbench.record.mlflow_wire import RECORD_TAG
 from tipbench.record.reader import newest_run
-from tipbench.record.run import NewRun, RunKind
+from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import fingerprint, join_names, plural
+from tipbench.text import fingerprint
 
+BOARD = "artifact:leaderboard.json"
+COMPOSITE = "composite"
 MEANS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
+CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
+_WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", Winner.B: "second", Winner.TIE: "tie"}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model takes; None if unknown."""
+
+    params_b: float | None
+    memory_bytes: int | None  # weights and context, as estimated when it was collected
+
+
+@dataclass(frozen=True)
+class Usable:
+    """Answers with a usable tip: their rate over scenarios, and their quality."""
+
+    rate: float
+    low: float  # 95 % Clopper–Pearson interval
+    high: float
+    scenarios: int  # with an answer
+    composite: float | None  # of the usable answers; None if none is judged
 
 
 @dataclass(frozen=True)
@@ -36,6 +83,7 @@ class Standing:
 
     row: Row
     means: Mapping[str, float | None]  # scales, then MEANS
+    usable: Usable | None  # None without an answer
     judged: int
     total: int
     failed: int
@@ -48,7 +96,7 @@ class Standing:
         return self.row.pair
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form specified in PRODUCT.md."""
+        """Return the JSON form specified in PRODUCT.md."""
         row, estimate = self.row, self.row.estimate
         return {
             "rank": row.rank,
@@ -59,6 +107,11 @@ class Standing:
             "composite": estimate.mean if estimate else None,
             "ci_low": estimate.ci_low if estimate else None,
             "ci_high": estimate.ci_high if estimate else None,
+            "composite_adjusted": row.level,
+            "composite_usable": self.usable.composite if self.usable else None,
+            "usable": self.usable.rate if self.usable else None,
+            "usable_low": self.usable.low if self.usable else None,
+            "usable_high": self.usable.high if self.usable else None,
             "p_best": row.p_best,
             "diff_to_leader": difference_json(row.to_leader),
             "diff_to_baseline": difference_json(row.to_baseline),
@@ -73,226 +126,12 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class BoardMatrices:
-    """The matrices behind the rows of a board."""
+class JudgingRecord:
+    """What the applied sheets of an experiment show; concerns are by judge, in words that follow the name."""
 
-    cells: BoardCells
-    scenarios: ScoreMatrix  # before averaging per persona
-    ranked: ScoreMatrix  # used for the ranking
-    by: Side | None
-    scales: tuple[str, ...]
-
-    @property
-    def clustered(self) -> bool:
-        return self.ranked is not self.scenarios
-
-
-def standings_of(ranking: Ranking, layout: BoardMatrices) -> tuple[Standing, ...]:
-    """Returns the rows of the ranking with all their numbers."""
-    groups = _groups(layout.cells.cells, layout.by)
-    return tuple(_standing(row, groups.get(row.pair, []), layout) for row in ranking.rows)
-
-
-def merged(pair: Pair, by: Side | None) -> Pair:
-    """Returns the row that a pair belongs to."""
-    return {"model": Pair(pair.model, ALL), "prompt": Pair(ALL, pair.prompt)}[by] if by else pair
-
-
-def _groups(cells: Sequence[BoardCell], by: Side | None) -> dict[Pair, list[BoardCell]]:
-    """Groups cells by row; by model (or prompt), only prompts (or models) shared by all rows, as in the matrix."""
-    shared = shared_by_all((cell.pair for cell in cells), by) if by else set()
-    groups: dict[Pair, list[BoardCell]] = {}
-    for cell in cells:
-        if by is None or getattr(cell.pair, OTHER[by]) in shared:
-            groups.setdefault(merged(cell.pair, by), []).append(cell)
-    return groups
-
-
-def _standing(row: Row, cells: Sequence[BoardCell], layout: BoardMatrices) -> Standing:
-    scales = {name: _mean(cells, name, scored_only=True) for name in layout.scales}
-    others = {name: _mean(cells, name, scored_only=False) for name in MEANS}
-    units = row.estimate.n if row.estimate else 0
-    return Standing(
-        row=row,
-        means={**scales, **others},
-        judged=sum(bool(cell.values) for cell in cells),
-        total=len(cells),
-        failed=sum(cell.failed for cell in cells),
-        flags=tuple(_flags(row, cells, layout)),
-        n_scenarios=_scenarios_behind(row.pair, layout) if layout.clustered else units,
-        n_clusters=units if layout.clustered else None,
-    )
-
-
-def _scenarios_behind(pair: Pair, layout: BoardMatrices) -> int:
-    column = layout.ranked.column(pair)
-    if column is None:
-        return 0
-    wide, ranked = layout.scenarios, layout.ranked
-    known = {name for name, there in zip(ranked.scenarios, ranked.judged[:, column], strict=True) if there}
-    return sum(persona in known for persona, core in zip(wide.personas, wide.core, strict=True) if core)
-
-
-def _mean(cells: Iterable[BoardCell], name: str, *, scored_only: bool) -> float | None:
-    """Returns the mean over scenarios of the mean within each, like the composite."""
-    by_scenario: dict[str, list[float]] = {}
-    for cell in cells:
-        source = cell.values or ({} if scored_only else cell.measured)
-        if name in source:
-            by_scenario.setdefault(cell.scenario, []).append(source[name])
-    return fmean(fmean(values) for values in by_scenario.values()) if by_scenario else None
-
-
-def _flags(row: Row, cells: Sequence[BoardCell], layout: BoardMatrices) -> Iterable[str]:
-    if not row.complete:
-        yield "incomplete"
-    if any(cell.failed for cell in cells):
-        yield "failed"
-    if any(count for pair, count in layout.cells.stale.items() if merged(pair, layout.by) == row.pair):
-        yield "stale"
-    tags = [cell.run.tags for cell in cells]
-    for name in ("truncated", "floored", "foreign_resident"):
-        if any(each.get(name) == "true" for each in tags):
-            yield name
-
-
-def pair_json(pair: Pair | None) -> dict[str, str] | None:
-    """Returns the JSON form of a pair."""
-    return None if pair is None else {"model": pair.model, "prompt_version": pair.prompt}
-
-
-def difference_json(difference: Difference | None) -> dict[str, float | None] | None:
-    """Returns the JSON form of a difference."""
-    if difference is None:
-        return None
-    return {name: getattr(difference, name) for name in ("mean", "ci_low", "ci_high", "p")}
-
-
-def attribution_json(found: Attribution | Unknown) -> dict[str, float | None] | None:
-    """Returns the shares of the sum of squares, which sum to 1; a side with one member is None."""
-    return None if isinstance(found, Unknown) else found.shares()
-
-
-def attribution_details(found: Attribution | Unknown) -> dict[str, Any]:
-    """Returns coverage, marginal means, interactions and persona share; or the reason there is no attribution."""
-    if isinstance(found, Unknown):
-        return {"reason": found.reason}
-    sides = {"models": found.models, "prompts": found.prompts}
-    return {
-        "n_scenarios": found.n_scenarios,
-        "without": list(found.without),
-        **{
-            side: [{"name": each.name, **_estimate(each.estimate)} for each in marginals]
-            for side, marginals in sides.items()
-        },
-        "interactions": [
-            {"prompt_version": flag.prompt, "helps": list(flag.helps), "hurts": list(flag.hurts)}
-            for flag in found.flags
-        ],
-        "persona": found.persona.share if found.persona else None,
-    }
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
-    return {"mean": estimate.mean, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}
-
-
-def duels_json(table: DuelTable | Unknown | None) -> dict[str, Any] | None:
-    """Returns the JSON form of the duels, which do not affect the ranking; None if there is no table."""
-    if table is None or isinstance(table, Unknown):
-        return None
-    return {
-        "standings": [
-            {
-                **(pair_json(each.pair) or {}),
-                "strength": each.strength.value,
-                "ci_low": each.strength.ci_low,
-                "ci_high": each.strength.ci_high,
-                "points": each.points,
-                "duels": each.duels,
-                "n_scenarios": each.n_scenarios,
-            }
-            for each in table.standings
-        ],
-        "winner": pair_json(table.winner),
-        "absent": [pair_json(pair) for pair in table.absent],
-    }
-
-
-_LISTED = 3
-_PAIRS = 12
-
-
-def board_notes(
-    cells: BoardCells,
-    ranking: Ranking,
-    standings: Sequence[Standing],
-    hosts: Sequence[str],
-    by: Side | None,
-    unit: str = "scenario",
-) -> Iterable[str]:
-    """Returns the notes on a board, most important first."""
-    if not any(standing.judged for standing in standings):
-        yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
-    elif cells.provisional:
-        yield f"Provisional: scored by {', '.join(cells.judges) or 'no one yet'}, not by people."
-    if filters := filter_text(cells.question.where, cells.question.judge):
-        yield f"{filters[:1].upper()}{filters[1:]}."
-    yield from _excluded_notes(cells, by)
-    if any("incomplete" in standing.flags for standing in standings):
-        yield "Rows that are not judged in every scenario are not ranked (flag: incomplete)."
-    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
-        yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
-    if len(hosts) > 1:
-        yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."
-
-
-def filter_text(where: Mapping[str, str], judge: str | None) -> str:
-    """Returns the filters as text; empty if there are none."""
-    filters = join_names((f"{key}={value}" for key, value in where.items()), _PAIRS)
-    parts = [f"only cells with {filters}" if filters else "", f"only {judge}'s scores" if judge else ""]
-    return "; ".join(part for part in parts if part)
-
-
-def _excluded_notes(cells: BoardCells, by: Side | None) -> Iterable[str]:
-    if cells.other_conditions:
-        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_LISTED])
-        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} to show them."
-    if stale := sum(cells.stale.values()):
-        yield f"{excluded_text(stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
-    if by is not None:
-        yield from _unshared_notes(cells, by)
-
-
-def excluded_text(runs: int, which: str) -> str:
-    """Returns the text for a number of excluded runs."""
-    return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} excluded"
-
-
-def _unshared_notes(cells: BoardCells, by: Side) -> Iterable[str]:
-    """Returns notes on excluded prompts (or models): rows are means over those that all rows share."""
-    pairs = {cell.pair for cell in cells.cells}
-    shared = shared_by_all(pairs, by)
-    left = sorted({getattr(pair, OTHER[by]) for pair in pairs} - shared)
-    if not shared:
-        yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
-    elif left:
-        yield f"Not every {by} has {', '.join(left)}: excluded from the means by {by}."
-
-
-def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -> str:
-    """Returns the error message for a pair that is not on the board, with the available pairs."""
-    stale = cells.stale.get(pair, 0)
-    if stale:
-        runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
-        return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
-    others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
-    return f"The pair {pair} is not on this board. Available: {join_names(there, _PAIRS)}.{others}"
-
-
-__all__ = ["COMPOSITE", "BoardOptions", "Leaderboard", "Standing", "make_board"]
-
-COMPOSITE = "composite"
+    minutes_per_answer: float | None = None  # people's pace, from export to apply; None if no sheet is applied
+    concerns: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()  # judges whose scores are stored, but not counted
 
 
 @dataclass(frozen=True)
@@ -314,6 +153,7 @@ class Leaderboard:
     attribution: Attribution | Unknown
     scales: tuple[str, ...]
     matrix: ScoreMatrix
+    references_matrix: ScoreMatrix  # over the same scenarios
     notes: tuple[str, ...] = ()  # caveats for the reader
     hosts: tuple[str, ...] = ()
     duels: DuelTable | Unknown | None = None
@@ -321,6 +161,14 @@ class Leaderboard:
     judge: str | None = None  # only this judge's scores
     n_scenarios: int = 0  # core scenarios, even if averaged per persona
     obstacle: str | None = None  # why nothing can be ranked, regardless of scores
+    references: tuple[Standing, ...] = ()  # baselines next to the ranking, best first
+    fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
+    unplanned: str | None = None  # why the tests are not a planned look; None if they are
+    exclude: tuple[str, ...] = ()  # pairs or models left out
+    judging: JudgingRecord = field(default_factory=JudgingRecord)
+    span: tuple[float, float] | None = None  # lowest and highest possible composite; None if the rubric is not found
+    sizes: Mapping[str, ModelSize] = field(default_factory=dict)  # by model
+    covered: Coverage | None = None
 
     @property
     def verdict(self) -> str:
@@ -329,14 +177,21 @@ class Leaderboard:
     @property
     def verdict_facts(self) -> VerdictFacts:
         """The names of rows and units, and the source of the scores, for the verdict."""
-        source = f"scored by {', '.join(self.judges)}" if self.judges else "no usable answers"
-        scored = any(row.estimate for row in self.ranking.rows)
         return VerdictFacts(
             unit=self.unit,
             row=self.by or "pair",
-            provisional=source if self.provisional and scored else None,
+            provisional=f"scored by {', '.join(self.judges)}" if self.provisional and self.judges else None,
             obstacle=self.obstacle,
+            unplanned=self.unplanned,
+            fragile=self.fragile,
+            judges=self.judges,
+            concerns=self.judging.concerns,
         )
+
+    @property
+    def confidence(self) -> str:
+        """The confidence of the intervals of differences, as text: 95 %, or 98.18 % at the level of four looks."""
+        return f"{100 * (1 - self.ranking.level):.4g} %"
 
     @property
     def unit(self) -> str:
@@ -344,8 +199,8 @@ class Leaderboard:
         return self.cluster or "scenario"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the object that `compare --format json` and the API return."""
-        ranking = self.ranking
+        """Return the object that `compare --format json` and the API return."""
+        ranking, causes = self.ranking, self.attribution
         return {
             "experiment": self.experiment,
             "suite": self.suite,
@@ -359,11 +214,18 @@ class Leaderboard:
             "by": self.by,
             "where": dict(self.where),
             "judge": self.judge,
+            "exclude": list(self.exclude),
             "verdict": {
                 "text": self.verdict,
                 "leader": pair_json(ranking.leader),
                 "tied_with_leader": [pair_json(pair) for pair in ranking.tied],
                 "decided": ranking.decided,
+                "fragile": self.fragile,
+                "level": ranking.level,
+                "look": vars(ranking.look) if ranking.look else None,
+                "next_look": ranking.next_look.to_json() if ranking.next_look else None,
+                "beats_reference": ranking.beats_reference,
+                "diff_to_reference": difference_json(ranking.to_reference),
                 "scenarios_needed": None if self.cluster else ranking.scenarios_needed,
                 "clusters_needed": ranking.scenarios_needed if self.cluster else None,
                 "smallest_detectable": ranking.smallest_detectable,
@@ -371,9 +233,10 @@ class Leaderboard:
                 "n_clusters": ranking.n_scenarios if self.cluster else None,
             },
             "standings": [standing.to_json() for standing in self.standings],
-            "attribution": attribution_json(self.attribution),
-            "attribution_details": attribution_details(self.attribution),
-            "duels": duels_json(self.duels),
+            "references": [standing.to_json() for standing in self.references],
+            "attribution": None if isinstance(causes, Unknown) else causes.shares(),
+            "attribution_details": {"reason": causes.reason} if isinstance(causes, Unknown) else causes.details(),
+            "duels": self.duels.to_json() if isinstance(self.duels, DuelTable) else None,
             "notes": list(self.notes),
             "hosts": list(self.hosts),
         }
@@ -387,105 +250,225 @@ class BoardOptions:
     cluster: Literal["persona"] | None = None
     by: Side | None = None
     scales: tuple[str, ...] = field(default_factory=tuple)
+    design: Design | None = None
+    judging: JudgingRecord = field(default_factory=JudgingRecord)
 
 
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
-    """Builds the board of the cells. Raises UsageError if the baseline is not on it."""
-    pairs = _matrix(cells.cells)
-    scenarios = pairs.by(options.by) if options.by else pairs
+    """Return the board of the cells. Raises UsageError if the baseline is not on it."""
+    pairs, references = _matrices(cells)
+    by, design = options.by, options.design
+    scenarios = pairs.by(by) if by else pairs
     matrix = scenarios.by_persona() if options.cluster else scenarios
-    if options.baseline is not None and options.baseline not in matrix.pairs:
-        raise UsageError(unknown_pair_message(options.baseline, matrix.pairs, cells))
-    ranking = replace(
-        rank(matrix, baseline=options.baseline), gap=gap_of(scenarios) if scenarios.judged.any() else gap_of(pairs)
+    references = references.by_persona(scenarios.core) if options.cluster else references
+    if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
+        raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
+    unplanned = _why_unplanned(cells, options)
+    ranking = rank(
+        matrix,
+        RankOptions(
+            baseline=options.baseline,
+            design=None if unplanned else design,
+            finished=cells.finished,
+            silent=frozenset() if by else cells.silent,
+        ),
+        references,
     )
-    ranking = replace(ranking, rows=(*ranking.rows, *_stale_rows(cells, options.by, matrix.pairs)))
-    standings = standings_of(ranking, BoardMatrices(cells, scenarios, matrix, options.by, options.scales))
+    gap = gap_of(scenarios if scenarios.judged.any() else pairs, everywhere=options.cluster is not None)
+    stale = {merged(pair, by) for pair in cells.gone if not is_reference(pair)} - set(matrix.pairs)
+    stale_rows = [Row(pair=pair, ranked=False, estimate=None, level=None, stale=True) for pair in sorted(stale)]
+    ranking = replace(ranking, gap=gap, rows=(*ranking.rows, *stale_rows))
+    if ranking.next_look is not None and design is not None:
+        pace = options.judging.minutes_per_answer
+        ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
+    standings = tuple(_standings((*ranking.rows, *ranking.references), cells, options, scenarios, matrix))
+    ranked, beside = standings[: len(ranking.rows)], standings[len(ranking.rows) :]
     runs = [cell.run for cell in cells.cells]
     hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
+    flags = {flag for standing in ranked for flag in standing.flags}
     return Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
         rubric=cells.rubric.partition("@")[0],
         rubric_tag=cells.rubric,
-        conditions=_conditions(cells),
+        conditions={
+            "id": cells.conditions,
+            **({name: runs[0].params.get(name) for name in CONDITIONS} if runs else {}),
+        },
         judges=cells.judges,
         provisional=cells.provisional,
         baseline=options.baseline,
         cluster=options.cluster,
-        by=options.by,
+        by=by,
         ranking=ranking,
-        standings=standings,
+        standings=ranked,
         attribution=attribute(pairs),
         scales=options.scales,
         matrix=matrix,
-        notes=tuple(board_notes(cells, ranking, standings, hosts, options.by, options.cluster or "scenario")),
+        references_matrix=references,
+        notes=tuple(board_notes(cells, ranking, flags, hosts, by, options.cluster or "scenario")),
         hosts=hosts,
         where=dict(cells.question.where),
         judge=cells.question.judge,
         n_scenarios=int(scenarios.core.sum()),
-        obstacle=_obstacle(pairs.pairs, options.by),
+        obstacle=f"no {OTHER[by]} is shared by all {by}s"
+        if by and pairs.pairs and not shared_by_all(pairs.pairs, by)
+        else "no answer has a usable tip"
+        if cells.unusable
+        else None,
+        references=beside,
+        fragile=_is_fragile(ranking, ranked, cells),
+        unplanned=unplanned,
+        exclude=cells.question.exclude,
+        judging=options.judging,
+        span=cells.rubric_content.range if cells.rubric_content else None,
+        sizes={run.params.get("model", ""): _size(run) for run in runs},
+        covered=cells.covered,
     )
 
 
-def _matrix(cells: Sequence[BoardCell]) -> ScoreMatrix:
-    scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in cells if cell.values]
-    return score_matrix(scores, {cell.pair for cell in cells})
+def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Return the candidates, and the references over the same scenarios.
+
+    While no judge has scored, nothing is ranked, however many answers had no usable tip and are floored.
+    """
+    scored = [cell for cell in cells.cells if cell.values] if cells.scored else []
+    scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
+    full = score_matrix(scores, {cell.pair for cell in cells.cells})
+    other = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    candidates = full.only(~other)
+    there = set(candidates.scenarios)
+    rows = np.array([name in there for name in full.scenarios], dtype=bool)
+    pairs = tuple(pair for pair in full.pairs if is_reference(pair))
+    return candidates, replace(candidates, pairs=pairs, values=full.values[np.ix_(rows, other)])
 
 
-def _stale_rows(cells: BoardCells, by: Side | None, there: Sequence[Pair]) -> list[Row]:
-    """Returns rows whose runs are all stale; they are listed on the board but not ranked."""
-    pairs = {merged(pair, by) for pair in cells.gone} - set(there)
-    return [Row(pair=pair, complete=False, estimate=None, level=None) for pair in sorted(pairs)]
+def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
+    """Return why the tests of this board are not a planned look of the design; None if they are."""
+    question = cells.question
+    if question.where or question.judge or options.cluster or options.by:
+        return "a part of the data, or another unit, is selected"
+    if options.design is None:
+        return "no looks were planned before the first score"
+    planned = set(options.design.scenarios)
+    if any(cell.scenario not in planned for cell in cells.cells if not cell.reference):
+        return "scenarios were added after the first score"
+    return None
 
 
-def _obstacle(pairs: Sequence[Pair], by: Side | None) -> str | None:
-    if by is None or not pairs or shared_by_all(pairs, by):
+def _with_effort(
+    coming: NextLook, design: Design, cells: BoardCells, matrix: ScoreMatrix, pace: float | None
+) -> NextLook:
+    """Add what it takes to reach the next look: scenarios and answers to judge, and minutes at this pace."""
+    wanted = set(design.scenarios[: coming.look.at])
+    done = cells.finished.union(name for name, core in zip(matrix.scenarios, matrix.core, strict=True) if core)
+    there = [cell for cell in cells.cells if not cell.reference and cell.scenario in wanted]
+    rows = set(matrix.pairs) - cells.silent
+    uncollected = len(wanted) * len(rows) - len({(cell.pair, cell.scenario) for cell in there if cell.pair in rows})
+    answers = uncollected + sum(cell.waiting for cell in there)
+    minutes = None if pace is None else pace * answers
+    return replace(coming, scenarios=len(wanted - done), answers=answers, minutes=minutes)
+
+
+def _standings(
+    rows: Iterable[Row], cells: BoardCells, options: BoardOptions, scenarios: ScoreMatrix, ranked: ScoreMatrix
+) -> Iterator[Standing]:
+    """Yield the rows with all their numbers; `ranked` is `scenarios`, or their means per persona.
+
+    By model (or prompt), only prompts (or models) shared by all rows count, as in the matrix.
+    """
+    by = options.by
+    shared = shared_by_all((cell.pair for cell in cells.cells if not cell.reference), by) if by else set()
+    groups: dict[Pair, list[BoardCell]] = {}
+    for cell in cells.cells:
+        pair = cell.pair
+        if by is None or cell.reference:
+            groups.setdefault(pair, []).append(cell)
+        elif getattr(pair, OTHER[by]) in shared:
+            groups.setdefault(merged(pair, by), []).append(cell)
+    stale = {merged(pair, by) for pair, count in cells.stale.items() if count}
+    for row in rows:
+        own = groups.get(row.pair, [])
+        n_scenarios = units = row.estimate.n if row.estimate else 0
+        if options.cluster:
+            column = ranked.column(row.pair)
+            judged = () if column is None else np.flatnonzero(ranked.judged[:, column])
+            known = {ranked.scenarios[at] for at in judged}
+            n_scenarios = sum(
+                who in known for who, core in zip(scenarios.personas, scenarios.core, strict=True) if core
+            )
+        yield Standing(
+            row=row,
+            means={
+                **{name: _mean(own, name, scored_only=True) for name in options.scales},
+                **{name: _mean(own, name, scored_only=False) for name in MEANS},
+            },
+            usable=_usable(own),
+            judged=sum(bool(cell.values) for cell in own),
+            total=len(own),
+            failed=sum(cell.failed for cell in own),
+            flags=tuple(_flags(row, own, stale=row.pair in stale)),
+            n_scenarios=n_scenarios,
+            n_clusters=units if options.cluster else None,
+        )
+
+
+def _mean(cells: Iterable[BoardCell], name: str, *, scored_only: bool) -> float | None:
+    """Return the mean over scenarios of the mean within each, like the composite."""
+    by_scenario: dict[str, list[float]] = {}
+    for cell in cells:
+        source = cell.values or ({} if scored_only else cell.measured)
+        if name in source:
+            by_scenario.setdefault(cell.scenario, []).append(source[name])
+    return fmean(map(fmean, by_scenario.values())) if by_scenario else None
+
+
+def _usable(cells: Iterable[BoardCell]) -> Usable | None:
+    """Return how often the answers have a usable tip; repeats of a scenario count as their mean."""
+    answered: dict[str, list[float]] = {}
+    scored: dict[str, list[float]] = {}
+    for cell in cells:
+        if not cell.failed:
+            answered.setdefault(cell.scenario, []).append(float(not cell.floored))
+            if cell.values and not cell.floored:
+                scored.setdefault(cell.scenario, []).append(cell.values[COMPOSITE])
+    if not answered:
         return None
-    return f"no {OTHER[by]} is shared by all {by}s"
+    n, successes = len(answered), sum(map(fmean, answered.values()))
+    low, high = exact_rate(successes, n)
+    return Usable(successes / n, low, high, n, fmean(map(fmean, scored.values())) if scored else None)
 
 
-def _conditions(cells: BoardCells) -> dict[str, Any]:
-    names = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
-    run = cells.cells[0].run if cells.cells else None
-    values = {name: run.params.get(name) for name in names} if run else {}
-    return {"id": cells.conditions, **values}
+def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
+    if not row.ranked and not is_reference(row.pair):
+        yield "incomplete"
+    if row.adjusted:
+        yield "adjusted"
+    if any(cell.failed for cell in cells):
+        yield "failed"
+    if stale:
+        yield "stale"
+    for name in ("truncated", "floored", "foreign_resident"):
+        if any(cell.run.tags.get(name) == "true" for cell in cells):
+            yield name
 
 
-_WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {
-    Winner.A: "first",
-    Winner.B: "second",
-    Winner.TIE: "tie",
-}
+def _is_fragile(ranking: Ranking, standings: Sequence[Standing], cells: BoardCells) -> bool:
+    leader = next((each.usable for each in standings if each.pair == ranking.leader), None)
+    if not ranking.decided or leader is None or cells.rubric_content is None:
+        return False
+    lead = min(-row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
+    unusable, floor = (1 - leader.rate) * leader.scenarios, cells.rubric_content.floor_composite
+    return is_fragile(lead, leader.composite, floor, unusable, leader.scenarios)
 
 
-def duels_of(
-    store: RunStore, experiment: Experiment, cells: BoardCells | None = None, *, judge: str | None = None
-) -> list[Duel]:
-    """Returns the judged duels; with `cells`, only those between answers of that board under its rubric."""
-    duels = read_duels(store, experiment)
-    if judge is not None:
-        duels = [duel for duel in duels if duel.judge == judge]
-    if cells is not None:
-        runs = {cell.run.run_id for cell in cells.cells}
-        duels = [duel for duel in duels if runs.issuperset(duel.runs) and duel.rubric == cells.rubric]
-    return [_duel(duel) for duel in duels]
-
-
-def with_duels(
-    store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, *, judge: str | None = None
-) -> Leaderboard:
-    """Adds the duels within the tied set to the board; ranks, leader and `decided` do not change."""
-    if board.provisional or board.by is not None or not board.ranking.tied:
-        return board
-    among = {pair for pair in (board.ranking.leader, *board.ranking.tied) if pair is not None}
-    duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
-    return replace(board, duels=duel_table(duels, among)) if duels else board
-
-
-def _duel(duel: JudgedDuel) -> Duel:
-    first, second = (Pair(model, prompt) for model, prompt in duel.names)
-    return Duel(first, second, duel.scenario, _WINNERS[duel.winner])
+def _size(run: StoredRun) -> ModelSize:
+    memory = run.tags.get("memory_bytes", "")
+    try:
+        params_b = float(run.params.get("model_params_b", ""))
+    except ValueError:  # "unknown"
+        params_b = None
+    return ModelSize(params_b, int(memory) if memory.isdecimal() else None)
 
 
 def read_leaderboard(
@@ -494,44 +477,102 @@ def read_leaderboard(
     question: CellFilter,
     *,
     baseline: Pair | None = None,
-    by: Literal["model", "prompt"] | None = None,
+    by: Side | None = None,
     cluster: Literal["persona"] | None = None,
 ) -> tuple[Leaderboard, BoardCells]:
-    """Returns the board of an experiment, including duels, and its cells."""
+    """Return the board of an experiment, including duels, and its cells."""
     cells = read_board(store, experiment.experiment_id, question)
-    scales = scale_names(store, experiment.experiment_id, cells)
-    board = make_board(experiment.name, cells, BoardOptions(baseline, cluster, by, scales))
+    options = BoardOptions(
+        baseline=as_row(baseline) if baseline else None,
+        cluster=cluster,
+        by=by,
+        scales=scale_names(store, cells),
+        design=read_design(experiment.tags),
+        judging=read_judging(store, experiment.experiment_id),
+    )
+    board = make_board(experiment.name, cells, options)
     return with_duels(store, experiment, board, cells, judge=question.judge), cells
 
 
-def scale_names(store: RunStore, experiment_id: str, cells: BoardCells) -> tuple[str, ...]:
-    """Returns the scales of the rubric of the scores, or of the newest run's rubric if that is not found."""
-    runs = [cell.run for cell in cells.cells]
-    found = find_rubric(store, experiment_id, cells.rubric, runs) if cells.rubric else None
+def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
+    """Return the scales of the rubric of the scores, or of the newest run's rubric if that is not found."""
+    found, runs = cells.rubric_content, [cell.run for cell in cells.cells]
     if found is None and runs:
         found = read_rubric(store.get(newest_run(runs).run_id)[1].get(RUBRIC))
     return found.scale_names if found else ()
 
 
-BOARD = "artifact:leaderboard.json"
+def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
+    """Read the judging record from the sheets' tags and metrics, without their texts."""
+    applied: dict[str, list[StoredRun]] = {}
+    held, minutes, answers = set(), 0.0, 0.0
+    for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
+        tags, status = run.tags, run.tags.get("sheet_status")
+        if tags.get(SHEET_KIND, "sheet") != "sheet" or "judge" not in tags:
+            continue
+        if status == SheetStatus.HELD:
+            held.add(tags["judge"])
+        if status != SheetStatus.APPLIED:
+            continue
+        applied.setdefault(tags["judge"], []).append(run)
+        items, finished = run.metrics.get("n_items", 0.0), run.metrics.get("finished", 0.0)
+        timed = "applied_at" in tags and "exported_at" in tags and items and finished
+        if timed and tags.get("provisional") != "true":
+            took = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
+            minutes += took.total_seconds() / 60
+            answers += finished * run.metrics.get("n_cells", items) / items
+    concerns = {judge: _concern(runs) for judge, runs in applied.items()}
+    return JudgingRecord(
+        minutes_per_answer=minutes / answers if answers and minutes > 0 else None,
+        concerns={judge: concern for judge, concern in concerns.items() if concern},
+        held=frozenset(held),
+    )
+
+
+def _concern(sheets: Iterable[StoredRun]) -> str | None:
+    """Return what is known against a judge, from all applied sheets."""
+    tags = [run.tags for run in sheets]
+    verdicts = {each.get("drift") for each in tags}
+    if any("drift_accepted" in each for each in tags):
+        return "was accepted although too far off the reference scores"
+    if Verdict.BEYOND in verdicts:
+        return "is far off the reference scores"
+    if Verdict.FINE not in verdicts:
+        return "is not checked against reference scores yet"
+    return "has scores that are not checked against reference scores yet" if None in verdicts else None
+
+
+def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells, *, judge: str | None = None) -> list[Duel]:
+    """Return the judged duels between answers of a board, under its rubric."""
+    runs = {cell.run.run_id for cell in cells.cells}
+    return [
+        Duel(Pair(*duel.names[0]), Pair(*duel.names[1]), duel.scenario, _WINNERS[duel.winner])
+        for duel in read_duels(store, experiment)
+        if duel.rubric == cells.rubric and runs.issuperset(duel.runs) and judge in (None, duel.judge)
+    ]
+
+
+def with_duels(
+    store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, *, judge: str | None = None
+) -> Leaderboard:
+    """Add the duels within the tied set to the board; ranks, leader and `decided` do not change."""
+    if board.provisional or board.by is not None or not board.ranking.tied:
+        return board
+    among = {pair for pair in (board.ranking.leader, *board.ranking.tied) if pair is not None}
+    duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
+    return replace(board, duels=duel_table(duels, among)) if duels else board
 
 
 def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str:
-    """Records the board and returns the run id; an identical board is recorded only once."""
+    """Record the board and return the run id; an identical board is recorded only once."""
     content = board.to_json()
     record_id = fingerprint(content, 32)
     there = next(store.search(experiment_id, where={RECORD_TAG: record_id}, limit=1), None)
     if there is not None:
         return there.run_id
-    run_id = store.record(experiment_id, _run(board, content, record_id), maybe_there=True)
-    store.touch(experiment_id)
-    return run_id
-
-
-def _run(board: Leaderboard, content: Mapping[str, Any], record_id: str) -> NewRun:
     now = int(time.time() * 1000)
     top = board.standings[0].row.estimate if board.ranking.leader and board.standings else None
-    return NewRun(
+    run = NewRun(
         kind=RunKind.LEADERBOARD,
         record_id=record_id,
         name=f"leaderboard of {board.experiment}",
@@ -554,3 +595,6 @@ def _run(board: Leaderboard, content: Mapping[str, Any], record_id: str) -> NewR
         },
         texts={BOARD: json.dumps(content, ensure_ascii=False, separators=(",", ":"))},
     )
+    run_id = store.record(experiment_id, run, maybe_there=True)
+    store.touch(experiment_id)
+    return run_id

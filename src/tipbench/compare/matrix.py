@@ -36,8 +36,18 @@ class Pair:
         return f"{self.model}/{self.prompt}"
 
 
+def pair_json(pair: Pair | None) -> dict[str, str] | None:
+    """Return the JSON form of a pair."""
+    return None if pair is None else {"model": pair.model, "prompt_version": pair.prompt}
+
+
+def merged(pair: Pair, by: Side | None) -> Pair:
+    """Return the row that a pair belongs to on a board by model or prompt."""
+    return {"model": Pair(pair.model, ALL), "prompt": Pair(ALL, pair.prompt)}[by] if by else pair
+
+
 def parse_pair(text: str) -> Pair | None:
-    """Parses MODEL/PROMPT; None if there is no slash or a side is empty."""
+    """Parse MODEL/PROMPT; None if there is no slash or a side is empty."""
     model, _, prompt = text.rpartition("/")
     return Pair(model, prompt) if model and prompt else None
 
@@ -68,8 +78,9 @@ class ScoreMatrix:
 
     @cached_property
     def core(self) -> Mask:
-        """Mask of the scenarios in which at least half of the pairs are judged."""
-        return np.asarray((2 * self.judged.sum(axis=1) >= len(self.pairs)) & self.judged.any(axis=1))
+        """Mask of the scenarios in which at least half of the pairs that have a score are judged."""
+        scored = self.judged.any(axis=0).sum()
+        return np.asarray((2 * self.judged.sum(axis=1) >= scored) & self.judged.any(axis=1))
 
     @cached_property
     def complete(self) -> Mask:
@@ -79,11 +90,11 @@ class ScoreMatrix:
         return np.asarray(self.judged[self.core].all(axis=0))
 
     def column(self, pair: Pair) -> int | None:
-        """Returns the column of a pair; None if absent."""
+        """Return the column of a pair; None if absent."""
         return self.pairs.index(pair) if pair in self.pairs else None
 
     def only(self, columns: Mask | Sequence[int]) -> ScoreMatrix:
-        """Selects pairs, in matrix order, and the scenarios in which at least one of them is judged."""
+        """Select pairs, in matrix order, and the scenarios in which at least one of them is judged."""
         wanted = np.arange(len(self.pairs))[np.asarray(columns)]
         rows = np.flatnonzero(self.judged[:, wanted].any(axis=1))
         return ScoreMatrix(
@@ -93,38 +104,36 @@ class ScoreMatrix:
             values=self.values[np.ix_(rows, wanted)],
         )
 
-    def by_persona(self) -> ScoreMatrix:
-        """Averages per persona, to generalise to new personas.
+    def by_persona(self, core: Mask | None = None) -> ScoreMatrix:
+        """Average per persona, to generalise to new personas.
 
-        Only core scenarios count, and a pair missing one of them is NaN for that persona, so that all means of a
-        persona cover the same scenarios.
+        Only core scenarios (those of `core`, if given) count, and a pair missing one of them is NaN for that persona,
+        so that all means of a persona cover the same scenarios.
         """
-        personas = tuple(sorted({persona for persona, core in zip(self.personas, self.core, strict=True) if core}))
-        members = [self.core & (np.array(self.personas) == persona) for persona in personas]
-        means = [self.values[rows].mean(axis=0) for rows in members]
-        return ScoreMatrix(personas, personas, self.pairs, _stacked(means, len(self.pairs)))
+        wanted = self.core if core is None else core
+        personas = tuple(sorted({persona for persona, counts in zip(self.personas, wanted, strict=True) if counts}))
+        values = np.empty((len(personas), len(self.pairs)))
+        for at, persona in enumerate(personas):
+            values[at] = self.values[wanted & (np.array(self.personas) == persona)].mean(axis=0)
+        return ScoreMatrix(personas, personas, self.pairs, values)
 
     def by(self, side: Side) -> ScoreMatrix:
-        """Averages per model over the prompts that all models share, or per prompt over the shared models.
+        """Average per model over the prompts that all models share, or per prompt over the shared models.
 
         A mean is NaN in a scenario where one of its scores is missing. The other side of the pairs is `*`.
         """
         other = OTHER[side]
-        names = sorted({getattr(pair, side) for pair in self.pairs})
+        rows = tuple(sorted({merged(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        columns = [
-            [at for at, pair in enumerate(self.pairs) if getattr(pair, side) == name and getattr(pair, other) in shared]
-            for name in names
-        ]
-        merged = tuple(Pair(name, ALL) if side == "model" else Pair(ALL, name) for name in names)
-        if not shared:
-            return replace(self, pairs=merged, values=np.full((len(self.scenarios), len(names)), np.nan))
-        means = [self.values[:, members].mean(axis=1) for members in columns]
-        return replace(self, pairs=merged, values=_stacked(means, len(self.scenarios)).T)
+        means = np.full((len(rows), len(self.scenarios)), np.nan)
+        for at, row in enumerate(rows if shared else ()):
+            members = [merged(pair, side) == row and getattr(pair, other) in shared for pair in self.pairs]
+            means[at] = self.values[:, members].mean(axis=1)
+        return replace(self, pairs=rows, values=means.T)
 
 
 def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
-    """Returns the prompts that all models share (side `model`), or the models that all prompts share."""
+    """Return the prompts that all models share (side `model`), or the models that all prompts share."""
     owned: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
         owned[getattr(pair, side)].add(getattr(pair, OTHER[side]))
@@ -132,7 +141,7 @@ def shared_by_all(pairs: Iterable[Pair], side: Side) -> set[str]:
 
 
 def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMatrix:
-    """Averages scores within (pair, scenario); `pairs` adds columns for pairs without scores."""
+    """Average scores within (pair, scenario); `pairs` adds columns for pairs without scores."""
     cells: dict[tuple[str, Pair], list[float]] = defaultdict(list)
     personas: dict[str, str] = {}
     for score in scores:
@@ -149,7 +158,3 @@ def score_matrix(scores: Iterable[Score], pairs: Iterable[Pair] = ()) -> ScoreMa
     for (scenario, pair), found in cells.items():
         values[rows[scenario], columns[pair]] = fsum(found) / len(found)
     return ScoreMatrix(tuple(rows), tuple(personas[scenario] for scenario in rows), tuple(columns), values)
-
-
-def _stacked(rows: Sequence[Floats], width: int) -> Floats:
-    return np.stack(rows) if rows else np.empty((0, width))

@@ -1,39 +1,60 @@
-"""Ranks pairs: paired differences, step-down tests, rank ranges, probability of best."""
+"""Ranks pairs: paired differences, step-down tests at planned looks, rank ranges, probability of best.
+
+A row is ranked when it shares enough scenarios with the leader. Every comparison of two rows uses the scenarios that
+both have, so a row with gaps neither loses its rank nor reduces the scenarios of others. Means and P(best) use
+everything judged; tests use the scenarios of the latest look of the design, at its level.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from tipbench.compare.matrix import Pair, ScoreMatrix
-from tipbench.compare.resampling import FLIPS, MIN_SCENARIOS, NOTHING, RESAMPLES, SEED, best_shares, better_than
+from tipbench.compare.matrix import Floats, Mask, Pair, ScoreMatrix
+from tipbench.compare.resampling import ALPHA, FLIPS, NOTHING, RESAMPLES, SEED, better_than, shrink
 from tipbench.compare.statistics import (
     Difference,
     Estimate,
-    differences_to,
-    mean_estimate,
-    pseudo_values,
+    additive_fit,
+    conditional_power,
+    paired_difference,
     scenarios_needed,
+    shown_estimate,
+    sidak_width,
+    simultaneous_differences,
     smallest_detectable,
+    untested,
 )
+from tipbench.plan.design import MIN_SCENARIOS, Design, least_scenarios
+
+FARTHEST = 10  # times the present scenarios; a row that needs more to be separated is too close to call
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The most complete row and its missing scenarios; without core scenarios, the scenario and its missing rows."""
+    """What is missing for a ranking: scenarios of the most complete row.
 
-    core: int  # number of scenarios in which at least half of the rows are judged
+    If no scenario is judged for half of the rows, rows of the most complete scenario.
+    """
+
+    core: int  # number of scenarios in which at least half of the rows with a score are judged
+    needed: int  # of these, to be ranked
     rows: int
-    nearest: str
-    lacks: tuple[str, ...]
+    nearest: str  # the most complete row or scenario
+    lacks: tuple[str, ...]  # its missing scenarios or rows
 
 
-def gap_of(matrix: ScoreMatrix) -> Gap | None:
-    """Returns what is missing for a ranking; None if a row is complete or nothing is judged."""
-    if matrix.complete.any() or not matrix.judged.any():
+def gap_of(matrix: ScoreMatrix, *, everywhere: bool = False) -> Gap | None:
+    """Return what is missing for a ranking; None if a row can lead or nothing is judged.
+
+    With `everywhere`, a row can lead only if it is judged in every core scenario, as means per persona need it.
+    """
+    can_lead = matrix.complete if everywhere else _eligible(matrix)
+    if can_lead.any() or not matrix.judged.any():
         return None
     pairs, scenarios = [str(pair) for pair in matrix.pairs], list(matrix.scenarios)
     core = int(matrix.core.sum())
@@ -41,162 +62,361 @@ def gap_of(matrix: ScoreMatrix) -> Gap | None:
         rows = np.flatnonzero(matrix.core)
         nearest = int(matrix.judged[rows].sum(axis=0).argmax())
         lacks = [scenarios[row] for row in rows if not matrix.judged[row, nearest]]
-        return Gap(core, len(pairs), pairs[nearest], tuple(lacks))
+        needed = core if everywhere else min(MIN_SCENARIOS, core)
+        return Gap(core, needed, len(pairs), pairs[nearest], tuple(lacks))
     nearest = int(matrix.judged.sum(axis=1).argmax())
     lacks = [pair for at, pair in enumerate(pairs) if not matrix.judged[nearest, at]]
-    return Gap(core, len(pairs), scenarios[nearest], tuple(lacks))
+    return Gap(core, 0, len(pairs), scenarios[nearest], tuple(lacks))
+
+
+@dataclass(frozen=True)
+class Look:
+    """A planned look at the first `at` scenarios of the design."""
+
+    number: int
+    of: int
+    at: int
+
+
+@dataclass(frozen=True)
+class NextLook:
+    """The next planned look: what it takes to get there, and the chance to decide there."""
+
+    look: Look
+    power: float | None  # None if too little is judged to estimate it
+    scenarios: int = 0  # still to be judged
+    answers: int = 0  # likewise
+    minutes: float | None = None  # at the measured pace of judging; None if no pace is measured
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form specified in PRODUCT.md, with the look's number."""
+        own = {name: getattr(self, name) for name in ("scenarios", "answers", "minutes", "power")}
+        return {**vars(self.look), **own}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pair with its statistics. Ranks and `p_best` are None for incomplete rows."""
+    """One pair with its statistics. Ranks and `p_best` are None for rows that are not ranked."""
 
     pair: Pair
-    complete: bool
+    ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if nothing is judged
-    level: float | None  # sort key; None if incomplete
+    level: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
+    adjusted: bool = False  # judged in other scenarios than the core
     rank: int | None = None
     rank_low: int | None = None
     rank_high: int | None = None
     p_best: float | None = None
     to_leader: Difference | None = None  # None for the leader, or without shared scenarios
     to_baseline: Difference | None = None
+    stale: bool = False  # all its runs are of an older build or prompt
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows in rank order (incomplete ones last), and the numbers of the verdict."""
+    """Rows in rank order (those that are not ranked last), and the numbers of the verdict."""
 
     rows: tuple[Row, ...]
     leader: Pair | None
-    tied: tuple[Pair, ...]  # complete rows not separated from the leader
-    decided: bool  # at least two complete rows, and all others significantly worse than the leader
-    scenarios_needed: int | None  # in total, to separate every tied row; None if decided or unknown
+    tied: tuple[Pair, ...]  # ranked rows not separated from the leader
+    decided: bool  # at least two ranked rows, all others significantly worse than the leader, none left unranked
+    scenarios_needed: int | None  # in total, to separate every tied row; None if decided, unknown or out of reach
     smallest_detectable: float | None  # difference detected with 80 % power
     n_scenarios: int  # core scenarios
     too_few: bool  # below MIN_SCENARIOS, nothing can be decided
-    gap: Gap | None = None  # what is missing, if no row is complete
+    level: float = ALPHA  # of the tests
+    planned: bool = False  # follows a design
+    look: Look | None = None  # the latest one reached
+    next_look: NextLook | None = None
+    n_tested: int = 0  # core scenarios that the tests are based on; 0 before the first look
+    references: tuple[Row, ...] = ()  # best first
+    to_reference: Difference | None = None  # leader − the best reference, tested on its own
+    silent: tuple[Pair, ...] = ()  # rows without a single answer, which do not forbid a decision
+    gap: Gap | None = None  # what is missing, if no row is ranked
 
     @cached_property
-    def complete(self) -> frozenset[Pair]:
+    def ranked(self) -> frozenset[Pair]:
         """The ranked pairs, cached for lookups per row."""
-        return frozenset(row.pair for row in self.rows if row.complete)
+        return frozenset(row.pair for row in self.rows if row.ranked)
 
     @cached_property
     def tied_set(self) -> frozenset[Pair]:
         """`tied` as a set, cached for lookups per row."""
         return frozenset(self.tied)
 
+    @cached_property
+    def ahead(self) -> tuple[Pair, ...]:
+        """Ranked rows that are clearly better than the leader in the tested scenarios, although their mean is lower."""
+        return tuple(row.pair for row in self.rows if row.ranked and _clearly_better(row.to_leader))
 
-def rank(
-    matrix: ScoreMatrix,
-    *,
-    baseline: Pair | None = None,
-    seed: int = SEED,
-    flips: int = FLIPS,
-    resamples: int = RESAMPLES,
-) -> Ranking:
-    """Ranks all rows, with rank ranges, probability of being best, and tests against leader and baseline."""
-    ranked = _ranked_rows(matrix, seed=seed, flips=flips, resamples=resamples)
-    leader = next(iter(ranked), None)
-    to_leader = differences_to(matrix, leader, seed=seed, flips=flips) if leader else {}
-    to_baseline = differences_to(matrix, baseline, seed=seed, flips=flips) if baseline else {}
-    rows = [_row(matrix, pair, ranked, to_leader, to_baseline) for pair in _in_order(matrix, ranked)]
-    rivals = {row.pair: row.to_leader for row in rows if row.complete and row.pair != leader}
+    @property
+    def beats_reference(self) -> bool | None:
+        """Whether the leader is clearly better than the best reference; None if unknown."""
+        if self.to_reference is None or self.to_reference.separated is None:
+            return None
+        return _clearly_better(self.to_reference)
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """Options of a ranking that do not come from the scores."""
+
+    baseline: Pair | None = None
+    design: Design | None = None  # None if the tests are not planned looks
+    finished: frozenset[str] = frozenset()  # scenarios without an answer that waits for a judge
+    silent: frozenset[Pair] = frozenset()  # pairs without a single answer
+    seed: int = SEED
+    flips: int = FLIPS
+    resamples: int = RESAMPLES
+
+    @property
+    def level(self) -> float:
+        """The level of each test."""
+        return self.design.level if self.design else ALPHA
+
+
+def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: ScoreMatrix | None = None) -> Ranking:
+    """Rank all rows, with rank ranges, probability of being best, and tests against leader and baseline.
+
+    `references` has the same scenarios as `matrix`; its rows are compared with the leader and never ranked.
+    """
+    options = options or RankOptions()
+    if references is None:
+        references = replace(matrix, pairs=(), values=np.empty((len(matrix.scenarios), 0)))
+    values, core, n_core, design = matrix.values, matrix.core, int(matrix.core.sum()), options.design
+    levels, leader, ranked = _leader_and_ranked(matrix)
+    look, look_scenarios = _latest_look(matrix, ranked, options)
+    to_leader: Mapping[Pair, Difference | None] = {}
+    to_baseline: Mapping[Pair, Difference | None] = {}
+    leader_pair, leader_values, shrunken = None, None, None
+    better = np.zeros((0, 0), dtype=bool)  # [i, j]: ranked row i is clearly better than ranked row j
+    position = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}  # of a ranked row in `better`
+    if leader is not None:
+        leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
+        to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
+        tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
+        better = better_than(tested, seed=options.seed, flips=options.flips, alpha=options.level)
+        # The tests against the leader separate more rows than those of all pairs; the rank ranges follow them.
+        first = position[leader]
+        for column, i in position.items():
+            if _clearly_worse(to_leader.get(matrix.pairs[column])):
+                better[first, i] = True
+                better[i, first] = False
+        board = matrix.only(ranked)
+        if len(board.scenarios) > 1 or len(board.pairs) == 1:
+            pseudo = additive_fit(board.values, np.ones(len(board.scenarios), dtype=bool)).pseudo
+            shrunken = shrink(pseudo, seed=options.seed, resamples=options.resamples)
+    if options.baseline is not None:
+        source = references if options.baseline in references.pairs else matrix
+        baseline_values = source.values[:, source.pairs.index(options.baseline)]
+        to_baseline = _differences(matrix, ranked, options.baseline, baseline_values, look_scenarios, options)
+    rows = []
+    for column, pair in enumerate(matrix.pairs):
+        estimate, has_level = shown_estimate(values[:, column]), not np.isnan(levels[column])
+        row = Row(
+            pair=pair,
+            ranked=column in position,
+            estimate=estimate,
+            level=float(levels[column]) if has_level else None,
+            adjusted=bool(estimate and has_level and (matrix.judged[:, column] != core).any()),
+            to_leader=to_leader.get(pair),
+            to_baseline=to_baseline.get(pair),
+        )
+        if column in position:
+            i = position[column]
+            row = replace(
+                row,
+                rank=1 + int((levels[ranked] > levels[column] + NOTHING).sum()),
+                rank_low=1 + int(better[:, i].sum()),
+                rank_high=len(position) - int(better[i].sum()),
+                p_best=float(shrunken.best[i]) if shrunken else None,
+            )
+        rows.append(row)
+    rows.sort(key=_row_order)
+    rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
-    worse = [diff for diff in rivals.values() if diff and diff.separated and diff.mean < 0]
-    core = int(matrix.core.sum())
+    unranked = [row for row in rows if not row.ranked and row.pair not in options.silent]
+    decided = bool(rivals) and not unranked and all(_clearly_worse(diff) for diff in rivals.values())
+    kept = shrunken.kept if shrunken else 1.0
+    n_tested = int((look_scenarios & core).sum())
+    spreads = [diff.sd for diff in rivals.values() if diff and diff.sd]
+    median_spread = float(np.median(spreads)) if spreads else None
+    reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
     return Ranking(
         rows=tuple(rows),
-        leader=leader,
+        leader=leader_pair,
         tied=tuple(tied),
-        decided=bool(rivals) and len(worse) == len(rivals),
-        scenarios_needed=_needed_for(tied),
-        smallest_detectable=_detectable(rivals, core),
-        n_scenarios=core,
-        too_few=core < MIN_SCENARIOS,
+        decided=decided,
+        scenarios_needed=None if decided else _needed(tied, kept, options.level, n_core),
+        smallest_detectable=smallest_detectable(
+            median_spread, n_tested or n_core, comparisons=len(rivals), level=options.level
+        ),
+        n_scenarios=n_core,
+        too_few=n_core < MIN_SCENARIOS,
+        level=options.level,
+        planned=design is not None,
+        look=look,
+        next_look=None if decided else _next_look(design, look, matrix, rivals, leader, kept),
+        n_tested=n_tested,
+        references=reference_rows,
+        to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
+        silent=tuple(sorted(options.silent)),
         gap=gap_of(matrix),
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    level: float
-    rank: int
-    rank_low: int
-    rank_high: int
-    p_best: float | None
+def _clearly_better(difference: Difference | None) -> bool:
+    return difference is not None and bool(difference.separated) and difference.mean > 0
 
 
-def _ranked_rows(matrix: ScoreMatrix, *, seed: int, flips: int, resamples: int) -> dict[Pair, _Place]:
-    board = matrix.only(matrix.complete)
-    k = len(board.pairs)
-    if not k:
-        return {}
-    pseudo = pseudo_values(board.values)
-    level = pseudo.mean(axis=0)
-    better = better_than(board.values, seed=seed, flips=flips)
-    shares = best_shares(pseudo, seed=seed, resamples=resamples) if len(pseudo) >= 2 or k == 1 else None
-    places = {
-        pair: _Place(
-            level=float(level[at]),
-            rank=1 + int((level > level[at] + NOTHING).sum()),
-            rank_low=1 + int(better[:, at].sum()),
-            rank_high=k - int(better[at].sum()),
-            p_best=None if shares is None else float(shares[at]),
-        )
-        for at, pair in enumerate(board.pairs)
+def _clearly_worse(difference: Difference | None) -> bool:
+    return difference is not None and bool(difference.separated) and difference.mean < 0
+
+
+def _eligible(matrix: ScoreMatrix) -> Mask:
+    """Return the rows that can lead: judged in at least six core scenarios, or in all if there are fewer."""
+    core = matrix.judged[matrix.core]
+    if not len(core):
+        return np.zeros(len(matrix.pairs), dtype=bool)
+    return np.asarray(core.sum(axis=0) >= min(MIN_SCENARIOS, len(core)))
+
+
+def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
+    """Return every row's adjusted mean, the leader, which has the highest, and which rows are ranked.
+
+    The adjusted mean is the mean of score − the scenario's effect over the row's scenarios. A row is ranked if it
+    shares six scenarios with the leader, or all core scenarios if there are fewer.
+    """
+    eligible = _eligible(matrix)
+    if not eligible.any():
+        return np.full(len(matrix.pairs), np.nan), None, eligible
+    effects = additive_fit(matrix.values[:, eligible], matrix.core).effects[:, None]
+    usable = matrix.judged & ~np.isnan(effects)
+    counts = usable.sum(axis=0)
+    sums = np.where(usable, matrix.values - effects, 0.0).sum(axis=0)
+    levels = sums / np.where(counts > 0, counts, np.nan)
+    highest = np.max(levels[eligible]) - NOTHING  # the first of several equal rows leads, whatever the rounding errors
+    leader = next(int(row) for row in np.flatnonzero(eligible) if levels[row] >= highest)
+    shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)
+    enough = min(MIN_SCENARIOS, int(matrix.core.sum()))
+    return levels, leader, np.asarray(eligible & (shared >= enough))
+
+
+def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
+    """Return the latest look reached and its scenarios; without a design, no look and all scenarios.
+
+    A look is reached when every ranked row is judged in enough of its scenarios to be separated, and none of its
+    scenarios waits for a judge. So its data are tested once, and not again with each further scenario.
+    """
+    design = options.design
+    if design is None:
+        return None, np.ones(len(matrix.scenarios), dtype=bool)
+    reached, reached_scenarios = None, np.zeros(len(matrix.scenarios), dtype=bool)
+    core = {name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core}
+    done = core | options.finished
+    for number, at in enumerate(design.looks, start=1):
+        names = set(design.scenarios[:at])
+        scenarios = np.array([name in names for name in matrix.scenarios], dtype=bool)
+        judged = matrix.judged[np.ix_(scenarios, ranked)].sum(axis=0)  # scenarios per ranked row
+        enough = ranked.any() and judged.min() >= least_scenarios(design.level)
+        if names <= done and enough:
+            reached, reached_scenarios = Look(number, len(design.looks), at), scenarios
+    return reached, reached_scenarios
+
+
+def _differences(
+    matrix: ScoreMatrix, ranked: Mask, other: Pair, other_values: Floats, scenarios: Mask, options: RankOptions
+) -> dict[Pair, Difference | None]:
+    """Return each row's difference to another row.
+
+    Ranked rows are tested as one family over `scenarios`; the differences of the rest are not tested.
+    """
+    family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
+    masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
+    found = simultaneous_differences(masked[:, 1:], masked[:, 0], options.level, seed=options.seed, flips=options.flips)
+    tested = {matrix.pairs[column]: each for column, each in zip(family, found, strict=True)}
+    return {
+        pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))
+        for column, pair in enumerate(matrix.pairs)
+        if pair != other
     }
-    return dict(sorted(places.items(), key=lambda item: (item[1].rank, item[0])))
 
 
-def _in_order(matrix: ScoreMatrix, ranked: Mapping[Pair, _Place]) -> list[Pair]:
-    means = {pair: mean_estimate(matrix.values[:, at]) for at, pair in enumerate(matrix.pairs) if pair not in ranked}
-    rest = sorted(means.items(), key=lambda item: (item[1] is None, -item[1].mean if item[1] else 0.0, item[0]))
-    return [*ranked, *(pair for pair, _ in rest)]
+def _reference_rows(
+    references: ScoreMatrix,
+    leader: Pair | None,
+    leader_values: Floats | None,
+    scenarios: Mask,
+    options: RankOptions,
+) -> tuple[Row, ...]:
+    """Return the references, best first, each tested against the leader on its own."""
+    rows = []
+    for values, pair in zip(references.values.T, references.pairs, strict=True):
+        difference = None
+        if leader is not None and leader_values is not None:
+            alone = replace(references, pairs=(pair,), values=values[:, None])
+            difference = _differences(alone, np.ones(1, dtype=bool), leader, leader_values, scenarios, options)[pair]
+            if difference is not None and difference.n < MIN_SCENARIOS:
+                difference = untested(paired_difference(leader_values, values))
+        rows.append(Row(pair, ranked=False, estimate=shown_estimate(values), level=None, to_leader=difference))
+    return tuple(sorted(rows, key=_row_order))
 
 
-def _row(
-    matrix: ScoreMatrix,
-    pair: Pair,
-    ranked: Mapping[Pair, _Place],
-    to_leader: Mapping[Pair, Difference | None],
-    to_baseline: Mapping[Pair, Difference | None],
-) -> Row:
-    row = Row(
-        pair=pair,
-        complete=pair in ranked,
-        estimate=mean_estimate(matrix.values[:, matrix.pairs.index(pair)]),
-        level=None,
-        to_leader=to_leader.get(pair),
-        to_baseline=to_baseline.get(pair),
-    )
-    place = ranked.get(pair)
-    if place is None:
-        return row
-    return replace(
-        row,
-        level=place.level,
-        rank=place.rank,
-        rank_low=place.rank_low,
-        rank_high=place.rank_high,
-        p_best=place.p_best,
-    )
-
-
-def _needed_for(tied: Mapping[Pair, Difference | None]) -> int | None:
-    """Returns the largest number needed by any tied row; None if it is unknown for one of them."""
-    needs = [_needed(diff, len(tied)) for diff in tied.values()]
-    known = [need for need in needs if need is not None]
-    return max(known) if known and len(known) == len(needs) else None
-
-
-def _needed(diff: Difference | None, comparisons: int) -> int | None:
-    if diff is None:
+def _negated(difference: Difference | None) -> Difference | None:
+    """Return second − first for first − second; `0.0 - x` never returns −0.0."""
+    if difference is None:
         return None
-    return scenarios_needed(diff.mean, diff.sd, comparisons=comparisons, at_least=max(MIN_SCENARIOS, diff.n + 1))
+    low = high = None
+    if difference.ci_low is not None and difference.ci_high is not None:
+        low, high = 0.0 - difference.ci_high, 0.0 - difference.ci_low
+    return replace(difference, mean=0.0 - difference.mean, ci_low=low, ci_high=high)
 
 
-def _detectable(rivals: Mapping[Pair, Difference | None], n: int) -> float | None:
-    spreads = [diff.sd for diff in rivals.values() if diff and diff.sd]
-    return smallest_detectable(float(np.median(spreads)), n, comparisons=len(rivals)) if spreads else None
+def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
+    """Return the sort key: ranked rows by rank, then the others by mean, those without a score last."""
+    if row.ranked:
+        return False, row.rank or 0, row.estimate is None, 0.0, row.pair
+    mean = row.estimate.mean if row.estimate else 0.0
+    return True, 0, row.estimate is None, -mean, row.pair
+
+
+def _needed(tied: Mapping[Pair, Difference | None], kept: float, level: float, n_core: int) -> int | None:
+    """Return the largest number needed by any tied row; None if it is unknown or out of reach for one of them."""
+    needs = [
+        scenarios_needed(
+            kept * diff.mean, diff.sd, comparisons=len(tied), at_least=max(MIN_SCENARIOS, diff.n + 1), level=level
+        )
+        for diff in tied.values()
+        if diff is not None
+    ]
+    most = FARTHEST * max(n_core, MIN_SCENARIOS)
+    within_reach = [need for need in needs if need is not None and need <= most]
+    all_within_reach = len(within_reach) == len(tied)
+    return max(within_reach) if within_reach and all_within_reach else None
+
+
+def _next_look(
+    design: Design | None,
+    look: Look | None,
+    matrix: ScoreMatrix,
+    rivals: Mapping[Pair, Difference | None],
+    leader: int | None,
+    kept: float,
+) -> NextLook | None:
+    """Return the next look and its power to decide: that against the rival hardest to separate."""
+    reached = look.number if look else 0
+    if design is None or reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
+        return None
+    coming = Look(reached + 1, len(design.looks), design.looks[reached])
+    if leader is None or not rivals:
+        return NextLook(coming, None)
+    powers = []
+    open_rivals = max(1, sum(diff is None or not diff.separated for diff in rivals.values()))
+    for pair in rivals:
+        diff = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
+        if diff is None or not diff.sd or coming.at < least_scenarios(design.level):
+            return NextLook(coming, None)
+        width = sidak_width(coming.at, open_rivals, design.level)
+        now = min(diff.n, coming.at)
+        powers.append(conditional_power(diff.mean, diff.sd, now, coming.at, drift=kept * diff.mean, width=width))
+    return NextLook(coming, min(powers))

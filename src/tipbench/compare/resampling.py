@@ -14,6 +14,8 @@ r² = 1 and p follows from the flips, at least 2 / 2ⁿ. If all differences are 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,19 +28,33 @@ FLIPS = 10_000
 RESAMPLES = 10_000
 EXACT_UP_TO = 12  # scenarios; up to this number, every flip is computed
 SEED = 42
-MIN_SCENARIOS = 6  # with fewer, 2 / 2ⁿ exceeds ALPHA and nothing can be significant
 
 NOTHING = 1e-9  # smaller differences are rounding errors
 MOST_CERTAIN = 1 - 1e-9  # larger r² is a rounding error
 COARSELY_CERTAIN = 1 - 1e-3  # likewise for the logarithm in single precision
-LARGE = 60  # rows; from this number on, all pairs are tested in single precision, in at most LARGE_ROUNDS rounds
+LARGE = 60  # rows; from this number on, all pairs are tested in single precision, with fewer flips and rounds
 LARGE_ROUNDS = 3
+LARGE_FLIPS = 4000
+SMALL = 2_000_000  # flipped sums of all pairs; up to this number, they are computed at once
+GRID = 200  # values of τ
+CACHED = 64  # scenarios; flips of longer boards are not kept in memory
 MEMORY = 30_000_000  # maximum number of flipped sums in memory
 BLOCK = 1 << 17  # numbers per block, to fit in the CPU cache
 
 
 def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
-    """Returns ±1 signs with flips as rows and scenarios as columns; the first row is all +1, the observed data."""
+    """Return ±1 signs with flips as rows and scenarios as columns; the first row is all +1, the observed data."""
+    return _cached_flips(n, seed, flips) if n <= CACHED else _signs(n, seed, flips)
+
+
+@lru_cache(maxsize=32)
+def _cached_flips(n: int, seed: int, flips: int) -> Floats:
+    signs = _signs(n, seed, flips)
+    signs.setflags(write=False)
+    return signs
+
+
+def _signs(n: int, seed: int, flips: int) -> Floats:
     half = 1 << max(n - 1, 0)
     if n <= EXACT_UP_TO and half <= flips + 1:
         bits = (np.arange(half)[:, None] >> np.arange(n)) & 1
@@ -49,40 +65,87 @@ def sign_flips(n: int, *, seed: int = SEED, flips: int = FLIPS) -> Floats:
 
 
 def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> tuple[float | None, ...]:
-    """Returns the adjusted two-sided p of each column of paired differences (rows are scenarios; NaN = not shared).
+    """Return the adjusted two-sided p of each column of paired differences (rows are scenarios; NaN = not shared).
 
     Step-down max-t (Westfall and Young 1993; Romano and Wolf 2005): the probability that any column without a true
     difference gets p ≤ α is at most α. None for fewer than two shared scenarios.
     """
+    found: list[float | None] = [None] * differences.shape[1]
+    known, counts, block = _usable(differences)
+    if known.size:
+        sums = sign_flips(len(block), seed=seed, flips=flips) @ block
+        evidence = _evidence(sums, (block * block).sum(axis=0), counts)
+        order = np.argsort(-evidence[0], kind="stable")
+        ordered = evidence[:, order]
+        largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
+        reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
+        for column, p in zip(known[order], np.maximum.accumulate(reached.mean(axis=0)), strict=True):
+            found[column] = float(p)
+    return tuple(found)
+
+
+def critical_t(
+    differences: Floats, level: float = ALPHA, *, seed: int = SEED, flips: int = FLIPS
+) -> tuple[float | None, ...]:
+    """Return how many standard errors wide a single-step simultaneous interval is on each side, by column.
+
+    The (1 − level) quantile over flips of the largest statistic of the centred differences. None for fewer than two
+    shared scenarios, or if there are too few flips for the level, because the interval would be unbounded.
+    """
+    found: list[float | None] = [None] * differences.shape[1]
+    known, counts, block = _usable(differences)
+    if not known.size:
+        return tuple(found)
+    shared = ~np.isnan(differences)
+    means = np.where(shared, differences, 0.0).sum(axis=0)[known] / counts
+    used = shared[:, known].any(axis=1)
+    centred = np.where(shared[np.ix_(used, known)], block - means, 0.0)
+    centred[np.abs(centred) < NOTHING] = 0.0
+    sums = sign_flips(len(centred), seed=seed, flips=flips) @ centred
+    largest = np.sort(_evidence(sums, (centred * centred).sum(axis=0), counts).max(axis=1))
+    spare = int(level * len(largest) + 1e-9)
+    if not spare:
+        return tuple(found)
+    certainty = -np.expm1(-largest[-1 - spare] / _weights(counts))
+    bounded = certainty < MOST_CERTAIN
+    widths = np.sqrt((counts - 1.0) * certainty / np.where(bounded, 1 - certainty, 1.0))
+    for column, width, finite in zip(known, widths, bounded, strict=True):
+        found[column] = float(width) if finite else None
+    return tuple(found)
+
+
+def _usable(differences: Floats) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+    """Return the columns with at least two shared scenarios, their counts, and their values with 0 if not shared."""
     shared = ~np.isnan(differences)
     known = np.flatnonzero(shared.sum(axis=0) >= 2)
     used = shared[:, known].any(axis=1)
-    found: list[float | None] = [None] * differences.shape[1]
-    if not known.size:
-        return tuple(found)
     block = np.where(shared, differences, 0.0)[np.ix_(used, known)]
     block[np.abs(block) < NOTHING] = 0.0
-    sums = sign_flips(len(block), seed=seed, flips=flips) @ block
-    evidence = _evidence(sums, (block * block).sum(axis=0), shared.sum(axis=0)[known])
-    for column, p in zip(known, _adjusted(evidence), strict=True):
-        found[column] = float(p)
-    return tuple(found)
+    return known, shared.sum(axis=0)[known], block
 
 
 def better_than(
     values: Floats, *, seed: int = SEED, flips: int = FLIPS, alpha: float = ALPHA, rounds: int | None = None
 ) -> Mask:
-    """Returns a mask: [i, j] if column i is significantly better than column j, by step-down max-t over all pairs.
+    """Return a mask: [i, j] if column i is significantly better than column j, by step-down max-t over all pairs.
 
-    Uses critical values: rejects statistics above the (1 − α) quantile of the largest, then repeats over the rest
-    until no more are rejected, with the same result as adjusted p. Stopping earlier (`rounds`, set for many columns)
-    and the tolerance for rounding only make the test more conservative. With many columns and many patterns of missing
-    cells, fewer flips are used; the test remains valid.
+    With many columns it uses critical values: rejects statistics above the (1 − α) quantile of the largest, then
+    repeats over the rest until no more are rejected, with the same result as adjusted p. Stopping earlier (`rounds`,
+    set for very many columns), fewer flips and the tolerance for rounding only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
         return np.zeros((k, k), dtype=bool)
-    family = _Family(values, seed=seed, flips=flips)
+    if k * (k - 1) // 2 * min(flips, 2 ** min(n, 60)) <= SMALL and rounds is None:
+        first, second = np.triu_indices(k, 1)
+        differences = values[:, first] - values[:, second]
+        adjusted = np.array([1.0 if p is None else p for p in step_down(differences, seed=seed, flips=flips)])
+        totals = np.where(np.isnan(differences), 0.0, differences).sum(axis=0)
+        better = np.zeros((k, k), dtype=bool)
+        better[first, second] = (adjusted <= alpha) & (totals > 0)
+        better[second, first] = (adjusted <= alpha) & (totals < 0)
+        return better
+    family = _Family(values, seed=seed, flips=min(flips, LARGE_FLIPS) if k >= LARGE else flips)
     rejected = np.zeros((k, k), dtype=bool)
     for _ in range(rounds or (LARGE_ROUNDS if k >= LARGE else k * k)):
         limit = family.critical(~rejected, alpha)
@@ -93,18 +156,49 @@ def better_than(
     return np.asarray(rejected & (family.sums > 0))
 
 
-def best_shares(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> Floats:
-    """Returns how often each column has the highest mean in bootstrap samples; ties are split, shares sum to 1.
+@dataclass(frozen=True)
+class Shrunken:
+    """Probabilities of being best, and how much of the observed differences between columns remains after shrinking."""
 
-    `values` must not contain NaN; for an incomplete layout, pass `statistics.pseudo_values`.
+    best: Floats  # sums to 1
+    kept: float  # 0 to 1
+
+
+def shrink(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> Shrunken:
+    """Return how probable it is that each column has the highest true mean, by empirical Bayes.
+
+    The true means are taken as normal around a common mean, with a standard deviation τ that is unknown; its posterior
+    is computed on a grid, under a half-Cauchy prior whose scale is the standard error. Given τ, an observed difference
+    shrinks by B = τ² / (τ² + se²), and the remaining error is √B × that of a bootstrap over scenarios, which preserves
+    the dependence between columns. Without shrinking, the best of many close columns looks far too certain.
+    `values` must not contain NaN; for an incomplete layout, pass the pseudo-values of `statistics.additive_fit`.
     """
     n, k = values.shape
-    drawn = np.random.default_rng([seed, 2]).integers(0, n, size=(resamples, n), dtype=np.int32)
+    if k == 1:
+        return Shrunken(np.ones(1), 1.0)
+    rng = np.random.default_rng([seed, 2])
+    levels = values.mean(axis=0)
+    residuals = values - values.mean(axis=1, keepdims=True) - (levels - levels.mean())
+    se2 = float(np.square(residuals).sum()) / ((n - 1) * (k - 1)) / n
+    spread = levels - levels.mean()
+    if se2 < NOTHING**2:
+        best = (spread >= spread.max() - NOTHING).astype(np.float64)
+        return Shrunken(best / best.sum(), 1.0)
+    ratio = np.tan(np.linspace(0, np.pi / 2, GRID + 2)[1:-1])  # τ / se, at equal steps of the prior
+    log_weight = -0.5 * (k - 1) * np.log1p(ratio**2) - 0.5 * float(spread @ spread) / se2 / (1 + ratio**2)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    kept = ratio**2 / (1 + ratio**2)
+    chosen = kept[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
+    drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
     drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
     times = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
-    sums = times @ (values - values.mean())
-    best = sums >= sums.max(axis=1, keepdims=True) - n * NOTHING
-    return np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0) / resamples).reshape(k)
+    errors = times @ residuals / n * np.sqrt(n / (n - 1))
+    errors *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=(resamples, 1)))  # the standard error is estimated too
+    means = chosen[:, None] * spread + np.sqrt(chosen)[:, None] * errors
+    best = means >= means.max(axis=1, keepdims=True) - NOTHING
+    shares = np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0) / resamples).reshape(k)
+    return Shrunken(shares, float(weight @ kept))
 
 
 def _evidence(sums: Floats, squares: Floats, counts: NDArray[Any]) -> Floats:
@@ -117,16 +211,6 @@ def _weights(counts: NDArray[Any]) -> Floats:
     return np.asarray(freedom * np.square((8 * freedom + 1) / (8 * freedom + 3)))
 
 
-def _adjusted(evidence: Floats) -> Floats:
-    order = np.argsort(-evidence[0], kind="stable")
-    ordered = evidence[:, order]
-    largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
-    reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.maximum.accumulate(reached.mean(axis=0))
-    return adjusted
-
-
 class _Family:
     """The test family of all pairs of columns.
 
@@ -136,7 +220,8 @@ class _Family:
 
     def __init__(self, values: Floats, *, seed: int, flips: int) -> None:
         judged = ~np.isnan(values)
-        centred = np.where(judged, values - _row_means(values, judged), 0.0)
+        totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
+        centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
         patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
         self._counts = present.T @ present
@@ -150,14 +235,14 @@ class _Family:
         self._coarse = values.shape[1] >= LARGE
         precision = np.float32 if self._coarse else np.float64
         self._scale = scale.astype(precision)
-        flips = max(min(flips, MEMORY // (patterns.shape[1] * values.shape[1])), int(1 / ALPHA))
+        flips = max(min(flips, MEMORY // (patterns.shape[1] * values.shape[1])), 100)
         signs = sign_flips(len(values), seed=seed, flips=flips).astype(precision)
         parts = [(centred * pattern[:, None]).astype(precision).T @ signs.T for pattern in patterns.T]
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
         self.observed = self._on_scale(np.square(self.sums) * scale, self._counts)
 
     def critical(self, open_pairs: Mask, alpha: float) -> float:
-        """Returns the critical value: the (1 − α) quantile over flips of the largest statistic among the open pairs."""
+        """Return the critical value: the (1 − α) quantile over flips of the largest statistic among the open pairs."""
         scale = self._scale * open_pairs
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
@@ -183,8 +268,3 @@ class _Family:
             return certainty
         certain = COARSELY_CERTAIN if self._coarse else MOST_CERTAIN
         return np.asarray(_weights(counts) * -np.log1p(-np.minimum(certainty, certain)))
-
-
-def _row_means(values: Floats, judged: Mask) -> Floats:
-    totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
-    return np.asarray(totals / np.maximum(judged.sum(axis=1, keepdims=True), 1))

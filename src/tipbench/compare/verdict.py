@@ -1,18 +1,23 @@
-"""The verdict as text: the leader, the rows tied with it, and the number of scenarios needed to decide."""
+"""The verdict as text (leader, ties, reference, look and what comes next), and the notes on a board."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
-from tipbench.compare.matrix import Pair
-from tipbench.compare.ranking import Ranking
-from tipbench.compare.resampling import MIN_SCENARIOS
+from tipbench.compare.matrix import OTHER, Pair, Side, shared_by_all
+from tipbench.compare.ranking import NextLook, Ranking
 from tipbench.compare.statistics import Unknown
-from tipbench.text import join_names, plural
+from tipbench.plan.design import MIN_SCENARIOS
+from tipbench.text import join_names, percent, plural
 
-_NAMED = 3
+UNCLEAR = "not clearly different"  # how a tie is worded
+_NAMED = 3  # names in a sentence
 _LACKING = 5
+_LISTED = 12  # names in a list
+_HOPELESS = 0.05  # a smaller chance to decide at the next look is not worth its number
 
 
 @dataclass(frozen=True)
@@ -23,43 +28,86 @@ class VerdictFacts:
     row: str = "pair"  # what is ranked
     provisional: str | None = None  # source of the scores, if provisional
     obstacle: str | None = None  # why nothing can be ranked, regardless of scores
+    unplanned: str | None = None  # why the tests are not a planned look
+    fragile: bool = False
+    judges: tuple[str, ...] = ()
+    concerns: Mapping[str, str] = field(default_factory=dict)  # by judge
 
 
 PLAIN = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = PLAIN) -> str:
-    """Returns two or three sentences. The leader is selected from the same data, so no row is called worse than it."""
-    sentences = [standing_sentence(ranking, facts), *_outlook(ranking, facts), *_unranked(ranking)]
-    if isinstance(duels, DuelTable):
-        sentences += _duels(duels)
+    """Return some sentences. The leader is selected from the same data, so no tied row is called worse than it."""
+    sentences = [standing_sentence(ranking, facts)]
+    if ranking.leader is not None:
+        sentences += _qualifications(ranking, facts)
+    if isinstance(duels, DuelTable) and duels.winner is not None:
+        sentences.append(f"{duels.winner} wins the duels between the tied rows; duels do not change ranks.")
+    elif isinstance(duels, DuelTable) and duels.absent:
+        absent = join_names(duels.absent, _NAMED)
+        sentences.append(f"The duels between the tied rows have no winner yet: no duels of {absent}.")
     text = " ".join(sentences)
     return f"Provisional ({facts.provisional}): {text}" if facts.provisional else text
 
 
+def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
+    """Yield what qualifies the lead; rows with answers that are not ranked forbid a decision, and are named."""
+    if facts.fragile:
+        yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
+    beaten, reference = ranking.beats_reference, ranking.to_reference
+    if beaten is not None and reference is not None:
+        worse = reference.separated and reference.mean < 0
+        state = "clearly better than" if beaten else "clearly worse than" if worse else f"{UNCLEAR} from"
+        yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
+    if ranking.tied and not ranking.decided:
+        yield _outlook(ranking, facts)
+    if facts.unplanned and not ranking.too_few:
+        yield f"Not a planned look: {facts.unplanned}."
+    if ranking.ahead:
+        where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
+        yield f"Clearly better than the leader in {where}: {join_names(ranking.ahead, _NAMED)}."
+    silent = set(ranking.silent)
+    rows = [row for row in ranking.rows if not row.ranked and row.pair not in silent and not row.stale]
+    if rows:
+        names = join_names((row.pair for row in rows), _NAMED)
+        yield f"Not decided without {names}: too few scenarios are judged to rank {'it' if len(rows) == 1 else 'them'}."
+    if ahead := [row.pair for row in rows if row.to_leader is not None and row.to_leader.mean > 0]:
+        yield f"Ahead of the leader where judged: {join_names(ahead, _NAMED)}."
+    if silent and not ranking.decided:
+        yield f"{plural(len(silent), facts.row)} gave no answer: {join_names(ranking.silent, _NAMED)}."
+    if facts.judges and not facts.provisional:
+        yield f"Judged by {join_names(facts.judges, _NAMED)}."
+    only = ", the only judge," if len(facts.judges) == 1 else ""
+    if concerns := [f"{judge}{only} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]:
+        yield f"{'; '.join(concerns[:_NAMED])}."
+
+
 def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
-    """Returns the sentence naming the leader and the rows tied with it, or why there is no leader."""
+    """Return the sentence naming the leader and the rows tied with it, or why there is no leader."""
     leader, over = ranking.leader, f"over {plural(ranking.n_scenarios, facts.unit)}"
+    if look := ranking.look:
+        at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
+        over += f" (look {look.number} of {look.of}{at})" if look.of > 1 else ""
     if leader is None:
         return _no_leader(ranking, facts)
-    if sum(row.complete for row in ranking.rows) == 1:
+    if sum(row.ranked for row in ranking.rows) == 1:
         return f"{leader} is the only ranked {facts.row}, {over}: there is nothing to compare it with."
     if ranking.decided:
-        return f"{leader} leads {over}; every other {facts.row} is clearly worse."
+        stale = sum(row.stale for row in ranking.rows)
+        left_out = [f"{plural(len(ranking.silent), facts.row)} that gave no answer"] if ranking.silent else []
+        left_out += [f"{plural(stale, facts.row)} of an older build, prompt or scenario"] if stale else []
+        without = f", without {' and '.join(left_out)}" if left_out else ""
+        return f"{leader} leads {over}; every other {facts.row} is clearly worse{without}."
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
-        return _shared(ranking, first, over)
+        others = [pair for pair in ranking.tied if pair not in first]
+        rest = f" and are {UNCLEAR} from {join_names(others, _NAMED)}" if others else ": their mean scores are equal"
+        return f"{join_names(first, _NAMED)} share the lead {over}{rest}."
     if not ranking.tied:
-        return f"{leader} leads {over}, but some rows share too few scenarios with it to decide."
-    return f"{leader} leads {over}, but is not clearly different from {join_names(ranking.tied, _NAMED)}."
-
-
-def _shared(ranking: Ranking, first: list[Pair], over: str) -> str:
-    names, leading = join_names(first, _NAMED), set(first)
-    others = [pair for pair in ranking.tied if pair not in leading]
-    if others:
-        return f"{names} share the lead {over} and are not clearly different from {join_names(others, _NAMED)}."
-    return f"{names} share the lead {over}: their mean scores are equal."
+        rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
+        return f"{leader} leads {over}{rest}."
+    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied, _NAMED)}."
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
@@ -67,39 +115,117 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
     if facts.obstacle:
         return f"Nothing can be ranked: {facts.obstacle}."
     if not ranking.rows:
+        if ranking.references:
+            return f"Nothing to rank: only the reference {ranking.references[0].pair.model} is recorded."
         return "Nothing is recorded yet."
     if gap is None:
         return f"Not judged yet: {plural(len(ranking.rows), row)} without scores."
     missing = f"{gap.nearest} has most and lacks {join_names(gap.lacks, _LACKING)}"
     if gap.core:
         counting = plural(gap.core, "scenario")
-        return f"No {row} is judged in all of the {counting} in which half of them are: {missing}."
+        some = "all" if gap.needed == gap.core else str(gap.needed)
+        return f"No {row} is judged in {some} of the {counting} in which half of them are: {missing}."
     return f"No scenario is judged for half of the {plural(gap.rows, row)}: {missing}."
 
 
-def _outlook(ranking: Ranking, facts: VerdictFacts) -> list[str]:
-    if ranking.leader is None or ranking.decided or not ranking.tied:
-        return []
-    unit, needed = facts.unit, ranking.scenarios_needed
+def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
+    """Return the next look with what it takes to get there and the chance to decide there, or why there is none."""
+    coming = ranking.next_look
+    if coming is not None:
+        look = coming.look
+        effort = [f"{plural(coming.scenarios, 'more scenario')}"] if coming.scenarios else []
+        effort += [f"{plural(coming.answers, 'answer')} to judge"] if coming.answers else []
+        effort += [f"about {plural(max(1, round(coming.minutes)), 'minute')}"] if coming.minutes is not None else []
+        name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
+        sentence = f"{name}: {', '.join(effort)}" if effort else name
+        if coming.power is None:
+            return f"{sentence}."
+        if coming.power < _HOPELESS:
+            return f"{sentence}; probably too close to call even then."
+        chance = ">99 %" if coming.power > 0.99 else percent(coming.power)
+        return f"{sentence}; the chance to decide there is about {chance}."
     if ranking.too_few:
-        return [f"Too few {unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed."]
-    if needed is not None:
-        return [f"If the true differences are as observed, about {plural(needed, unit)} would decide."]
-    return ["The number of scenarios needed cannot be estimated: some differences are zero."]
+        return f"Too few {facts.unit}s: {ranking.n_scenarios}; at least {MIN_SCENARIOS} needed (7 with several looks)."
+    if ranking.look is not None and ranking.look.of > 1:
+        return "Too close to call at the last look."
+    if ranking.scenarios_needed is not None:
+        return f"About {plural(ranking.scenarios_needed, facts.unit)} in all would decide, if the lead is as estimated."
+    return "Too close to call."
 
 
-def _unranked(ranking: Ranking) -> list[str]:
-    """Reports incomplete rows that score above the leader; they are not tested but must not be overlooked."""
-    better = [
-        row.pair for row in ranking.rows if not row.complete and row.to_leader is not None and row.to_leader.mean > 0
-    ]
-    names = join_names(better, _NAMED)
-    return [f"Not ranked, because not judged in every scenario, but ahead where judged: {names}."] if better else []
+def next_step(coming: NextLook) -> str:
+    """Return the next look as a task: "Next: judge 8 more scenarios (72 answers), about 25 minutes, …"."""
+    what = f"judge {plural(coming.scenarios, 'more scenario')} ({plural(coming.answers, 'answer')})"
+    if not coming.scenarios:
+        what = f"judge {plural(coming.answers, 'more answer')}"
+    effort = f", about {plural(max(1, round(coming.minutes)), 'minute')}" if coming.minutes is not None else ""
+    chance = f", {percent(min(coming.power, 0.99))} chance to decide" if coming.power is not None else ""
+    return f"Next: {what}{effort}{chance}."
 
 
-def _duels(duels: DuelTable) -> list[str]:
-    if duels.winner is not None:
-        return [f"{duels.winner} wins the duels between the tied rows; duels do not change ranks."]
-    if duels.absent:
-        return [f"The duels between the tied rows have no winner yet: no duels of {join_names(duels.absent, _NAMED)}."]
-    return []
+def board_notes(
+    cells: BoardCells, ranking: Ranking, flags: Collection[str], hosts: Sequence[str], by: Side | None, unit: str
+) -> Iterator[str]:
+    """Yield the notes on a board, most important first; `flags` are those of its rows."""
+    if not cells.scored:
+        if cells.unusable:
+            yield unusable_text(cells.unusable)
+        elif any(cell.waiting for cell in cells.cells):
+            yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
+    elif cells.provisional:
+        covered, people = cells.covered, ""
+        if covered and covered.people:
+            people = f" People have judged {covered.people} of {plural(covered.scenarios, 'scenario')}."
+        yield f"Provisional: scored by {', '.join(cells.judges)}, not by people.{people}"
+    if filters := filter_text(cells.question.where, cells.question.judge):
+        yield f"{filters[:1].upper()}{filters[1:]}."
+    if cells.other_conditions:
+        ids = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_NAMED])
+        yield f"{excluded_text(cells.other_conditions, 'under other conditions')}; {ids or '--where'} to show them."
+    if stale := sum(cells.stale.values()):
+        yield f"{excluded_text(stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
+    if by is not None:
+        pairs = {cell.pair for cell in cells.cells if not cell.reference}
+        shared = shared_by_all(pairs, by)
+        left = sorted({getattr(pair, OTHER[by]) for pair in pairs} - shared)
+        if not shared:
+            yield f"No {OTHER[by]} is shared by all {by}s, so the {by}s cannot be ranked."
+        elif left:
+            yield f"Not every {by} has {', '.join(left)}: excluded from the means by {by}."
+    if cells.excluded:
+        yield f"Left out with --exclude: {join_names(cells.excluded, _LISTED)}."
+    if "incomplete" in flags and ranking.leader:
+        least = min(MIN_SCENARIOS, ranking.n_scenarios)
+        yield f"Rows that share fewer than {plural(least, unit)} with the leader are not ranked (flag: incomplete)."
+    if "adjusted" in flags:
+        yield "Some rows lack scenarios: ranks go by means adjusted for these (flag: adjusted)."
+    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
+        yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
+    if len(hosts) > 1:
+        yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."
+
+
+def unusable_text(answers: int) -> str:
+    """Return the sentence for a board on which no answer has a usable tip."""
+    return f"None of {plural(answers, 'answer')} has a usable tip, so there is nothing to judge."
+
+
+def filter_text(where: Mapping[str, str], judge: str | None) -> str:
+    """Return the filters as text; empty if there are none."""
+    filters = join_names((f"{key}={value}" for key, value in where.items()), _LISTED)
+    parts = [f"only cells with {filters}" if filters else "", f"only {judge}'s scores" if judge else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def excluded_text(runs: int, which: str) -> str:
+    """Return the text for a number of excluded runs."""
+    return f"{plural(runs, 'run')} {which} {'is' if runs == 1 else 'are'} excluded"
+
+
+def unknown_pair_message(pair: Pair, there: Sequence[Pair], cells: BoardCells) -> str:
+    """Return the error message for a pair that is not on the board, with the available pairs."""
+    if stale := cells.stale.get(pair, 0):
+        runs = f"all {stale} runs of it are" if stale > 1 else "its only run is"
+        return f"The pair {pair} is not on this board: {runs} of an older build or prompt. Collect it again."
+    others = f" {excluded_text(cells.other_conditions, 'under other conditions')}." if cells.other_conditions else ""
+    return f"The pair {pair} is not on this board. Available: {join_names(there, _LISTED)}.{others}"

@@ -1,0 +1,230 @@
+"""The answer card: which pair to use, how sure that is, and the next step, in one sentence each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tipbench.compare.leaderboard import Leaderboard, Standing
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import best_text, label_of
+from tipbench.compare.verdict import next_step, standing_sentence, unusable_text
+from tipbench.markup import duration
+from tipbench.text import file_size, interval, join_names, number, parameter_count, plural, short_name
+
+_LONGEST = 60  # characters of a name
+
+
+class CardState(StrEnum):
+    """What is known about the answer; each state has its own page."""
+
+    UNJUDGED = "unjudged"  # answers wait for a judge
+    UNUSABLE = "unusable"  # no answer has a usable tip, so there is nothing to judge
+    UNRANKED = "unranked"  # scores, but too few to rank a pair
+    PROVISIONAL = "provisional"  # scored by rules or a model, not by people
+    EARLY = "early"  # people have judged, but the first look is not reached
+    BEHIND = "behind"  # the leader does not beat the reference
+    DECIDED = "decided"
+    TIED = "tied"
+    CLOSE = "close"  # tied, and no look is left that could decide
+
+
+@dataclass(frozen=True)
+class AnswerCard:
+    """The answer to "which model and prompt should I use?"."""
+
+    state: CardState
+    title: str
+    lines: tuple[str, ...]
+    next: str  # the next step with its effort
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All sentences below the title."""
+        return (*self.lines, self.next)
+
+
+def answer_card(board: Leaderboard) -> AnswerCard:
+    """Return the card of a board; nothing decided is stated as plainly as something decided."""
+    state = card_state(board)
+    return AnswerCard(state, _title(board, state), tuple(_lines(board, state)), _next(board, state))
+
+
+def card_state(board: Leaderboard) -> CardState:
+    """Return the state of a board."""
+    ranking = board.ranking
+    if not board.judges:
+        answered = [standing.usable for standing in board.standings if standing.usable]
+        unusable = bool(answered) and not any(usable.rate for usable in answered)
+        return CardState.UNUSABLE if unusable else CardState.UNJUDGED
+    if ranking.leader is None:
+        return CardState.UNRANKED
+    if board.provisional:
+        return CardState.PROVISIONAL
+    if ranking.planned and ranking.look is None:
+        return CardState.EARLY
+    if (reference := ranking.to_reference) is not None and reference.separated and reference.mean < 0:
+        return CardState.BEHIND
+    if ranking.decided:
+        return CardState.DECIDED
+    last_look = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
+    within_reach = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    return CardState.TIED if within_reach and not last_look else CardState.CLOSE
+
+
+def _title(board: Leaderboard, state: CardState) -> str:
+    leader, first = board.ranking.leader, sum(row.rank == 1 for row in board.ranking.rows)
+    name = _name(board, leader) if leader else ""
+    leads = f"{plural(first, board.by or 'pair')} share the lead" if first > 1 else f"{name} leads"
+    reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
+    return {
+        CardState.UNJUDGED: "Not judged yet",
+        CardState.UNUSABLE: "No usable answers",
+        CardState.UNRANKED: "No answer yet: too little is judged",
+        CardState.PROVISIONAL: f"For now: {name}",
+        CardState.EARLY: f"For now: {name}",
+        CardState.BEHIND: f"Use none of them: {reference} is better",
+        CardState.DECIDED: f"Use {name}",
+        CardState.TIED: f"Not decided: {leads}",
+        CardState.CLOSE: f"Too close to call: {leads}",
+    }[state]
+
+
+def _lines(board: Leaderboard, state: CardState) -> Iterator[str]:
+    leader, rows = board.ranking.leader, board.standings
+    if state is CardState.UNUSABLE:
+        answers = sum(standing.total - standing.failed for standing in rows)
+        yield unusable_text(answers)
+        return
+    if state is CardState.UNJUDGED:
+        waiting, pairs = _pending(board), plural(len(rows), board.by or "pair")
+        yield f"{plural(waiting, 'answer')} of {pairs} {'waits' if waiting == 1 else 'wait'} for a judge."
+        if board.judging.held:
+            yield f"Scores of {join_names(sorted(board.judging.held), 3)} are held and not counted: too far off."
+        return
+    if leader is None:
+        yield standing_sentence(board.ranking, board.verdict_facts)
+        return
+    standing = _standing(board, leader)
+    size, mean = board.sizes.get(leader.model), standing.row.estimate.mean if standing.row.estimate else None
+    parts = [
+        composite_text(board, mean),
+        _seconds(standing),
+        f"{parameter_count(size.params_b)} parameters" if size and size.params_b else None,
+        f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
+    ]
+    yield f"{_name(board, leader)}: {', '.join(part for part in parts if part)}."
+    yield standing_sentence(board.ranking, board.verdict_facts)
+    yield from _alternatives(board)
+    yield _against_reference(board)
+    yield _how_sure(board, state)
+
+
+def composite_text(board: Leaderboard, mean: float | None) -> str | None:
+    """Format a composite as "13.1 of 17"; without the highest possible one if the rubric is not known."""
+    if mean is None:
+        return None
+    return f"{number(mean, '.1f')} of {board.span[1]:g}" if board.span else f"composite {number(mean, '.1f')}"
+
+
+def _seconds(standing: Standing) -> str | None:
+    latency = standing.means.get("latency_s")
+    return None if latency is None else f"{duration(latency)} per answer"
+
+
+def _alternatives(board: Leaderboard) -> Iterator[str]:
+    """Name the fastest and the smallest among the leader and the rows tied with it."""
+    ranking = board.ranking
+    if ranking.leader is None or not ranking.tied or board.by == "prompt":
+        return
+    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied)]
+    speeds = [(row.means["latency_s"], row) for row in rows if row.means.get("latency_s") is not None]
+    sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
+    known = sorted({(size.params_b, model) for model, size in sizes.items() if size and size.params_b is not None})
+    leader, parts = rows[0], []
+    if speeds and len(board.hosts) < 2:
+        _, fastest = min(speeds, key=lambda each: each[0] or 0.0)
+        name = "it" if fastest is leader else _name(board, fastest.pair)
+        parts.append(f"{name} is the fastest ({_seconds(fastest)})")
+    if known and known[0][0] < known[-1][0]:
+        name = "it" if known[0][1] == leader.pair.model else short_name(known[0][1], _LONGEST)
+        parts.append(f"{name} is the smallest ({parameter_count(known[0][0])})")
+    if parts:
+        yield f"Among the tied, {' and '.join(parts).replace('and it is', 'and')}."
+
+
+def _against_reference(board: Leaderboard) -> str:
+    ranking = board.ranking
+    found = ranking.to_reference
+    if not ranking.references:
+        return "There is no reference: add the model baseline:template to see whether a model is needed at all."
+    name = ranking.references[0].pair.model
+    if found is None:
+        return f"Not compared with {name} yet."
+    ends = interval(found.ci_low, found.ci_high, "+.1f")
+    numbers = f"{number(found.mean, '+.1f')}{f', {ends}' if ends else ''}"
+    if found.separated is None:
+        return f"Against {name}: {numbers}; too little is judged to compare them."
+    return f"{'Beats' if ranking.beats_reference else 'Does not beat'} {name}: {numbers}."
+
+
+def _how_sure(board: Leaderboard, state: CardState) -> str:
+    ranking = board.ranking
+    best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
+    chance = f"the chance that it is the best is {best}" if best else "too few scenarios to estimate a chance"
+    over = plural(ranking.n_scenarios, board.unit)
+    if state is CardState.PROVISIONAL:
+        return f"How sure: scored by {join_names(board.judges, 3)} over {over}, not by people; {chance}."
+    concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
+    if board.fragile:
+        concerns.insert(0, "a few more unusable answers could change it")
+    if board.unplanned and not ranking.too_few:
+        concerns.append("no look was planned")
+    if board.judging.held:
+        concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
+    but = f", but {'; '.join(concerns)}" if concerns else ""
+    if ranking.decided:
+        return f"How sure: clearly ahead over {over}; {chance}{but}."
+    return f"How sure: not enough to decide over {over}; {chance}{but}."
+
+
+def _next(board: Leaderboard, state: CardState) -> str:
+    ranking, experiment = board.ranking, shlex.quote(board.experiment)
+    pending = _pending(board)
+    if state is CardState.UNUSABLE:
+        return "Next: read the raw answers, then try another prompt or a larger model."
+    if state is CardState.UNJUDGED:
+        if board.judging.held:
+            return f"Next: accept or return the held scores of {join_names(sorted(board.judging.held), 3)}."
+        return (
+            f"Next: judge them, or score by rules first: `tipbench judge run --with rules --experiment {experiment}`."
+        )
+    if state is CardState.PROVISIONAL:
+        return f"Next: judge by hand, so that scores count: `tipbench judge export --experiment {experiment}`."
+    if state is CardState.BEHIND:
+        return "Next: use the reference, or try other prompts and models."
+    if state is CardState.DECIDED and ranking.leader is not None:
+        return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
+    if ranking.next_look is not None:
+        return next_step(ranking.next_look)
+    if pending and not ranking.decided:
+        return f"Next: judge {plural(pending, 'more answer')}."
+    if ranking.scenarios_needed is not None:
+        return (
+            f"Next: collect more scenarios; about {plural(ranking.scenarios_needed, board.unit)} in all would decide."
+        )
+    return "Next: choose among the tied by speed, size or duels; more scenarios would hardly decide."
+
+
+def _pending(board: Leaderboard) -> int:
+    return sum(standing.total - standing.failed - standing.judged for standing in board.standings)
+
+
+def _standing(board: Leaderboard, pair: Pair) -> Standing:
+    return next(each for each in board.standings if each.pair == pair)
+
+
+def _name(board: Leaderboard, pair: Pair) -> str:
+    return short_name(label_of(board, pair), _LONGEST)

@@ -1,0 +1,200 @@
+"""Standings table: columns, sorting and cell texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tipbench.compare.leaderboard import Leaderboard, Standing
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import NOTHING, STATE_TEXTS, State, best_text, label_of, p_text, rank_text, state_of
+from tipbench.compare.statistics import Difference
+from tipbench.compare.verdict import UNCLEAR
+from tipbench.markup import duration
+from tipbench.text import interval, number, percent, short_name
+
+LONGEST = 90  # characters of a name; JSON and CSV have the full name
+FLAGS = {
+    "incomplete": "too few scenarios judged in common with the leader, so not ranked",
+    "adjusted": "lacks scenarios: its mean is also shown adjusted for these",
+    "failed": "cells without a complete answer",
+    "stale": "runs of an older model build, prompt or scenario are excluded",
+    "truncated": "answers cut off at the token limit",
+    "floored": "no usable answer; scored with the rubric's lowest scores",
+    "foreign_resident": "generated while another model was in memory",
+}
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A table cell: its text, smaller lines below it, and the value that rows are sorted by."""
+
+    text: str
+    sub: tuple[str, ...] = ()
+    value: float | None = None
+    state: str | None = None  # shown as a badge if set
+
+
+@dataclass(frozen=True)
+class Column:
+    """A table column: its title, a description, and its initial sort direction."""
+
+    key: str
+    title: str
+    about: str
+    high_first: bool = False
+    text: bool = False
+    extra: bool = False  # shown on demand
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the table; its cells are in the order of the columns."""
+
+    pair: Pair
+    model: str
+    prompt: str
+    state: str
+    cells: tuple[TableCell, ...]
+    flags: tuple[tuple[str, str], ...]
+    is_baseline: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns, and the rows sorted by `sort`."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    sort: str | None
+    fault: str | None = None  # error message for an unknown `sort`
+
+    def turned(self, column: Column) -> str:
+        """Return the `sort` value of a click on a column header: best values first, then reversed."""
+        first, second = (f"-{column.key}", column.key) if column.high_first else (column.key, f"-{column.key}")
+        return second if self.sort == first else first
+
+    def direction(self, column: Column) -> str | None:
+        """Return the value of `aria-sort` for a column, or None if the table is not sorted by it."""
+        return {column.key: "ascending", f"-{column.key}": "descending"}.get(self.sort or "")
+
+
+def standings(board: Leaderboard, sort: str | None = None) -> Table:
+    """Return the table of a board, references last; an unknown `sort` keeps the board's order."""
+    columns = tuple(_columns(board))
+    keys = [column.key for column in columns]
+    rows = [_row(board, standing) for standing in board.standings]
+    references = [_row(board, standing) for standing in board.references]
+    wanted = (sort or "").removeprefix("-")
+    if wanted not in keys:
+        fault = f"The table cannot be sorted by {sort[:40]!r}: there is no such column." if sort else None
+        return Table(columns, (*rows, *references), None, fault)
+    at, sign = keys.index(wanted), -1 if sort != wanted else 1
+
+    def order(row: TableRow) -> tuple[bool, float]:
+        """Put unknown values last in both directions."""
+        value = row.cells[at].value
+        return value is None, sign * (value or 0.0)
+
+    return Table(columns, (*sorted(rows, key=order), *references), sort)
+
+
+def _columns(board: Leaderboard) -> Iterator[Column]:
+    """Yield the columns; `_cells` has their contents in the same order."""
+    span = f", {board.span[0]:g} to {board.span[1]:g}" if board.span else ""
+    tested = f"with its {board.confidence} interval; p is adjusted for all rows"
+    yield Column("rank", "rank", "Rank and rank range")
+    yield Column(
+        "composite", "composite", f"Mean composite{span}, higher is better, with its 95 % interval", high_first=True
+    )
+    yield Column("p_best", "P(best)", "Chance of being the best row", high_first=True)
+    if board.baseline is not None:
+        name = short_name(label_of(board, board.baseline), LONGEST)
+        yield Column("baseline", "to baseline", f"Row − {name}, {tested}", high_first=True)
+    yield Column("leader", "to leader", f"Row − leader, {tested}", high_first=True)
+    yield Column("standing", "standing", "Compared with the leader", text=True)
+    yield Column("latency_s", "latency", "Time for an answer, without loading the model")
+    yield Column("judged", "judged", "Judged cells of all cells", high_first=True)
+    usable = "Scenarios with a usable tip, and the exact 95 % interval of their rate"
+    yield Column("usable", "usable", usable, high_first=True, extra=True)
+    for scale in board.scales:
+        yield Column(scale, short_name(scale, 24), "Mean of the scale", high_first=True, extra=True)
+    yield Column("format_ok", "format", "Share of answers in exactly the requested format", high_first=True, extra=True)
+    yield Column("overlong", "overlong", "Share of tips over the rubric's word limit", extra=True)
+    yield Column(
+        "diversity", "diversity", "How different the tips of one answer are: 0 to 1", high_first=True, extra=True
+    )
+    yield Column(
+        "tokens_per_s", "tokens/s", "Tokens a second; not comparable across hosts", high_first=True, extra=True
+    )
+
+
+def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[TableCell]:
+    row, means, estimate = standing.row, standing.means, standing.row.estimate
+
+    def cell(value: float | None, text: str | None, *sub: str | None) -> TableCell:
+        return TableCell(text or NOTHING, tuple(line for line in sub if line), value)
+
+    wide = f"{row.rank_low}–{row.rank_high}" if row.rank is not None and row.rank_low != row.rank_high else None
+    yield cell(row.rank, str(row.rank) if row.rank else None, wide)
+    mean, ends = (estimate.mean, interval(estimate.ci_low, estimate.ci_high)) if estimate else (None, None)
+    yield cell(mean, number(mean), ends, f"{number(row.level)} adjusted" if row.adjusted else None)
+    yield cell(row.p_best, best_text(board, standing))
+    if board.baseline is not None:
+        yield _difference(row.to_baseline, baseline_words(row.to_baseline))
+    yield _difference(row.to_leader)
+    yield TableCell(STATE_TEXTS[state], value=list(State).index(state), state=str(state))
+    yield cell(means.get("latency_s"), duration(means.get("latency_s")))
+    failed = f"{standing.failed} failed" if standing.failed else None
+    yield cell(standing.judged, f"{standing.judged}/{standing.total}", failed)
+    if (usable := standing.usable) is None:
+        yield cell(None, None)
+    else:
+        quality = number(usable.composite) if usable.rate < 1 else None
+        yield cell(
+            usable.rate,
+            f"{usable.rate * usable.scenarios:g} of {usable.scenarios}",
+            f"{percent(usable.low)} to {percent(usable.high)}",
+            f"{quality} if usable" if quality else None,
+        )
+    for scale in board.scales:
+        yield cell(means.get(scale), number(means.get(scale)))
+    yield cell(means.get("format_ok"), percent(means.get("format_ok")))
+    yield cell(means.get("overlong"), percent(means.get("overlong")))
+    yield cell(means.get("diversity"), number(means.get("diversity")))
+    yield cell(means.get("tokens_per_s"), number(means.get("tokens_per_s"), ".1f"))
+
+
+def _difference(found: Difference | None, words: str | None = None) -> TableCell:
+    if found is None:
+        return TableCell(NOTHING)
+    p = p_text(found)
+    p_words = f"p {p if p.startswith('<') else f'= {p}'}" if p else None
+    parts = (interval(found.ci_low, found.ci_high, "+.2f"), p_words, words)
+    return TableCell(number(found.mean, "+.2f") or NOTHING, tuple(part for part in parts if part), found.mean)
+
+
+def baseline_words(found: Difference | None) -> str | None:
+    """Describe a difference; None if it cannot be decided."""
+    if found is None or found.separated is None:
+        return None
+    return UNCLEAR if not found.separated else "better" if found.mean > 0 else "worse"
+
+
+def _row(board: Leaderboard, standing: Standing) -> TableRow:
+    pair, state = standing.pair, state_of(board, standing.pair)
+    return TableRow(
+        pair=pair,
+        model="" if board.by == "prompt" else short_name(pair.model, LONGEST),
+        prompt="" if board.by == "model" or state is State.REFERENCE else short_name(pair.prompt, LONGEST),
+        state=str(state),
+        cells=tuple(_cells(board, standing, state)),
+        flags=tuple((flag, FLAGS.get(flag, flag)) for flag in standing.flags),
+        is_baseline=pair == board.baseline,
+    )
+
+
+def rank_words(standing: Standing) -> str:
+    """Return a row's rank as text."""
+    text = rank_text(standing)
+    return f"rank {text}" if text else "not ranked"

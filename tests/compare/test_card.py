@@ -1,0 +1,102 @@
+"""The answer card: one state for each situation, and plain sentences with the numbers of the board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.judged import scored
+from tipbench.compare.card import AnswerCard, answer_card
+from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, ModelSize, make_board
+from tipbench.compare.matrix import Pair
+from tipbench.compare.ranking import Look, NextLook
+from tipbench.plan.design import make_design
+
+A, B, TEMPLATE = Pair("a:3b", "v1"), Pair("b:1b", "v1"), Pair("baseline:template", "none")
+GOOD = [13.0, 14.0, 12.5, 13.5, 14.5, 12.0, 13.0, 14.0]
+LOW = [value - 4 - at % 2 for at, value in enumerate(GOOD)]
+EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
+
+
+def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> AnswerCard:
+    cells = scored(columns, **changes.pop("cells", {}))
+    design = make_design(cell.scenario for cell in cells.cells) if changes.pop("planned", True) else None
+    made = make_board("tip-bench-x", cells, BoardOptions(scales=("tone",), design=design))
+    sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
+    return answer_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
+
+
+def test_a_decided_board_names_the_pair_to_use_and_how_to_record_it() -> None:
+    found = card({A: GOOD, B: LOW})
+    assert (found.state, found.title) == ("decided", "Use a:3b/v1")
+    assert found.lines[0] == "a:3b/v1: 13.3 of 17, 3.20B parameters, about 2.0 GiB in memory."
+    assert "every other pair is clearly worse" in found.lines[1]
+    assert found.next == "Next: record it: `tipbench decide --choose a:3b/v1 --because …`."
+
+
+def test_a_tie_names_the_smallest_and_the_next_look_with_its_effort() -> None:
+    found = card({A: GOOD, B: EVEN})
+    assert (found.state, found.title) == ("close", "Too close to call: a:3b/v1 leads")
+    assert "Among the tied, b:1b is the smallest (1.00B)." in found.lines
+    waiting: list[float | None] = [*GOOD, *[None] * 8]
+    coming = card({A: waiting, B: [*EVEN, *[None] * 8]})
+    assert coming.state == "tied"
+    assert coming.next.startswith("Next: judge 8 more scenarios (16 answers)")
+
+
+def test_minutes_and_chance_are_part_of_the_next_step() -> None:
+    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    look = NextLook(Look(2, 4, 16), power=0.62, scenarios=8, answers=16, minutes=25.2)
+    found = answer_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
+
+
+def test_a_reference_that_is_better_comes_first() -> None:
+    found = card({A: LOW, B: LOW, TEMPLATE: GOOD})
+    assert (found.state, found.title) == ("behind", "Use none of them: baseline:template is better")
+    (sentence,) = [line for line in found.lines if line.startswith("Does not beat baseline:template: −")]
+    assert " to −" in sentence
+    beaten = card({A: GOOD, B: LOW, TEMPLATE: LOW})
+    assert any(line.startswith("Beats baseline:template: +") for line in beaten.lines)
+
+
+def test_provisional_scores_are_never_called_sure() -> None:
+    found = card({A: GOOD, B: LOW}, cells={"provisional": True, "judges": ("rules",)})
+    assert (found.state, found.title) == ("provisional", "For now: a:3b/v1")
+    assert any("scored by rules over 8 scenarios, not by people" in line for line in found.lines)
+    assert "tipbench judge export" in found.next
+
+
+def test_before_the_first_look_nothing_is_called_decided() -> None:
+    few: list[float | None] = [*GOOD[:3], *[None] * 29]
+    found = card({A: few, B: [value and value - 5 for value in few]})
+    assert found.state in ("early", "unranked")
+    assert "Use" not in found.title
+
+
+def test_nothing_judged_and_held_scores_name_what_waits() -> None:
+    nothing: list[float | None] = [None] * 8
+    unjudged = card({A: nothing, B: nothing}, cells={"judges": ()}, judges=())
+    assert (unjudged.state, unjudged.lines) == ("unjudged", ("16 answers of 2 pairs wait for a judge.",))
+    assert "tipbench judge run --with rules" in unjudged.next
+    held = card(
+        {A: nothing, B: nothing}, cells={"judges": ()}, judges=(), judging=JudgingRecord(held=frozenset({"ben"}))
+    )
+    assert held.next == "Next: accept or return the held scores of ben."
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"fragile": True}, "a few more unusable answers could change it"),
+        ({"judging": JudgingRecord(concerns={"anna": "was accepted although too far off"})}, "anna was accepted"),
+        ({"judging": JudgingRecord(held=frozenset({"ben"}))}, "scores of ben are held and not counted"),
+        ({"planned": False}, "no look was planned"),
+    ],
+)
+def test_what_speaks_against_a_lead_is_named(changes: dict[str, Any], part: str) -> None:
+    (sure,) = [line for line in card({A: GOOD, B: LOW}, **changes).lines if line.startswith("How sure: ")]
+    assert part in sure

@@ -1,8 +1,8 @@
-"""python killed_writer.py sqlite|files: kills a service at each line that writes, and checks what it leaves.
+"""python killed_writer.py sqlite|files reward|reset|erase|import: kills a writer at each line, checks what it leaves.
 
-A child process learns one reward and writes the state; at the nth line of the code that writes it kills itself. Another
-child opens the store again: it must have the old state or the new one, the new one if the reward was acknowledged, and
-a rebuild from the log must give the same bytes. Prints {"steps", "old", "new"}. Works in memory where it can: a killed
+A child process changes the state of a user; at the nth line of the code that writes it kills itself. Another child
+opens the store again: it must have the old state or the new one, the new one if the change was acknowledged, and a
+rebuild from the log must give the same bytes. Prints {"steps", "old", "new"}. Works in memory where it can: a killed
 process loses nothing that it has written, synced or not.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -24,16 +24,18 @@ from typing import Any
 
 from support.serving import learn, reward_request, score_request, serving
 from tipbench import files, sqlite
+from tipbench.errors import EventConflict, EventNotFound
 from tipbench.serve import state_store
-from tipbench.serve.event_log import open_store
-from tipbench.serve.maintenance import rebuild_state
+from tipbench.serve.event_log import open_store, read_entries
+from tipbench.serve.maintenance import export_state, import_state, rebuild_state
 
 WRITES = {
     files.__file__: {"write_atomic", "_synced_copy", "sync_folder"},
     sqlite.__file__: {"transaction", "_run", "_write"},
-    state_store.__file__: {"save"},
+    state_store.__file__: {"save", "erase"},
 }
 OLD, NEW, TOO_FAR = 10, 11, 12
+LEARNED = {"reward": 4, "reset": 0, "erase": 0, "import": 2}  # rewards after the change; there are 3 before
 
 
 class Killer:
@@ -66,34 +68,52 @@ def in_child(work: Callable[..., int], *values: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def write(home: Path, state: str, step: int, acknowledged: Path) -> int:
+def write(home: Path, state: str, change: str, step: int, acknowledged: Path) -> int:
     killer = Killer(step)
     threading.settrace(killer.trace)
+    if change == "import":
+        sys.settrace(killer.trace)
+        import_state(home, home / "exported", state=state)
+        acknowledged.touch()
+        sys.settrace(None)
+        return TOO_FAR
     with serving(home, state=state) as service:
         sys.settrace(killer.trace)
-        reward = service.reward(None, reward_request("open"))
-        assert reward.committed is not None
-        reward.committed.result()
+        if change == "reward":
+            reward = service.reward(None, reward_request("open"))
+            assert reward.committed is not None
+            reward.committed.result()
+        else:
+            service.reset("u1", erase=change == "erase")
         acknowledged.touch()
         service.flush()
         sys.settrace(None)
     return TOO_FAR
 
 
-def check(home: Path, state: str, acknowledged: Path) -> int:
+def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
     with serving(home, state=state) as service:
         n = service.stats("egreedy/v1", "u1")["n"]
-        repeated = service.reward(None, reward_request("open")).body
-        assert n in (3, 4), n
-        assert n == 4 or not acknowledged.exists(), "an acknowledged reward was lost"
-        assert repeated["applied"] == (n == 3), repeated
+        assert n in (3, LEARNED[change]), n
+        assert n == LEARNED[change] or not acknowledged.exists(), "an acknowledged change was lost"
+        _, tallies = service.snapshot("egreedy/v1", service.keys.user("u1"))
+        assert sum(tally.seen for tally in tallies.by_category.values()) == n, "half of the change was made"
+        repeated = "conflict"
+        with suppress(EventConflict):
+            try:
+                repeated = "learned" if service.reward(None, reward_request("open")).body["applied"] else "known"
+            except EventNotFound:
+                repeated = "unknown"
+        new = {"reward": "known", "reset": "conflict", "erase": "unknown", "import": "learned"}[change]
+        assert repeated == ("learned" if n == 3 else new), repeated
         service.flush()
         key = service.keys.user("u1")
+        if change == "erase" and n == 0:
+            assert [entry.kind for entry in read_entries(service.log.database, user=key)] == ["reset"]
     left = documents(home, state, key)
-    assert json.loads(left["egreedy/v1"])["n"] == 4
     rebuild_state(home, state=state)
     assert documents(home, state, key) == left
-    return NEW if n == 4 else OLD
+    return NEW if n == LEARNED[change] else OLD
 
 
 def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
@@ -103,12 +123,14 @@ def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
 
 def prepare(home: Path, state: str) -> int:
     with serving(home, state=state) as service:
-        learn(service, "egreedy/v1", 3)
+        learn(service, "egreedy/v1", 2)
+        export_state(home, home / "exported", state=state)
+        learn(service, "egreedy/v1", 1, prefix="x")
         service.score("egreedy/v1", score_request(event_id="open"))
     return 0
 
 
-def main(folder: Path, state: str) -> None:
+def main(folder: Path, state: str, change: str) -> None:
     original, home, acknowledged = folder / "original", folder / "home", folder / "acknowledged"
     assert in_child(prepare, original, state) == 0
     outcomes = {OLD: 0, NEW: 0}
@@ -116,11 +138,11 @@ def main(folder: Path, state: str) -> None:
         shutil.rmtree(home, ignore_errors=True)
         acknowledged.unlink(missing_ok=True)
         shutil.copytree(original, home)
-        status = in_child(write, home, state, step, acknowledged)
+        status = in_child(write, home, state, change, step, acknowledged)
         if status == TOO_FAR:
             break
         assert status == -signal.SIGKILL, f"step {step}: the writer ended with {status}"
-        found = in_child(check, home, state, acknowledged)
+        found = in_child(check, home, state, change, acknowledged)
         assert found in outcomes, f"step {step}: the check ended with {found}"
         outcomes[found] += 1
     print(json.dumps({"steps": sum(outcomes.values()), "old": outcomes[OLD], "new": outcomes[NEW]}))
@@ -128,4 +150,4 @@ def main(folder: Path, state: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as in_memory:  # noqa: S108
-        main(Path(in_memory), sys.argv[1])
+        main(Path(in_memory), sys.argv[1], sys.argv[2])

@@ -62,6 +62,15 @@ def test_vowpal_wabbit_reads_the_dsjson(service: PolicyService, tmp_path: Path) 
         workspace.finish()
 
 
+def test_dsjson_has_no_null_and_no_boolean(service: PolicyService) -> None:
+    bare = [{"tip_id": "a", "task": {"is_overdue": True, "priority": None}}, {"tip_id": "b", "task": None}]
+    answer = service.score("linucb", score_request(context={"open_tasks": None}, candidates=bare))
+    service.reward("linucb", {"user_id": "u1", "event_id": answer.body["event_id"], "reward": 0.5})
+    (line,) = lines(service, "dsjson", policy="linucb")
+    assert line["c"]["shared"] == {"context": {"hour": 8.5}}
+    assert line["c"]["_multi"] == [{"tip": {"tip_id": "a", "is_overdue": 1}}, {"tip": {"tip_id": "b"}}]
+
+
 def test_dsjson_has_the_chosen_action_first_with_its_probability_and_cost(service: PolicyService) -> None:
     by_event = {line["event_id"]: line for line in lines(service, "jsonl") if "chosen" in line}
     rewards = {line["event_id"]: line["reward"] for line in lines(service, "jsonl") if "reward" in line}
@@ -89,6 +98,8 @@ def test_an_unknown_format_and_an_empty_log_are_errors(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
         with pytest.raises(UsageError, match="jsonl, dsjson, obp, not 'csv'"):
             lines(service, "csv")
+        with pytest.raises(UsageError, match="There is no policy 'egreedy/v9'"):
+            lines(service, "jsonl", policy="egreedy/v9")
         with pytest.raises(NotEnoughData):
             lines(service, "obp")
         assert lines(service, "jsonl") == lines(service, "dsjson") == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from support.serving import candidate, score_request
+from support.serving import score_request
 from tipbench.errors import UsageError
 from tipbench.serve.features import FEATURES
 from tipbench.serve.keys import SECRET_FILE, Keys, load_keys
@@ -153,7 +153,7 @@ def test_a_greedy_choice_does_not_depend_on_what_is_the_same_for_all_candidates(
         assert policy.decide(moved, ridge, 0.3).probabilities == before.probabilities
 
 
-def test_equal_candidates_tie_whatever_the_rounding_of_their_sums() -> None:
+def test_equal_candidates_tie_with_any_rounding_of_their_sums() -> None:
     policy = POLICIES["egreedy/v3"]
     ridge = policy.ridge()
     rng = np.random.default_rng(6)
@@ -176,7 +176,7 @@ def test_linucb_prefers_what_it_has_seen_less() -> None:
     assert not decision.explored
 
 
-def test_each_policy_has_its_features_its_epsilon_and_a_version_of_its_own() -> None:
+def test_each_policy_has_its_own_features_epsilon_and_version() -> None:
     table = {name: (policy.features.dim, policy.epsilon) for name, policy in POLICIES.items()}
     assert table == {
         "egreedy/v1": (7, 0.10),
@@ -282,11 +282,3 @@ def test_the_secret_is_created_once_for_its_owner_only(tmp_path: Path) -> None:
     (tmp_path / SECRET_FILE).write_text("short")
     with pytest.raises(UsageError, match=r"64 hex digits.*backup"):
         load_keys(tmp_path)
-
-
-def test_vector_is_a_row_of_the_matrix() -> None:
-    request = score_request(k=4)
-    at = local_time(request.get("at") or "")
-    for features in FEATURES.values():
-        rows = features.matrix(request, request["candidates"], at, Tallies())
-        np.testing.assert_array_equal(features.vector(request, candidate(2), at, Tallies()), rows[2])

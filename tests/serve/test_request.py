@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, local_time
 
 T = {"tip_id": "t"}
 SCORED: dict[str, Any] = {"user_id": "u1", "candidates": [T]}
@@ -34,6 +35,25 @@ def test_a_valid_request_is_kept_as_it_is(adapter: TypeAdapter[Any], request_bod
     assert adapter.validate_json(json.dumps(request_body)) == request_body
 
 
+def test_a_lower_case_z_is_utc() -> None:
+    found = SCORE.validate_json(json.dumps({**SCORED, "at": "2026-04-27t08:30:00z"}))
+    assert found["at"] == "2026-04-27t08:30:00Z"
+    assert local_time(found["at"]) == datetime(2026, 4, 27, 8, 30, tzinfo=UTC)
+
+
+def test_a_whole_number_with_a_fraction_of_zero_is_an_integer() -> None:
+    tally = {"seen": 3.0, "completed": 1e0, "dismissed": 0.0, "dwell_n": 2.0}
+    request = {
+        **SCORED,
+        "context": {"open_tasks": 7.0},
+        "candidates": [{**T, "task": {"priority": 3.0}}],
+        "profile_features": {"tip_volume_30d": 31.0, "by_category": {"focus": tally}},
+    }
+    validated = SCORE.validate_json(json.dumps(request))
+    assert validated == request
+    assert ".0" not in json.dumps(validated)  # stored as the integers that were meant
+
+
 @pytest.mark.parametrize(
     ("adapter", "request_body", "place"),
     [
@@ -51,6 +71,9 @@ def test_a_valid_request_is_kept_as_it_is(adapter: TypeAdapter[Any], request_bod
         (SCORE, {**SCORED, "candidates": [{**T, "composite": float("nan")}]}, "candidates.0.composite"),
         (SCORE, {**SCORED, "candidates": [{**T, "composite": "12"}]}, "candidates.0.composite"),
         (SCORE, {**SCORED, "candidates": [{**T, "task": {"priority": 5}}]}, "candidates.0.task.priority"),
+        (SCORE, {**SCORED, "candidates": [{**T, "task": {"priority": 2.5}}]}, "candidates.0.task.priority"),
+        (SCORE, {**SCORED, "candidates": [{**T, "task": {"priority": "3"}}]}, "candidates.0.task.priority"),
+        (SCORE, {**SCORED, "candidates": [{**T, "task": {"priority": True}}]}, "candidates.0.task.priority"),
         (SCORE, {**SCORED, "candidates": [{**T, "task": {"is_overdue": 1}}]}, "candidates.0.task.is_overdue"),
         (SCORE, {**SCORED, "candidates": [{**T, "tipp": 1}]}, "candidates.0.tipp"),
         (SCORE, {**SCORED, "at": "2026-04-27T08:30:00"}, "at"),

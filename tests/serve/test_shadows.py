@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.serving import Clock, learn, reward_request, score_request, serving
-from tipbench.errors import EventConflict, UsageError
+from tipbench.errors import EventConflict, QueueFull, UsageError
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
 from tipbench.serve.policy import POLICIES
@@ -100,6 +100,18 @@ def test_r13_a_shadow_publishes_its_signal_with_all_probabilities(tmp_path: Path
         assert set(signal.body["probabilities"]) == set(signal.body["scores"]) == {"t0", "t1", "t2"}
         assert sum(signal.body["probabilities"].values()) == pytest.approx(1)
         assert signal.body["agrees"] == (signal.body["chosen"] == score.body["chosen"]) == bool(signal.reward)
+
+
+def test_a_signal_that_finds_the_log_s_queue_full_is_dropped_and_no_error(tmp_path: Path) -> None:
+    def full(_service: PolicyService, _policy: str, _entry: Entry) -> dict[str, Any]:
+        raise QueueFull("the disk is behind")
+
+    with recommending(tmp_path, scorer=full) as recommender:
+        recommender.switches.set_shadow(V2, True)
+        serve(recommender, "a", "b")
+        recommender.wait()
+        shadow = recommender.policies()["shadows"][V2]
+        assert (shadow["calls"], shadow["dropped"], shadow["errors"]) == (2, 2, 0)
 
 
 def test_r14_a_shadow_gets_no_reward_and_keeps_no_state(tmp_path: Path) -> None:
@@ -234,13 +246,13 @@ def test_a_repeated_recommendation_has_the_same_answer_after_a_promotion(tmp_pat
 def test_candidates_come_from_the_catalogue_if_the_request_has_none(tmp_path: Path) -> None:
     tips = [CatalogueTip(tip_id=f"c{hour}", tip="Do it.", category="focus", slot_hour=hour) for hour in (20, 9, 3)]
     with recommending(tmp_path, catalogue=Catalogue(tips)) as recommender:
-        asked = request("a")
-        del asked["candidates"]
-        answer = recommender.recommend(asked)
+        body = request("a")
+        del body["candidates"]
+        answer = recommender.recommend(body)
         assert answer.entry is not None
         assert [each["tip_id"] for each in answer.entry.body["request"]["candidates"]] == ["c9", "c3", "c20"]
-        assert recommender.recommend(asked).body == answer.body
+        assert recommender.recommend(body).body == answer.body
         with pytest.raises(EventConflict):
             recommender.recommend(request("a"))
     with recommending(tmp_path / "none") as recommender, pytest.raises(UsageError, match="no catalogue"):
-        recommender.recommend(asked)
+        recommender.recommend(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
 # State as a cache of the log
 
 
-def test_r09_each_user_and_policy_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
     with serving(tmp_path, state="files") as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=policy.replace("/", "-"))
@@ -156,8 +157,13 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
         lambda body: body.replace(b'"reward_sum":', b'"reward_sum":1e999,"x":'),
         lambda _: b"[]",
         lambda _: b'{"schema":1}',
+        lambda body: re.sub(rb'"b":\[[^,]*', b'"b":[1e9', body),
+        lambda body: re.sub(rb'"a":\[[^,]*', b'"a":[-3.0', body),
     ],
-    ids=["half", "empty", "not-utf8", "too-long", "negative", "other-user", "not-finite", "list", "bare"],
+    ids=[
+        *("half", "empty", "not-utf8", "too-long", "negative", "other-user", "not-finite", "list", "bare"),
+        *("impossible-sum", "not-a-sum-of-squares"),
+    ],
 )
 def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path, state: str, damage) -> None:  # type: ignore[no-untyped-def]
     with serving(tmp_path, state=state) as service:
@@ -273,7 +279,14 @@ def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) ->
         export_state(tmp_path / "home", tmp_path / "files")
 
 
-@pytest.mark.parametrize("content", [b"{", json.dumps({"schema": 2}).encode()])
+def impossible(dim: int = 7) -> bytes:
+    """A document that would make every score of its user fail: A is not a sum of squares."""
+    head = {"schema": SCHEMA, "user": B, "name": "linucb", "seq": 1, "features": "features-v1/1", "prior": None}
+    sums = {"n": 5, "reward_sum": 1.0, "a": [-5.0] * (dim * (dim + 1) // 2), "b": [0.0] * dim}
+    return json.dumps({**head, **sums}).encode()
+
+
+@pytest.mark.parametrize("content", [b"{", json.dumps({"schema": 2}).encode(), impossible()])
 def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
     with serving(tmp_path / "home") as service:
         learn(service, "egreedy/v1", 3)
@@ -291,11 +304,12 @@ def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content:
 
 
 @pytest.mark.process
-def test_kill_at_each_step_of_a_write_leaves_the_old_or_the_new_state(state: str) -> None:
+@pytest.mark.parametrize("change", ["reward", "reset", "erase", "import"])
+def test_kill_at_each_step_of_a_write_leaves_the_old_or_the_new_state(state: str, change: str) -> None:
     """Each line that writes log or state is the last one once; `killed_writer.py` checks what is left."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run(
-        [sys.executable, script, state],
+        [sys.executable, script, state, change],
         capture_output=True,
         text=True,
         check=False,

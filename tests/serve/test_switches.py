@@ -106,3 +106,9 @@ def test_unknown_names_and_missing_reasons_are_usage_errors(switches: Switches) 
     with pytest.raises(UsageError, match="no shadow 'v2'"):
         switches.set_shadow("v2", True)
     assert switches.promotions() == []
+
+
+def test_a_check_without_enough_data_is_stored_as_neither_passed_nor_failed(switches: Switches) -> None:
+    switches.add_check(verdict(passed=None), user="ada")
+    assert switches.promotions(kind="check")[0].passed is None
+    assert not found(switches)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,18 @@ from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.keys import SECRET_FILE
 from tipbench.serve.policy import POLICIES
+from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import Switches
 from tipbench.simulate.off_policy import judge_validity, logged_decisions, replay
 from tipbench.simulate.promotion_gate import Size
-from tipbench.simulate.rollout import find_arm, reward_request, rollout, score_request
+from tipbench.simulate.rollout import drive, find_arm, rollout
 from tipbench.simulate.world import World
 from tipbench.workflows.promotion import (
     apply_promotion,
     check_promotion,
+    evaluate_log,
     fit_prior_from_log,
-    off_policy_report,
     replay_log,
     switches_of,
     undo_promotion,
@@ -32,23 +35,28 @@ SMALL, ENOUGH = Size(1, 200, 60), Size(1, 800, 100)
 WORLD = World("standard", 5, 30, 12)
 
 
+@dataclass(frozen=True)
+class ServiceChooser:
+    """The service of this process behind the simulation."""
+
+    service: PolicyService
+    policy: str
+
+    def score(self, request: ScoreRequest) -> str:
+        return str(self.service.score(self.policy, request).body["chosen"])
+
+    def reward(self, request: RewardRequest) -> None:
+        self.service.reward(self.policy, request)
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose event log has `egreedy/v1` serving all users of WORLD, as an application would drive it."""
     home = tmp_path_factory.mktemp("served")
     (home / SECRET_FILE).write_text("5" * 64 + "\n", "utf-8")  # draws depend on it: the same in every run
     (home / SECRET_FILE).chmod(0o600)
-    service = PolicyService(home)
-    try:
-        for number in range(WORLD.rounds):
-            offered = WORLD.round(number)
-            answers = [service.score("egreedy/v1", score_request(WORLD, offered, user)) for user in range(len(WORLD))]
-            chosen = np.array([int(answer.body["chosen"][1:]) for answer in answers])
-            outcome = WORLD.outcome(offered, chosen)
-            for user in range(len(WORLD)):
-                service.reward("egreedy/v1", reward_request(WORLD, offered, user, outcome))
-    finally:
-        service.close()
+    with closing(PolicyService(home)) as service:
+        drive(WORLD, ServiceChooser(service, "egreedy/v1"))
     return home
 
 
@@ -70,10 +78,12 @@ def test_the_server_decides_as_the_vectorised_rollout_does(served: Path) -> None
 def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
     log = logged_decisions(replay_log(served, "egreedy/v1"), "egreedy/v1")
     assert np.allclose(log.weights, 1.0)
-    report = off_policy_report(served, "egreedy/v1", "egreedy/v1")
-    for name in ("IPS", "SNIPS", "DR"):
-        assert report["estimates"][name]["mean"] == pytest.approx(report["baseline"], abs=0.02)
-    assert report["effective_sample"] == pytest.approx(len(WORLD) * WORLD.rounds)
+    report = evaluate_log(served, "egreedy/v1")
+    for name in ("IPS", "SNIPS"):
+        assert report["estimates"][name] == pytest.approx(report["logged_reward"])
+    assert report["estimates"]["DR"]["mean"] == pytest.approx(report["logged_reward"]["mean"], abs=0.02)
+    assert report["weights"]["effective_sample"] == pytest.approx(len(WORLD) * WORLD.rounds)
+    assert report["weights"]["plausible"] is True
 
 
 def test_the_target_learns_from_earlier_rewards_only(served: Path) -> None:
@@ -93,7 +103,7 @@ def test_missing_decisions_are_not_enough_data(tmp_path: Path, served: Path) -> 
     with pytest.raises(NotEnoughData, match="no event log"):
         replay_log(tmp_path, "egreedy/v3")
     with pytest.raises(NotEnoughData, match="no decision of linucb"):
-        off_policy_report(served, "egreedy/v3", "linucb")
+        evaluate_log(served, "egreedy/v3", "linucb")
 
 
 def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
@@ -108,6 +118,8 @@ def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
     assert [clause.passed for clause in verdict.clauses[3:]] == [None, None]
     assert "effective sample" in verdict.clauses[3].why
     assert verdict.validity[0]["correlation"] is None, "8 tips are fewer than 30"
+    with switches_of(served) as switches:
+        assert switches.promotions(kind="check")[0].passed is verdict.passed
 
 
 def test_judged_quality_that_predicts_completion_is_found(served: Path) -> None:

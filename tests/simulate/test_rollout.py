@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_batched_features_equal_those_of_the_server(name: str) -> None:
         outcome = world.outcome(batch.offered, chosen)
         for user in range(12):
             request = SCORE.validate_python(score_request(world, batch.offered, user))
-            expected = module._features(policy, request, tallies[user])
+            moment = datetime.fromisoformat(str(request.get("at")))
+            expected = policy.features.matrix(request, request["candidates"], moment, tallies[user])
             assert np.allclose(learner._x[:, :, user].T, expected, atol=1e-12)
             sent = REWARD.validate_python(reward_request(world, batch.offered, user, outcome))
             category = request["candidates"][chosen[user]].get("category")

@@ -1,4 +1,4 @@
-"""The simulated world: its users behave as their profiles say, and policies meet the same luck."""
+"""The simulated world: its users behave as in their profiles, and policies get the same random numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_r15_personas_carry_profile_features_that_agree_with_their_behaviour() -
 
 
 @pytest.mark.parametrize("name", list(WorldName))
-def test_more_users_and_rounds_change_nothing_that_was_there(name: WorldName) -> None:
+def test_more_users_and_rounds_do_not_change_existing_ones(name: WorldName) -> None:
     small, large = World(name, 3, 20, 10), World(name, 3, 45, 10)
     for number in (0, 9):
         one, other = small.round(number), large.round(number)
@@ -75,7 +75,7 @@ def test_nothing_matters_in_the_null_world_and_luck_still_varies() -> None:
     assert all(not np.array_equal(rewards[0], other) for other in rewards[1:])
 
 
-def test_drift_deals_tastes_again_half_way() -> None:
+def test_drift_changes_tastes_half_way() -> None:
     before, after = (World(name, 2, 200, 10) for name in ("standard", "drift"))
     assert np.array_equal(before.round(4).mean, after.round(4).mean)
     assert not np.allclose(before.round(5).mean, after.round(5).mean)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -18,7 +19,7 @@ from tipbench.serve.request import MAX_CANDIDATES, Candidate
 MAX_TIP = 2000  # characters
 _HEAD = """\
 # Tips for `tipbench serve --catalogue FILE`. Edit freely: remove tips, correct a category, add tips of your own.
-# tip_id must be unique; composite (2 to 17), slot_hour (of the day) and effort_min (minutes) may be left out.
+# tip_id must be unique; composite (2 to 17), slot_hour (of the day), effort_min (minutes) and scores may be left out.
 """
 
 
@@ -31,6 +32,7 @@ class CatalogueTip(Schema):
     composite: Annotated[float, Field(ge=2, le=17)] | None = None
     slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None
     effort_min: Annotated[float, Field(ge=0)] | None = None
+    scores: dict[str, float] = Field(default_factory=dict)  # by scale of the rubric; policies do not use them
 
 
 class CatalogueFile(Schema):
@@ -55,9 +57,14 @@ class Catalogue:
 
     def __init__(self, tips: Sequence[CatalogueTip]) -> None:
         self.texts = {tip.tip_id: tip.tip for tip in tips}
+        self.scores: dict[str, dict[str, float]] = defaultdict(dict)  # by scale and tip id
+        for tip in tips:
+            for scale, score in tip.scores.items():
+                self.scores[scale][tip.tip_id] = score
         by_hour: dict[float | None, list[Candidate]] = defaultdict(list)
         for tip in sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)):
-            by_hour[tip.slot_hour].append(_candidate(tip))
+            candidate = tip.model_dump(exclude={"tip", "scores"}, exclude_none=True)
+            by_hour[tip.slot_hour].append(cast("Candidate", candidate))
         self._by_hour = dict(by_hour)
 
     def candidates(self, hour: float, limit: int = MAX_CANDIDATES) -> list[Candidate]:
@@ -80,17 +87,6 @@ def load_catalogue(path: Path) -> Catalogue:
     return Catalogue(tips)
 
 
-def _candidate(tip: CatalogueTip) -> Candidate:
-    candidate: Candidate = {"tip_id": tip.tip_id, "category": tip.category}
-    if tip.composite is not None:
-        candidate["composite"] = tip.composite
-    if tip.slot_hour is not None:
-        candidate["slot_hour"] = tip.slot_hour
-    if tip.effort_min is not None:
-        candidate["effort_min"] = tip.effort_min
-    return candidate
-
-
 def _distance(slot: float | None, hour: float) -> float:
     """Return the hours between two times of day, at most 12; 0 for a tip of any hour."""
     if slot is None:
@@ -99,8 +95,11 @@ def _distance(slot: float | None, hour: float) -> float:
     return min(apart, 24 - apart)
 
 
-def _assignments(values: dict[str, Any]) -> Iterator[str]:
+def _assignments(values: dict[str, Any], above: str = "") -> Iterator[str]:
     # TOML's basic strings, numbers and booleans are written as in JSON, except that TOML also escapes DEL.
-    for key, value in values.items():
-        if value is not None:
+    for name, value in values.items():
+        key = above + (name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name))
+        if isinstance(value, dict):
+            yield from _assignments(value, f"{key}.")
+        elif value is not None:
             yield f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry, read_entries, read_entry
 from tipbench.serve.features import time_features
+from tipbench.serve.policy import known_policy
 from tipbench.serve.request import local_time
 from tipbench.sqlite import Database
 from tipbench.text import iso
@@ -28,6 +29,8 @@ def export_events(database: Database, form: str, *, policy: str | None = None) -
     """Yield the lines of an export, of one policy or of all."""
     if form not in FORMATS:
         raise UsageError(f"Events are exported as {', '.join(FORMATS)}, not {form!r}.")
+    if policy is not None:
+        known_policy(policy)
     if form == "jsonl":
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy in (None, entry.policy):
@@ -67,7 +70,6 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
     candidates = body["request"]["candidates"]
     chosen = next(i for i, candidate in enumerate(candidates) if candidate["tip_id"] == body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
-    shared = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
     return {
         "_label_cost": -(reward.reward or 0.0),
         "_label_probability": body["probabilities"][chosen],
@@ -78,15 +80,16 @@ def _dsjson_line(score: Entry, reward: Entry) -> dict[str, Any]:
         "Timestamp": iso(score.received),
         "a": [i + 1 for i in order],
         "p": [body["probabilities"][i] for i in order],
-        "c": {"shared": {"context": shared}, "_multi": [{"tip": _numbers_and_names(each)} for each in candidates]},
+        "c": {
+            "shared": {"context": _flat({**(body["request"].get("context") or {}), "hour": reward.body["hour"]})},
+            "_multi": [{"tip": _flat({**each, **(each.get("task") or {}), "task": None})} for each in candidates],
+        },
     }
 
 
-def _numbers_and_names(candidate: dict[str, Any]) -> dict[str, Any]:
-    """Return a candidate as a flat namespace."""
-    task = candidate.get("task") or {}
-    flat = {**{name: value for name, value in candidate.items() if name != "task"}, **task}
-    return {name: int(value) if isinstance(value, bool) else value for name, value in flat.items() if value is not None}
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a namespace of numbers and names; VowpalWabbit knows neither null nor booleans."""
+    return {name: int(each) if isinstance(each, bool) else each for name, each in values.items() if each is not None}
 
 
 def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:

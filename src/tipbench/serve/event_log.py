@@ -96,11 +96,11 @@ def read_entry(database: Database, seq: int) -> Entry | None:
     return _entry(rows[0]) if rows else None
 
 
-def read_users(database: Database) -> Iterator[str]:
-    """Yield the users that have entries, in order."""
+def read_users(database: Database, table: str = "log") -> Iterator[str]:
+    """Yield the users that have entries, in order; `table` may also be `state`."""
     after: str | None = ""
     while after is not None:
-        after = database.rows("SELECT min(user) FROM log WHERE user > ?", (after,))[0][0]
+        after = database.rows(f"SELECT min(user) FROM {table} WHERE user > ?", (after,))[0][0]  # noqa: S608
         if after is not None:
             yield after
 
@@ -118,11 +118,11 @@ def read_resets(database: Database, user: str) -> tuple[int, int]:
 class EventLog:
     """Appends to the log, for the process that holds the store's lock; reads see what is committed.
 
-    `lock` guards the numbering: entries that are appended while it is held get consecutive numbers.
+    `lock` guards the numbering and the queue: entries appended while it is held are consecutive, and one transaction.
     """
 
     def __init__(self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int) -> None:
-        self._lock = lock
+        self.lock = lock
         self.database = open_store(home)  # for reads; a commit does not block them
         self.writing = open_store(home)
         self._writer = GroupCommit(self.writing, "log", 8, capacity=capacity, lock=lock, on_failure=on_failure)
@@ -141,7 +141,7 @@ class EventLog:
     ) -> tuple[int, Future[None]]:
         """Queue an entry and return its number and the future of its commit; raises QueueFull."""
         encoded = to_json(body)
-        with self._lock:
+        with self.lock:
             seq = self._seq + 1
             future = self._writer.insert((seq, kind, user, event, policy, received, reward, encoded))
             self._seq = seq
@@ -159,7 +159,12 @@ class EventLog:
 
     def wait(self) -> None:
         """Wait until all entries appended so far are committed; raises if they cannot be. Not with the lock held."""
-        self._writer.wait()
+        if (committed := self.pending()) is not None:
+            committed.result()
+
+    def pending(self) -> Future[None] | None:
+        """Return the future of the commit of all entries appended so far, or None if they are committed."""
+        return self._writer.pending()
 
     def event(self, user: str, event: str) -> list[Entry]:
         """Return the committed score and reward entries of an event, in order."""

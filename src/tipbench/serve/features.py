@@ -57,12 +57,8 @@ class FeatureSet:
 
     def matrix(self, request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Matrix:
         """Return one row per candidate. `at` is local time; `profile_features.by_category` wins over `tallies`."""
-        values = np.array(self.compute(request, candidates, at, tallies))
-        return values.reshape(len(candidates), len(self.names))
-
-    def vector(self, request: Occasion, candidate: Candidate, at: datetime, tallies: Tallies) -> Matrix:
-        """Return the features of one candidate."""
-        return np.array(self.compute(request, [candidate], at, tallies))
+        values = self.compute(request, candidates, at, tallies)
+        return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
 
 
 def hour_of(at: datetime) -> float:
@@ -81,11 +77,11 @@ def task_features(candidate: Candidate) -> tuple[float, float, float]:
     task = candidate.get("task")
     if not task:
         return 0.0, 0.0, 0.0
-    age, priority = task.get("age_days") or 0.0, task.get("priority") or 1
+    age, priority = task.get("age_days"), task.get("priority")
     return (
         1.0 if task.get("is_overdue") else 0.0,
-        age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
-        (priority - 1) / 3,
+        0.0 if not age else age / MAX_AGE_DAYS if age < MAX_AGE_DAYS else 1.0,
+        0.0 if not priority else (priority - 1) / 3,
     )
 
 
@@ -104,10 +100,11 @@ def profile_vector(profile: ProfileFeatures | None, hour: float) -> tuple[float,
 
 
 def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
-    hour_sin, hour_cos, *day = time_features(at)
+    hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
     values: list[float] = []
     for candidate in candidates:
-        values += (hour_sin, hour_cos, *task_features(candidate), *day)
+        overdue, age, priority = task_features(candidate)
+        values += (hour_sin, hour_cos, overdue, age, priority, dow_sin, dow_cos)
     return values
 
 

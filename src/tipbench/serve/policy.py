@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ LAMBDA, LAMBDA_WITH_PRIOR = 1.0, 100.0
 DECIMALS = 9
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """A choice among candidates, in their order, with the probability that each had."""
 
     chosen: int
@@ -71,6 +71,8 @@ class Policy:
 
     def scores(self, x: Matrix, ridge: Ridge) -> list[float]:
         """Return the score of each row of features, rounded to 1e-9."""
+        # Not `x.dot`, which releases the interpreter's lock: the thread that commits may wake up, find the service's
+        # lock held by this one and sleep again.
         estimate = x @ ridge.theta
         if self.alpha:
             estimate = estimate + self.alpha * np.sqrt(((x @ ridge.v) * x).sum(axis=1))

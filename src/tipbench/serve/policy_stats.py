@@ -10,16 +10,17 @@ import numpy as np
 
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.serve.state import UserState
+from tipbench.serve.ridge import Ridge
 from tipbench.sqlite import Database
 
 
-def user_stats(database: Database, user: UserState, policy: str, prior: Prior | None) -> dict[str, Any]:
+def user_stats(
+    database: Database, user: str, policy: str, ridge: Ridge, prior: Prior | None, *, since: int
+) -> dict[str, Any]:
     """Return what a policy learned about a user, by name: θ with its standard deviation √Vᵢᵢ; counts since a reset."""
-    ridge = user.ridge(policy)
     rows = database.rows(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
-        (user.key, policy, user.reset),
+        (user, policy, since),
     )
     counts = {kind: count for kind, count in rows}  # noqa: C416
     names = POLICIES[policy].features.names

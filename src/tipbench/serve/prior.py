@@ -3,7 +3,7 @@
     {"format": "tipbench-prior/1", "policy": "egreedy/v3", "features": "features-v3/1", "names": […], "theta": […],
      "source": {…}}
 
-The hash covers everything but `source`, which says how the prior was fitted.
+The hash covers everything but `source`, which describes how the prior was fitted.
 """
 
 from __future__ import annotations

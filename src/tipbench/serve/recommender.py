@@ -11,10 +11,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
-from tipbench.errors import UsageError
+from tipbench.errors import QueueFull, UsageError
 from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.event_log import Entry, open_store
 from tipbench.serve.features import hour_of
@@ -31,13 +30,14 @@ ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
 
 
 def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str, Any]:
-    """Return what a policy would have chosen for a logged score, without changing anything."""
+    """Return what a policy would have chosen for a logged request, without changing anything."""
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
     ridge, tallies = service.snapshot(policy, entry.user)
     features = POLICIES[policy].features
     x = features.matrix(request, request["candidates"], local_time(entry.body["at"]), tallies)
-    decision = POLICIES[policy].decide(x, ridge, service.keys.uniform(policy, entry.user, entry.event or ""))
+    random_number = service.keys.uniform(policy, entry.user, entry.event or "")
+    decision = POLICIES[policy].decide(x, ridge, random_number)
     return {
         "chosen": tips[decision.chosen],
         "probabilities": dict(zip(tips, decision.probabilities, strict=True)),
@@ -75,7 +75,7 @@ class Recommender:
         return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
 
     def run_shadows(self, answer: Answer) -> None:
-        """Queue an answer that has been sent for the enabled shadows; never blocks, and a full queue drops it."""
+        """Queue an answer that has been sent for the enabled shadows; never blocks: a full queue drops it."""
         if answer.entry is not None and answer.entry.kind == "score":
             for name, enabled in self.switches.shadows().items():
                 if enabled and SHADOWS[name] != answer.entry.policy:
@@ -112,12 +112,12 @@ class Recommender:
         }
 
     def wait(self) -> None:
-        """Wait until the shadows have scored what is queued."""
+        """Wait until the shadows have scored all queued requests."""
         for shadow in self._shadows.values():
             shadow.queue.join()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End the shadows after at most `timeout_s` and save their counts; what they have not scored is dropped."""
+        """Stop the shadows within `timeout_s` and save their counts; requests still queued are dropped."""
         deadline = time.monotonic() + timeout_s
         for shadow in self._shadows.values():
             shadow.close(max(deadline - time.monotonic(), 0.0))
@@ -139,7 +139,7 @@ class _Shadow:
         self.queue: queue.Queue[Entry] = queue.Queue(queue_size)
         self._name, self._policy = name, policy
         self._service, self._switches, self._scorer = service, switches, scorer
-        self._counts = ShadowCounts()  # not saved yet
+        self._counts = ShadowCounts()  # since the last save
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -157,8 +157,7 @@ class _Shadow:
 
     def totals(self) -> ShadowCounts:
         with self._lock:
-            saved, new = self._switches.shadow_counts(self._name), self._counts
-            return ShadowCounts(saved.calls + new.calls, saved.dropped + new.dropped, saved.errors + new.errors)
+            return self._switches.shadow_counts(self._name) + self._counts
 
     def close(self, timeout_s: float) -> None:
         self._closing.set()
@@ -188,6 +187,8 @@ class _Shadow:
             latency_ms = round((time.perf_counter() - started) * 1000, 3)
             body = {"signal": SHADOW_SIGNAL + self._name, **found, "latency_ms": latency_ms, "at": entry.body["at"]}
             self._service.publish(entry, self._policy, body)
+        except QueueFull:  # the log is behind with writing, and answers have priority
+            self._count(dropped=1)
         except Exception:
             if not self._closing.is_set():
                 self._count(errors=1)
@@ -195,10 +196,7 @@ class _Shadow:
 
     def _count(self, *, calls: int = 0, dropped: int = 0, errors: int = 0) -> None:
         with self._lock:
-            old = self._counts
-            self._counts = replace(
-                old, calls=old.calls + calls, dropped=old.dropped + dropped, errors=old.errors + errors
-            )
+            self._counts += ShadowCounts(calls, dropped, errors)
 
     def _save(self) -> None:
         with self._lock:

@@ -7,10 +7,20 @@ it as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises p
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal, Required
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    with_config,
+)
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 from tipbench.errors import UsageError
@@ -27,8 +37,8 @@ def check_user_id(user_id: str) -> str:
     """Return the user id; raises UsageError if it is invalid."""
     if not _matches_user_id(user_id):
         raise UsageError(
-            f"A user id has 1 to 128 characters of A-Z, a-z, 0-9 and _ . @ : -; {user_id[:40]!r} has "
-            f"{len(user_id)} or others. Send another id for this user."
+            f"A user id has 1 to 128 characters of A-Z, a-z, 0-9 and _ . @ : - (got {user_id[:40]!r} with "
+            f"{len(user_id)} characters). Send another id for this user."
         )
     return user_id
 
@@ -42,8 +52,9 @@ def local_time(at: str) -> datetime:
 
 
 def _check_time(at: str) -> str:
-    local_time(at)
-    return at
+    written = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
+    local_time(written)
+    return written
 
 
 def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
@@ -52,11 +63,28 @@ def _check_tip_ids(candidates: list[Candidate]) -> list[Candidate]:
     return candidates
 
 
+@dataclass(frozen=True)
+class _Whole:
+    """A whole number between two limits; 7.0 is 7, because JSON has one type of number. Strings are invalid."""
+
+    lowest: int
+    highest: int
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.chain_schema([core_schema.float_schema(strict=True, allow_inf_nan=False), self._integer()])
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(self._integer())
+
+    def _integer(self) -> CoreSchema:
+        return core_schema.int_schema(strict=False, ge=self.lowest, le=self.highest)
+
+
 UserId = Annotated[str, Field(pattern=_USER_ID, examples=["u1"])]
 EventId = Annotated[str, Field(pattern=_USER_ID)]
 Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
 Category = Annotated[str, Field(min_length=1, max_length=64)]
-Count = Annotated[int, Field(ge=0, le=10**9)]
+Count = Annotated[int, _Whole(0, 10**9)]
 Hour = Annotated[float, Field(ge=0, le=24)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -68,7 +96,7 @@ class Task(TypedDict, total=False):
 
     is_overdue: bool | None
     age_days: NotNegative | None
-    priority: Annotated[int, Field(ge=1, le=4)] | None
+    priority: Annotated[int, _Whole(1, 4)] | None
 
 
 @with_config(_STRICT)
@@ -98,7 +126,7 @@ class CategoryTally(TypedDict, total=False):
 
 @with_config(_STRICT)
 class ProfileFeatures(TypedDict, total=False):
-    """The user's last 30 days, as the application knows them; `by_category` replaces the server's own tallies."""
+    """The user's last 30 days, counted by the application; `by_category` replaces the server's own tallies."""
 
     completion_rate_30d: Share | None
     dismiss_rate_30d: Share | None

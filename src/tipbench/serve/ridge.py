@@ -17,7 +17,7 @@ Vector = NDArray[np.float64]
 class Ridge:
     """Statistics A, b, n and reward_sum, with θ = V(b + λθ₀)."""
 
-    __slots__ = ("_pull", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
+    __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
 
     def __init__(self, dim: int, *, lam: float = 1.0, prior: Vector | None = None) -> None:
         self.a = np.zeros((dim, dim))
@@ -25,7 +25,7 @@ class Ridge:
         self.n = 0
         self.reward_sum = 0.0
         self.lam = lam
-        self._pull = np.zeros(dim) if prior is None else lam * prior
+        self._prior_term = np.zeros(dim) if prior is None else lam * prior
         self._v: Vector | None = np.eye(dim) / lam
         self._theta: Vector | None = None
 
@@ -60,12 +60,12 @@ class Ridge:
     def theta(self) -> Vector:
         """The estimate; never modified in place, so a caller may keep it."""
         if self._theta is None:
-            self._theta = self.v @ (self.b + self._pull)
+            self._theta = self.v @ (self.b + self._prior_term)
         return self._theta
 
     def snapshot(self) -> Ridge:
         """Return a copy for reading: it shares θ and V with this one and must not be updated."""
         copy = object.__new__(Ridge)
         copy.a, copy.b, copy.n, copy.reward_sum, copy.lam = self.a, self.b, self.n, self.reward_sum, self.lam
-        copy._pull, copy._v, copy._theta = self._pull, self.v, self.theta
+        copy._prior_term, copy._v, copy._theta = self._prior_term, self.v, self.theta
         return copy

@@ -17,12 +17,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tipbench.errors import EventConflict, EventNotFound, TipbenchError
 from tipbench.files import ResourceLock
-from tipbench.serve.event_log import FOLDER, Entry, EventLog
+from tipbench.serve.event_log import FOLDER, Entry, EventLog, open_store, read_entry
 from tipbench.serve.features import hour_of
 from tipbench.serve.keys import load_keys
 from tipbench.serve.policy import POLICIES, Policy, known_policy
@@ -110,6 +111,8 @@ class PolicyService:
             self.keys = load_keys(home)
             self.log = EventLog(home, lock=self._lock, on_failure=self._forget, capacity=min(queue, 8192))
             opened.callback(self.log.close)
+            self._statistics = open_store(home)  # a long query holds up neither scores nor commits
+            opened.callback(self._statistics.close)
             self._store = open_state(home, state, self.log.database, self.log.writing)
             if isinstance(self._store, FileStore):
                 self._store.remove_leftovers()
@@ -143,11 +146,11 @@ class PolicyService:
         sent_id = request.get("event_id")
         with self._lock:
             user = self._user(key)
-            if sent_id is None or self._event(user, sent_id) is None:
-                return self._decide(
-                    chooser, user, sent_id or f"{self._random.getrandbits(128):032x}", request, candidates, signal
-                )
-        return self._repeat(policy, key, sent_id, request, signal)
+            event = self._event(user, sent_id) if sent_id is not None else None
+            if event is None:
+                event_id = sent_id or f"{self._random.getrandbits(128):032x}"
+                return self._decide(chooser, user, event_id, request, candidates, signal)
+        return self._repeat(policy, event.seq, request, signal)
 
     def _decide(
         self,
@@ -192,13 +195,15 @@ class PolicyService:
         self._remember((user.key, event_id), _event_of(entry, chosen, at))
         return Answer(_score_answer(event_id, policy.name, body), committed, entry)
 
-    def _repeat(self, policy: str, key: str, event_id: str, request: Occasion, signal: str | None) -> Answer:
+    def _repeat(self, policy: str, seq: int, request: Occasion, signal: str | None) -> Answer:
         """Return the answer of an earlier request with this event id, or raise EventConflict if it was another."""
-        self.log.wait()
-        entries = self.log.event(key, event_id)
-        if not entries:
+        event_id = request.get("event_id") or ""
+        entry = read_entry(self.log.database, seq)
+        if entry is None:  # not committed yet
+            self.log.wait()
+            entry = read_entry(self.log.database, seq)
+        if entry is None:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
-        entry = entries[0]
         body, served = entry.body, entry.policy or ""
         recorded = {name: value for name, value in body["request"].items() if value is not None}
         sent = {name: value for name, value in request.items() if value is not None}
@@ -280,10 +285,11 @@ class PolicyService:
         self.log.wait()
         prior = self.priors.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self.log.database, policy, prior)
+            return policy_totals(self._statistics, policy, prior)
         with self._lock:
             user = self._user(self.keys.user(user_id))
-            return user_stats(self.log.database, user, policy, prior)
+            ridge, reset = user.ridge(policy).snapshot(), user.reset
+        return user_stats(self._statistics, user.key, policy, ridge, prior, since=reset)
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear what all policies learned about a user, on disk when it returns; `erase` also deletes the events."""
@@ -350,8 +356,11 @@ class PolicyService:
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
                 self._dirty.remove(key)
+            # The commit of what the documents contain; read after the lock is released, a failed one would be missed.
+            committed = self.log.pending()
         try:
-            self.log.wait()  # state must never be ahead of the log
+            if committed is not None:
+                committed.result()  # state must never be ahead of the log
             self._store.save(documents)
         except BaseException:
             with self._lock:
@@ -424,15 +433,19 @@ def _score_answer(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[s
     scores, probabilities = body["scores"], body["probabilities"]
     tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
     chosen = tips.index(body["chosen"])
-    order = sorted(range(len(tips)), key=scores.__getitem__, reverse=True)
+    ranking = [
+        {"tip_id": tip, "score": score, "probability": probability}
+        for tip, score, probability in zip(tips, scores, probabilities, strict=True)
+    ]
+    ranking.sort(key=itemgetter("score"), reverse=True)
     return {
         "event_id": event_id,
         "policy": policy,
         "dim": POLICIES[policy].features.dim,
         "chosen": body["chosen"],
         "probability": probabilities[chosen],
-        "explored": scores[chosen] < scores[order[0]],
-        "ranking": [{"tip_id": tips[i], "score": scores[i], "probability": probabilities[i]} for i in order],
+        "explored": scores[chosen] < ranking[0]["score"],
+        "ranking": ranking,
         "n": body["n"],
         "prior": body["prior"],
     }

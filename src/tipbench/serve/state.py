@@ -20,7 +20,7 @@ from tipbench.errors import StateError
 from tipbench.serve.event_log import Entry
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.serve.ridge import Ridge
+from tipbench.serve.ridge import Ridge, Vector
 from tipbench.serve.tallies import Tallies, Tally
 
 SCHEMA = 1
@@ -94,7 +94,17 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
         dim = POLICIES[name].features.dim
         if (len(content["a"]), len(content["b"])) != (dim * (dim + 1) // 2, dim):
             raise CorruptDocument("the number of statistics is wrong")
+        largest = max(map(abs, (*content["a"], *content["b"], content["reward_sum"])))
+        if largest > content["n"] or np.linalg.eigvalsh(_symmetric(content["a"], dim))[0] < -0.5:
+            raise CorruptDocument("no rewards for features from -1 to 1 give these statistics")
     return content  # type: ignore[no-any-return]
+
+
+def _symmetric(triangle: list[float], dim: int) -> Vector:
+    """Return the symmetric matrix with this upper triangle, row by row."""
+    a = np.zeros((dim, dim))
+    a[np.triu_indices(dim)] = triangle
+    return a + np.triu(a, 1).T
 
 
 @cache
@@ -217,9 +227,7 @@ class UserState:
             return
         ridge = POLICIES[name].ridge(self._priors.get(name))
         b = np.array(content["b"])
-        a = np.zeros((len(b), len(b)))
-        a[np.triu_indices(len(b))] = content["a"]
-        ridge.restore(a + np.triu(a, 1).T, b, content["n"], content["reward_sum"])
+        ridge.restore(_symmetric(content["a"], len(b)), b, content["n"], content["reward_sum"])
         self.ridges[name] = ridge
         self.learned_with[name] = content["prior"]
 

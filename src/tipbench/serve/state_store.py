@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tipbench.errors import UsageError
 from tipbench.files import home_errors, make_folder, sync_folder, write_atomic
-from tipbench.serve.event_log import FOLDER, read_entries, read_resets
+from tipbench.serve.event_log import FOLDER, read_entries, read_resets, read_users
 from tipbench.serve.prior import Prior
 from tipbench.serve.state import LEARNED, NAMES, UserState
 from tipbench.sqlite import Database
@@ -83,11 +83,7 @@ class SqliteStore:
             db.execute("DELETE FROM corrupt_state WHERE user = ?", (user,))
 
     def users(self) -> Iterator[str]:
-        after: str | None = ""
-        while after is not None:
-            after = self._reads.rows("SELECT min(user) FROM state WHERE user > ?", (after,))[0][0]
-            if after is not None:
-                yield after
+        return read_users(self._reads, "state")
 
 
 class FileStore:

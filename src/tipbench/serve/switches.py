@@ -17,9 +17,9 @@ from tipbench.serve.policy import DEFAULT_POLICY, known_policy
 from tipbench.sqlite import Database
 
 SHADOWS = {"egreedy-v2-shadow": "egreedy/v2", "egreedy-v3-shadow": "egreedy/v3", "linucb-shadow": "linucb"}
-REREAD_S = 5.0
+REREAD_S = 5.0  # how often a running server reads the switches again
 _ACTIVE = "active"
-_SWITCHES = ("apply", "unchecked", "undo")
+_SWITCHES = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,18 @@ class ShadowCounts:
     dropped: int = 0
     errors: int = 0
 
+    def __add__(self, more: ShadowCounts) -> ShadowCounts:
+        """Return the sum."""
+        return ShadowCounts(self.calls + more.calls, self.dropped + more.dropped, self.errors + more.errors)
+
 
 @dataclass(frozen=True)
 class Promotion:
     """One row of the record: a check, or a change of the active policy from `baseline` to `candidate`.
 
-    `kind` is check, apply, unchecked (a switch without a check, with the reason in `body`) or undo. `passed` is None
-    except for a check. `user` is the person's name, never a user of the policies.
+    `kind` is check, apply, unchecked (a switch without a check, with the reason in `body`) or undo. `passed` is the
+    result of a check; None for other kinds, and for a check without enough data. `user` is who checked or switched,
+    never a user of the policies.
     """
 
     id: int
@@ -56,16 +61,18 @@ class Switches:
         self._database = database
         self._clock = clock
         self._values: dict[str, str] = {}
-        self._read_at = -REREAD_S
+        self._shadows: dict[str, bool] = {}
+        self._read_at: float | None = None  # monotonic time; None to read again at the next use
 
     def active(self) -> str:
         """Return the active policy."""
-        return self._current().get(_ACTIVE, DEFAULT_POLICY)
+        self._refresh()
+        return self._values.get(_ACTIVE, DEFAULT_POLICY)
 
     def shadows(self) -> dict[str, bool]:
         """Return whether each shadow is enabled; all are disabled by default."""
-        values = self._current()
-        return {name: values.get(name) == "on" for name in SHADOWS}
+        self._refresh()
+        return self._shadows
 
     def set_shadow(self, name: str, enabled: bool) -> None:
         """Enable or disable a shadow."""
@@ -76,7 +83,7 @@ class Switches:
     def add_check(self, verdict: Mapping[str, Any], *, user: str) -> Promotion:
         """Record the verdict of a promotion check: JSON with at least candidate, baseline and passed."""
         return self._record(
-            "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=bool(verdict["passed"])
+            "check", user, verdict["candidate"], verdict["baseline"], dict(verdict), passed=verdict["passed"]
         )
 
     def passed_check(
@@ -84,8 +91,10 @@ class Switches:
     ) -> Promotion | None:
         """Return the newest check of these policies and versions, if it passed and is not too old."""
         for check in self.promotions(kind="check"):
-            if (check.candidate, check.baseline) == (candidate, baseline) and check.body.get("versions") == versions:
-                return check if check.passed and self._clock() - check.at <= max_age_s else None
+            same_policies = (check.candidate, check.baseline) == (candidate, baseline)
+            if same_policies and check.body.get("versions") == versions:
+                is_recent = self._clock() - check.at <= max_age_s
+                return check if check.passed and is_recent else None
         return None
 
     def apply(self, policy: str, *, user: str, check: Promotion) -> Promotion:
@@ -99,51 +108,48 @@ class Switches:
         return self._switch("unchecked", policy, user, {"reason": reason})
 
     def undo(self, *, user: str) -> Promotion:
-        """Go back to the policy that was active before the last switch that was not undone; raises UsageError."""
-        before: list[str] = []
+        """Go back to the policy before the last switch that was not undone. Raises UsageError if there is none."""
+        earlier_policies: list[str] = []
         for promotion in reversed(self.promotions(limit=-1)):
             if promotion.kind == "undo":
-                before.pop()
+                earlier_policies.pop()
             elif promotion.kind in _SWITCHES:
-                before.append(promotion.baseline)
-        if not before:
+                earlier_policies.append(promotion.baseline)
+        if not earlier_policies:
             raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is recorded.")
-        return self._switch("undo", before[-1], user, {})
+        return self._switch("undo", earlier_policies[-1], user, {})
 
     def promotions(self, *, limit: int = 100, kind: str | None = None) -> list[Promotion]:
         """Return the record, newest first; `limit` −1 returns all of it."""
         rows = self._database.rows(
-            "SELECT * FROM promotions WHERE kind = coalesce(?, kind) ORDER BY id DESC LIMIT ?", (kind, limit)
+            "SELECT * FROM promotions WHERE ? IS NULL OR kind = ? ORDER BY id DESC LIMIT ?", (kind, kind, limit)
         )
         return [
             Promotion(
-                row["id"],
-                row["kind"],
-                row["at"],
-                row["user"],
-                row["candidate"],
-                row["baseline"],
-                None if row["passed"] is None else bool(row["passed"]),
-                json.loads(row["body"]),
+                id=row["id"],
+                kind=row["kind"],
+                at=row["at"],
+                user=row["user"],
+                candidate=row["candidate"],
+                baseline=row["baseline"],
+                passed=None if row["passed"] is None else bool(row["passed"]),
+                body=json.loads(row["body"]),
             )
             for row in rows
         ]
 
     def shadow_counts(self, name: str) -> ShadowCounts:
         """Return the counts of a shadow that its server has saved."""
-        for (value,) in self._database.rows("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",)):
-            return ShadowCounts(**json.loads(value))
-        return ShadowCounts()
+        rows = self._database.rows("SELECT value FROM switches WHERE name = ?", (f"counts:{name}",))
+        return ShadowCounts(**json.loads(rows[0]["value"])) if rows else ShadowCounts()
 
     def add_shadow_counts(self, name: str, more: ShadowCounts) -> None:
         """Add to the counts of a shadow."""
-        before = self.shadow_counts(name)
-        total = ShadowCounts(before.calls + more.calls, before.dropped + more.dropped, before.errors + more.errors)
-        self._set(f"counts:{name}", json.dumps(vars(total)))
+        self._set(f"counts:{name}", json.dumps(vars(self.shadow_counts(name) + more)))
 
     def _switch(self, kind: str, policy: str, user: str, body: Mapping[str, Any]) -> Promotion:
         known_policy(policy)
-        self._read_at = -REREAD_S
+        self._read_at = None  # another process may have switched meanwhile
         return self._record(kind, user, policy, self.active(), body)
 
     def _record(
@@ -165,18 +171,21 @@ class Switches:
             ).lastrowid
             if kind in _SWITCHES:
                 db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (_ACTIVE, candidate))
-        self._read_at = -REREAD_S
+        self._read_at = None
         return Promotion(number or 0, kind, at, user, candidate, baseline, passed, body)
 
     def _set(self, name: str, value: str) -> None:
         with self._database.transaction() as db:
             db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (name, value))
-        self._read_at = -REREAD_S
+        self._read_at = None
 
-    def _current(self) -> dict[str, str]:
-        now = time.monotonic()
-        if now - self._read_at >= REREAD_S:
-            rows = self._database.rows("SELECT name, value FROM switches")
-            self._values = {row["name"]: row["value"] for row in rows}
-            self._read_at = now
-        return self._values
+    def _refresh(self) -> None:
+        """Read the switches again if they were changed here, or REREAD_S after the last time."""
+        now, read_at = time.monotonic(), self._read_at  # another thread may set it to None at any time
+        if read_at is not None and now - read_at < REREAD_S:
+            return
+        rows = self._database.rows("SELECT name, value FROM switches")
+        values = {row["name"]: row["value"] for row in rows}
+        self._values = values
+        self._shadows = {name: values.get(name) == "on" for name in SHADOWS}
+        self._read_at = now

@@ -186,11 +186,26 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             tallies.pop(key, None)
             waiting = {at: decision for at, decision in waiting.items() if at[0] != key}
         elif entry.kind == "score":
-            ridge = ridges.setdefault(key, target.ridge(prior))
-            user = users.setdefault(key, len(users))
-            decision = _decision(entry, target, user, tallies.setdefault(key, Tallies()))
-            decision.probabilities = target.probabilities(target.scores(decision.rows, ridge))
-            waiting[key, entry.event or ""] = decision
+            body, candidates = entry.body, entry.body["request"]["candidates"]
+            logged = body.get("probabilities")
+            if not logged or len(logged) != len(candidates) or not all(0 < p <= 1 for p in logged):
+                raise UsageError(
+                    f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be valued from "
+                    "it. Use decisions that `tipbench serve` logged."
+                )
+            chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
+            moment = local_time(body["at"])
+            rows = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(key, Tallies()))
+            waiting[key, entry.event or ""] = ReplayedDecision(
+                users.setdefault(key, len(users)),
+                entry.policy or "",
+                chosen,
+                logged[chosen],
+                target.probabilities(target.scores(rows, ridges.setdefault(key, target.ridge(prior)))),
+                rows,
+                hour_of(moment),
+                candidates[chosen],
+            )
         elif entry.kind == "reward" and (key, entry.event or "") in waiting:
             decision = waiting.pop((key, entry.event or ""))
             decision.reward, decision.action = float(entry.reward or 0.0), entry.body.get("action")
@@ -199,23 +214,6 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
             tallies[key].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
             rewarded.append(decision)
     return rewarded
-
-
-def _decision(entry: Entry, target: Policy, user: int, tallies: Tallies) -> ReplayedDecision:
-    body = entry.body
-    request, probabilities = body["request"], body.get("probabilities")
-    candidates = request["candidates"]
-    if not probabilities or len(probabilities) != len(candidates) or not all(0 < p <= 1 for p in probabilities):
-        raise UsageError(
-            f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be valued from it. "
-            "Use decisions that `tipbench serve` logged."
-        )
-    chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
-    moment = local_time(body["at"])
-    rows = target.features.matrix(request, candidates, moment, tallies)
-    return ReplayedDecision(
-        user, entry.policy or "", chosen, probabilities[chosen], [], rows, hour_of(moment), candidates[chosen]
-    )
 
 
 def logged_decisions(replayed: Iterable[ReplayedDecision], logging: str) -> LoggedDecisions:

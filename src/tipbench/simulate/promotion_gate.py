@@ -22,7 +22,7 @@ import tipbench
 from tipbench.compare.statistics import Estimate
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.simulate.off_policy import LoggedDecisions, gain, weight_diagnostics
+from tipbench.simulate.off_policy import Clustered, LoggedDecisions, gain, weight_diagnostics
 from tipbench.simulate.simulation import Simulation, SimulationConfig, simulate
 from tipbench.simulate.world import WorldName, load_personas
 from tipbench.text import number, plural
@@ -157,46 +157,40 @@ def simulation_clauses(
                 on_progress(so_far, (before + share) / len(worlds))
 
         results.append(simulate(config, priors=priors, workers=workers, on_progress=report))
-    return _win(results[0]), _no_persona_loses(results[0]), _robust(results[1:])
+    standard, *others = results
+    return (
+        win_clause(standard, candidate),
+        persona_clause(standard, candidate),
+        _all_above("c robust", {other.config.world: other.gain(candidate) for other in others}),
+    )
 
 
-def _candidate(result: Simulation) -> str:
-    return result.config.policy_names[-1]
+def win_clause(standard: Simulation, candidate: str) -> Clause:
+    """Return clause a."""
+    found = standard.gain(candidate)
+    passed = found is not None and found.ci_low is not None and found.mean >= SMALLEST_GAIN and found.ci_low > 0
+    why = f"{standard.config.world} world: gain per decision {_span(found)}; needs at least {SMALLEST_GAIN:g}, above 0"
+    return Clause("a simulation win", passed, found.mean if found else None, SMALLEST_GAIN, why)
 
 
-def _low(found: Estimate | None) -> float | None:
-    return None if found is None else found.ci_low
+def persona_clause(standard: Simulation, candidate: str) -> Clause:
+    """Return clause b."""
+    personas = enumerate(load_personas().names)
+    return _all_above("b no persona loses", {name: standard.gain(candidate, persona=at) for at, name in personas})
 
 
-def _span(found: Estimate | None) -> str:
+def _span(found: Estimate | Clustered | None) -> str:
     if found is None or found.ci_low is None or found.ci_high is None:
         return f"{number(found.mean, '+.4f')}, no interval" if found else "unknown"
     return f"{number(found.mean, '+.4f')} [{number(found.ci_low, '+.4f')}, {number(found.ci_high, '+.4f')}]"
 
 
-def _win(result: Simulation) -> Clause:
-    found = result.gain(_candidate(result))
-    low = _low(found)
-    passed = found is not None and low is not None and found.mean >= SMALLEST_GAIN and low > 0
-    why = f"{result.config.world} world: gain per decision {_span(found)}; needs at least {SMALLEST_GAIN:g}, above 0"
-    return Clause("a simulation win", passed, found.mean if found else None, SMALLEST_GAIN, why)
-
-
-def _no_persona_loses(result: Simulation) -> Clause:
-    gains = {name: result.gain(_candidate(result), persona=at) for at, name in enumerate(load_personas().names)}
-    return _all_above("b no persona loses", gains)
-
-
-def _robust(results: Sequence[Simulation]) -> Clause:
-    return _all_above("c robust", {result.config.world: result.gain(_candidate(result)) for result in results})
-
-
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
     """Return a clause that passes if every lower bound is above the tolerated loss; equal policies do not lose."""
-    lows = [_low(found) if found is None or found.sd != 0 else found.mean for found in gains.values()]
+    lows = [found.mean if found.sd == 0 else found.ci_low for found in gains.values() if found is not None]
     known = [low for low in lows if low is not None]
     worst = min(known, default=None)
-    passed = len(known) == len(lows) and worst is not None and worst > TOLERATED_LOSS
+    passed = len(known) == len(gains) and worst is not None and worst > TOLERATED_LOSS
     why = "; ".join(f"{key} {_span(found)}" for key, found in gains.items())
     return Clause(
         name, passed, worst, TOLERATED_LOSS, f"{why}; every lower bound must be above {number(TOLERATED_LOSS)}"
@@ -211,10 +205,10 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     weights, found = weight_diagnostics(log), gain(log)
     if found.ci_low is None or found.ci_high is None:
         return Clause(name, None, None, bound, "The log has decisions of one user only; intervals need at least two.")
-    span = f"{number(found.mean, '+.4f')} [{number(found.ci_low, '+.4f')}, {number(found.ci_high, '+.4f')}]"
     why = (
-        f"doubly robust gain {span} from {plural(weights.decisions, 'decision')} of {plural(found.users, 'user')}; "
-        f"effective sample {weights.effective:,.0f}, mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
+        f"doubly robust gain {_span(found)} from {plural(weights.decisions, 'decision')} of "
+        f"{plural(found.users, 'user')}; effective sample {weights.effective:,.0f}, "
+        f"mean weight {weights.mean.mean:.3f}, largest {weights.largest:.1f}"
     )
     if not weights.plausible:
         return Clause(name, False, found.ci_low, bound, f"{why}. The mean weight is not 1: the probabilities are wrong")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, In
 
 CONTROL = "egreedy/v1+bias"  # simulated only: shows whether a gain comes from new features or from an intercept
 _DISMISSED = ACTIONS.index("dismissed")
+_HOURS = np.array([[math.cos(math.tau * hour / 24), math.sin(math.tau * hour / 24)] for hour in range(24)]).T
 Draws = Callable[[Policy, int], Floats]  # of a policy and round: a number in [0, 1) per user
 
 
@@ -140,8 +141,7 @@ class _Batch:
     def __init__(self, world: World, offered: Round) -> None:
         self.world = world
         self.offered = offered
-        self.angle = math.tau * offered.hour / 24
-        self.hour = np.stack([np.cos(self.angle), np.sin(self.angle)])
+        self.hour = offered.clock
         self.place = offered.category * len(world) + np.arange(len(world))  # in an array of categories × users
         self._known: dict[str, Floats] = {}
 
@@ -184,7 +184,7 @@ class _Batch:
             case "quality":
                 return np.clip((now.composite - f.COMPOSITE_MIDDLE) / f.COMPOSITE_HALF, -1.0, 1.0)
             case "slot_match":
-                return np.cos(math.tau * (now.hour - now.slot_hour) / 24)
+                return _HOURS[0].take(now.slot_hour) * self.hour[0] + _HOURS[1].take(now.slot_hour) * self.hour[1]
             case "load_fit":
                 load = np.minimum(now.open_tasks, f.MAX_OPEN_TASKS) / f.MAX_OPEN_TASKS
                 return load * (1 - 2 * np.minimum(now.effort_min, f.MAX_EFFORT_MIN) / f.MAX_EFFORT_MIN)
@@ -337,30 +337,61 @@ def reward_request(world: World, offered: Round, user: int, outcome: Outcome) ->
     return request
 
 
-def _features(policy: Policy, request: ScoreRequest, tallies: Tallies) -> Floats:
-    moment = datetime.fromisoformat(str(request.get("at")))
-    return policy.features.matrix(request, request["candidates"], moment, tallies)
+class Chooser(Protocol):
+    """Decides for simulated users and learns from them: the policy objects, a service or a server."""
+
+    def score(self, request: ScoreRequest) -> str:
+        """Return the id of the chosen tip."""
+        ...
+
+    def reward(self, request: RewardRequest) -> None:
+        """Learn what the user did with the tip."""
+        ...
+
+
+def drive(world: World, chooser: Chooser) -> ArmTotals:
+    """Run the world decision by decision, with the requests that an application would send."""
+    total = _Sums(np.zeros(len(world)), np.zeros(len(world)))
+    for number in range(world.rounds):
+        offered = world.round(number)
+        tips = [chooser.score(score_request(world, offered, user)) for user in range(len(world))]
+        chosen = np.array([int(tip.removeprefix("t")) for tip in tips])
+        outcome = world.outcome(offered, chosen)
+        for user in np.flatnonzero(offered.arrives):
+            chooser.reward(reward_request(world, offered, int(user), outcome))
+        total.add(outcome, chosen, record=True)
+    return total.totals(None)
 
 
 def slow_rollout(world: World, arm: Arm, *, draws: Draws | None = None) -> ArmTotals:
     """Run one arm decision by decision on the objects of `tipbench.serve`."""
-    policy = arm.policy
-    ridges = [policy.ridge(arm.prior) for _ in range(len(world))]
-    tallies = [Tallies() for _ in range(len(world))]
-    total = _Sums(np.zeros(len(world)), np.zeros(len(world)))
-    for number in range(world.rounds):
-        offered = world.round(number)
-        uniform = world.draws(number) if draws is None else draws(policy, number)
-        requests = [score_request(world, offered, user) for user in range(len(world))]
-        rows = [_features(policy, request, tally) for request, tally in zip(requests, tallies, strict=True)]
-        chosen = np.array([
-            policy.decide(x, ridge, float(draw)).chosen for x, ridge, draw in zip(rows, ridges, uniform, strict=True)
-        ])  # fmt: skip
-        outcome = world.outcome(offered, chosen)
-        for user in np.flatnonzero(offered.arrives):
-            sent = reward_request(world, offered, int(user), outcome)
-            ridges[user].update(rows[user][chosen[user]], reward_of(sent))
-            category = requests[user]["candidates"][chosen[user]].get("category")
-            tallies[user].add(category, sent.get("action"), sent.get("dwell_ms"), float(offered.hour[user]))
-        total.add(outcome, chosen, record=True)
-    return total.totals(None)
+    return drive(world, _PolicyObjects(world, arm, draws))
+
+
+class _PolicyObjects:
+    def __init__(self, world: World, arm: Arm, draws: Draws | None) -> None:
+        self._policy = arm.policy
+        self._draws = draws or (lambda _policy, number: world.draws(number))
+        self._ridges = [arm.policy.ridge(arm.prior) for _ in range(len(world))]
+        self._tallies = [Tallies() for _ in range(len(world))]
+        self._served: dict[str, tuple[Floats, str | None, float]] = {}  # by user: features, category and hour
+
+    def score(self, request: ScoreRequest) -> str:
+        user, number = _number(request["user_id"]), _number(request["event_id"] or "")
+        moment = datetime.fromisoformat(request["at"] or "")
+        rows = self._policy.features.matrix(request, request["candidates"], moment, self._tallies[user])
+        uniform = float(self._draws(self._policy, number)[user])
+        chosen = self._policy.decide(rows, self._ridges[user], uniform).chosen
+        candidate = request["candidates"][chosen]
+        self._served[request["user_id"]] = rows[chosen], candidate.get("category"), f.hour_of(moment)
+        return candidate["tip_id"]
+
+    def reward(self, request: RewardRequest) -> None:
+        user, (x, category, hour) = _number(request["user_id"]), self._served[request["user_id"]]
+        self._ridges[user].update(x, reward_of(request))
+        self._tallies[user].add(category, request.get("action"), request.get("dwell_ms"), hour)
+
+
+def _number(name: str) -> int:
+    """Return the number in `user-7` or `round-7`."""
+    return int(name.rpartition("-")[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from tipbench.simulate.world import Floats, Ints, World, WorldName, load_persona
 
 EXPERIMENT = "tip-sim"
 CURVE_POINTS = 50
-ALL_POLICIES = ("egreedy/v1", CONTROL, "egreedy/v2", "egreedy/v3", "linucb")
+ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
 _MOST_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
 
 
@@ -89,8 +89,9 @@ def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
         return SimulationConfig.model_validate({key: value for key, value in options.items() if value is not None})
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        where = "--" + "-".join(map(str, first["loc"])) if first["loc"] else "options"
-        raise UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}.") from exc
+        where = f"--{first['loc'][0]}: " if first["loc"] else ""
+        seen = f" (got {str(first['input'])[:80]!r})" if first["loc"] else ""
+        raise UsageError(f"{where}{first['msg'].removeprefix('Value error, ')}{seen}.") from exc
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,14 @@ def simulate(
 ) -> Simulation:
     """Run the simulation; `on_progress` receives the results of the seeds done so far and the share that is done."""
     started = time.monotonic()
-    arms = make_arms(config.arm_names, priors)
+    by_policy = {prior.policy: prior for prior in priors}
+    for prior in priors:
+        find_arm(prior.policy).policy.check_prior(prior)
+    arms = [find_arm(name, by_policy.get(name)) for name in config.arm_names]
     done: dict[int, list[ArmTotals]] = {}
+
+    def run(seed: int) -> tuple[int, list[ArmTotals]]:
+        return seed, rollout(World(config.world, seed, config.users, config.rounds), arms)
 
     def result() -> Simulation:
         finished = [done[seed] for seed in sorted(done)]
@@ -197,35 +204,16 @@ def simulate(
             time.monotonic() - started,
         )
 
-    for seed, totals in run_seeds(config, arms, workers=workers):
-        done[seed] = totals
-        if on_progress is not None:
-            on_progress(result(), len(done) / config.seeds)
-    return result()
-
-
-def make_arms(names: Iterable[str], priors: Sequence[Prior] = ()) -> list[Arm]:
-    """Return the arms, each with its prior if there is one."""
-    by_policy = {prior.policy: prior for prior in priors}
-    for prior in priors:
-        find_arm(prior.policy).policy.check_prior(prior)
-    return [find_arm(name, by_policy.get(name)) for name in names]
-
-
-def run_seeds(
-    config: SimulationConfig, arms: Sequence[Arm], *, workers: int | None = None
-) -> Iterable[tuple[int, list[ArmTotals]]]:
-    """Yield the results of each seed as it finishes. Threads are enough: numpy works outside the interpreter's lock."""
-
-    def run(seed: int) -> tuple[int, list[ArmTotals]]:
-        return seed, rollout(World(config.world, seed, config.users, config.rounds), arms)
-
-    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1)  # numpy works outside the interpreter's lock
     try:
         for future in as_completed([pool.submit(run, config.seed + at) for at in range(config.seeds)]):
-            yield future.result()
+            seed, totals = future.result()
+            done[seed] = totals
+            if on_progress is not None:
+                on_progress(result(), len(done) / config.seeds)
     finally:
         pool.shutdown(cancel_futures=True)
+    return result()
 
 
 def _pool(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:

@@ -31,6 +31,8 @@ Ints = NDArray[np.int64]
 PROFILE_KEYS = ("completion_rate_30d", "dismiss_rate_30d", "mean_dwell_ms_30d", "preferred_hour", "tip_volume_30d")
 ACTIONS = ("completed", "snoozed", "dismissed", "ignored")
 COMPLETED = ACTIONS.index("completed")
+_ACTION_REWARDS = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS])
+_DWELL_LIMITS, _DWELL_REWARDS = np.array(BY_DWELL).T
 _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5)
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
@@ -109,12 +111,13 @@ class Tastes:
 class Round:
     """One decision of every user: the offer, the true mean reward of each candidate, and the luck.
 
-    `hour`, `open_tasks` and `arrives` have one entry per user, the other arrays are candidates × users.
+    `hour`, `clock`, `open_tasks` and `arrives` have one entry per user, the other arrays are candidates × users.
     """
 
     number: int
     weekday: int  # Monday is 0
     hour: Floats
+    clock: Floats  # cosine and sine of the hour's angle × users
     open_tasks: Ints
     category: Ints
     is_overdue: Ints
@@ -153,6 +156,7 @@ class World:
         self.personas = load_personas()
         self.candidates = int(self.personas.settings["candidates"])
         self.persona: Ints = np.arange(users) % len(self.personas.personas)
+        self._numbers: dict[str, Floats] = {}
         self._luck_seed = seed if luck_seed is None else luck_seed
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
@@ -165,6 +169,8 @@ class World:
         self._later = self._deal(again) if self.name is WorldName.DRIFT else self._tastes
         self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(again[:5])
         self._tables = _response_tables(self.personas)
+        self._preferred = _clock(self._of("preferred_hour"))
+        self._slots = _clock(np.array(self.personas.candidate["slot_hours"]))
 
     def __len__(self) -> int:
         """Return the number of users."""
@@ -182,7 +188,9 @@ class World:
 
     def _of(self, key: str) -> Floats:
         """Return a persona's number for every user."""
-        return np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+        if key not in self._numbers:
+            self._numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
+        return self._numbers[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
         """Return each user's `profile_features`: the persona's, moved as the user's own behaviour is."""
@@ -219,6 +227,7 @@ class World:
         parts = raw[2:].reshape(7, k, len(self))
         first, last = settings["first_hour"], settings["last_hour"]
         hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
+        clock = _clock(hour)
         open_tasks = 1 + _pick(raw[1], offer["most_open_tasks"])
         category = _pick(parts[0], len(self.personas.categories))
         overdue = (parts[1] < offer["overdue"] * _LEVELS).astype(np.int64)
@@ -233,11 +242,11 @@ class World:
         odds: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
         if self.name is WorldName.LINEAR:
-            mean = self._linear_mean(hour, overdue, age, priority)
+            mean = self._linear_mean(clock, overdue, age, priority)
         else:
             tastes = self._later if number >= self.rounds // 2 else self._tastes
             place = category * len(self) + self._columns  # in an array of categories × users
-            utility = self._utility(hour, open_tasks, (overdue, priority, age), (effort, grade), slot)
+            utility = self._utility(clock, open_tasks, (overdue, priority, age), (effort, grade), slot)
             utility += tastes.utility.take(place)
             mean, odds = self._response(utility, tastes.value.take(place))
             log_dwell = tastes.log_dwell.take(place)
@@ -245,6 +254,7 @@ class World:
             number,
             number // int(settings["decisions_per_day"]) % 7,
             hour,
+            clock,
             open_tasks,
             category,
             overdue,
@@ -262,15 +272,16 @@ class World:
         )
 
     def _utility(
-        self, hour: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
+        self, clock: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
     ) -> Floats:
         if self.name is WorldName.NULL:
             return np.full(slot.shape, float(self.personas.column("base").mean()))
         task_table, tip_table = self._tables
         persona = self.persona
-        common = self._base + self._of("hour") * np.exp(4 * (_cosine(hour - self._of("preferred_hour")) - 1))
-        hours = np.array(self.personas.candidate["slot_hours"])[:, None]
-        fit = common + self._of("slot") * np.maximum(_cosine(hour - hours), 0.0) ** 2  # slots × users
+        preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
+        common = self._base + self._of("hour") * np.exp(4 * (preferred - 1))
+        slots = self._slots.T @ clock
+        fit = common + self._of("slot") * np.maximum(slots, 0.0) ** 2  # slots × users
         (overdue, priority, age), (effort, grade) = task, tip
         busy = (open_tasks > 10).astype(np.int64)
         _, flags, priorities, ages = task_table.shape
@@ -293,10 +304,10 @@ class World:
         mean = completed * value + BY_ACTION["snoozed"] * snoozed + BY_ACTION["dismissed"] * dismissed
         return mean, (completed, second, second + dismissed)
 
-    def _linear_mean(self, hour: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
-        theta, angle = self._theta, 2 * np.pi * hour / 24
+    def _linear_mean(self, clock: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
+        theta = self._theta
         task = theta[2] * overdue + theta[3] * np.minimum(age / 30, 1.0) + theta[4] * (priority - 1) / 3
-        return np.asarray(theta[0] * np.sin(angle) + theta[1] * np.cos(angle) + task)
+        return np.asarray(theta[0] * clock[1] + theta[1] * clock[0] + task)
 
     def outcome(self, offered: Round, chosen: Ints) -> Outcome:
         """Return what each user does with the chosen candidate."""
@@ -317,9 +328,8 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each outcome by the table of `serve.reward`; completed ones have a dwell."""
-    limits, values = np.array(BY_DWELL).T
-    of_action = np.array([BY_ACTION.get(name, 0.0) for name in ACTIONS]).take(action)
-    return np.where(action == COMPLETED, values.take(np.searchsorted(limits[:-1], dwell_ms, side="right")), of_action)
+    of_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS[:-1], dwell_ms, side="right"))
+    return np.where(action == COMPLETED, of_dwell, _ACTION_REWARDS.take(action))
 
 
 def _completion_value(log_dwell: Floats) -> Floats:
@@ -363,8 +373,10 @@ def _pick(raw: Ints, count: int) -> Ints:
     return (raw * count) >> 16
 
 
-def _cosine(hours: Floats) -> Floats:
-    return np.asarray(np.cos(2 * np.pi / 24 * hours))
+def _clock(hours: Floats) -> Floats:
+    """Return cosine and sine of each hour's angle; the product of two of them is the cosine of their difference."""
+    angle = 2 * np.pi / 24 * hours
+    return np.stack([np.cos(angle), np.sin(angle)])
 
 
 def _sigmoid(values: Floats) -> Floats:

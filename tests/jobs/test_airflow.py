@@ -1,4 +1,4 @@
-"""The Airflow runner where Airflow is awkward: lost answers, missing pools, judges who take their time."""
+"""The Airflow runner with faults of Airflow: lost responses, missing pools, long waits for a judge."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, story, told, wait_for
+from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, emit, story, wait_for
 from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
 from tipbench.jobs.airflow_api import TaskInstance
 from tipbench.jobs.airflow_progress import StoredProgress, TaskTotals
-from tipbench.jobs.events import event_line
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.supervisor import Supervisor, retry
+from tipbench.record import events as wire
+from tipbench.record.events import event_line
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def site(home: Path) -> Iterator[Site]:
 # starting
 
 
-def test_a_trigger_whose_answer_is_lost_makes_one_run(site: Site) -> None:
+def test_a_trigger_whose_response_is_lost_makes_one_run(site: Site) -> None:
     job = site.job()
     site.airflow.lose_answers_to = f"dags/{DAG}/dagRuns"
     with pytest.raises(AirflowUnavailable):
@@ -41,11 +41,11 @@ def test_a_trigger_whose_answer_is_lost_makes_one_run(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_task_that_airflow_tries_again_names_its_failure_as_the_reason(site: Site) -> None:
+def test_a_task_that_airflow_retries_has_its_failure_as_the_reason(site: Site) -> None:
     released = threading.Event()
 
     def collecting(model: str, log: list[str]) -> int:
-        told(log, wire.Started("1"), wire.Failure("Ollama at gpu-a does not respond."), wire.Exit(1))
+        emit(log, wire.Started("1"), wire.Failure("Ollama at gpu-a does not respond."), wire.Exit(1))
         (run,) = site.airflow.runs.values()
         (task,) = (task for task in run.tasks if task.model == model)
         task.state = "up_for_retry"
@@ -61,11 +61,11 @@ def test_a_task_that_airflow_tries_again_names_its_failure_as_the_reason(site: S
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(site: Site) -> None:
+def test_a_job_that_succeeds_without_a_refused_model_names_it(site: Site) -> None:
     def collecting(model: str, log: list[str]) -> int:
         if model == "alpha:1b":
             return story(model, log)
-        told(log, wire.Collected("tip-bench-x", 0, 0, 0, 0, refused=("big:9b has 9.00B parameters.",)), wire.Exit(0))
+        emit(log, wire.Collected("tip-bench-x", 0, 0, 0, 0, refused=("big:9b has 9.00B parameters.",)), wire.Exit(0))
         return 0
 
     site.airflow.collecting = collecting
@@ -76,7 +76,7 @@ def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(site: Sit
     assert "big:9b has 9.00B parameters." in seen.reason
 
 
-def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> None:
+def test_a_run_whose_trigger_got_no_response_can_be_cancelled(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
     site.airflow.lose_answers_to = f"dags/{DAG}/dagRuns"
@@ -88,7 +88,7 @@ def test_a_run_whose_trigger_was_never_answered_is_cancelled_too(site: Site) -> 
     assert site.ended(job).state is JobState.CANCELLED
 
 
-def test_a_job_that_airflow_does_not_have_is_cancelled_without_it(site: Site) -> None:
+def test_a_job_that_airflow_does_not_have_is_cancelled_locally(site: Site) -> None:
     job = site.job()
     site.airflow.fault = "away"
     with pytest.raises(AirflowUnavailable):
@@ -115,7 +115,7 @@ def test_a_paused_dag_is_not_queried_at_every_start_attempt(site: Site) -> None:
     for _ in range(3):
         with pytest.raises(AirflowUnavailable, match="is paused in Airflow"):
             runner.start(job)
-    assert site.airflow.asked("GET", f"/dags/{DAG}") == 1
+    assert site.airflow.count("GET", f"/dags/{DAG}") == 1
 
 
 def test_a_cancel_that_airflow_does_not_allow_is_reported_once(site: Site) -> None:
@@ -143,7 +143,7 @@ def test_a_conf_that_airflow_refuses_cannot_be_started(site: Site) -> None:
         site.runner.start(wrong)
 
 
-def test_without_an_mlflow_there_is_nothing_to_start(site: Site) -> None:
+def test_without_an_mlflow_a_job_cannot_be_started(site: Site) -> None:
     site.cells.url = None
     with pytest.raises(JobStartError, match="needs an MLflow that its workers and the panel reach"):
         site.runner.start(site.job())
@@ -173,7 +173,7 @@ def test_a_run_of_two_models_is_reported_as_one_job(site: Site) -> None:
     events = site.events(job)
     assert [event for event in events if isinstance(event, wire.Started)] == [events[0]]
     assert events[-3:] == [
-        wire.Memory(20, 1, 0.5, 2),
+        wire.Evidence(20, 1, 0.5, 2),
         wire.Collected("tip-bench-x", 4, 0, 4, 0, url=f"{MLFLOW}/#/experiments/1"),
         wire.Exit(0),
     ]
@@ -199,7 +199,7 @@ def test_several_models_that_fail_are_all_named(site: Site) -> None:
     assert site.ended(job).reason == "alpha:1b: alpha:1b is too large.; beta:1b: beta:1b is too large."
 
 
-def test_what_a_dead_panel_wrote_without_saving_is_written_anew(site: Site) -> None:
+def test_unsaved_output_of_a_dead_panel_is_overwritten(site: Site) -> None:
     job = site.job(models="alpha:1b")
     site.runner.start(job)
     file = site.home / "jobs" / job.id / "events.jsonl"
@@ -225,7 +225,7 @@ def test_airflow_unavailable_in_mid_run_is_lost_then_found_and_nothing_is_missin
     assert site.store.get(job.id).links["airflow"].endswith(run_id_of(job))
 
 
-def test_a_missing_pool_is_named_once_and_the_run_continues_when_it_is_there(site: Site) -> None:
+def test_a_missing_pool_is_reported_once_and_the_run_continues_when_it_exists(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
     site.runner.start(job)
@@ -250,7 +250,7 @@ def test_a_dag_that_is_paused_after_the_trigger_is_reported(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_unavailable(site: Site) -> None:
+def test_reading_a_log_does_not_wait_for_an_unavailable_airflow(site: Site) -> None:
     job = site.job(models="alpha:1b")
     site.runner.start(job)
     site.airflow.fault = "away"
@@ -260,11 +260,11 @@ def test_who_reads_the_log_of_a_job_does_not_wait_for_an_airflow_that_is_unavail
     before = len(site.airflow.requests)
     assert "[airflow] run" in site.runner.log(job).text
     assert site.events(job)
-    assert len(site.airflow.requests) == before, "the supervisor asks, and tells when it is back"
+    assert len(site.airflow.requests) == before, "only the supervisor polls an unavailable Airflow"
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_job_whose_run_is_gone_from_airflow_can_be_forgotten(site: Site) -> None:
+def test_a_job_whose_run_was_deleted_in_airflow_can_be_removed(site: Site) -> None:
     site.airflow.pools.clear()
     job = site.job()
     site.runner.start(job)
@@ -276,10 +276,10 @@ def test_a_job_whose_run_is_gone_from_airflow_can_be_forgotten(site: Site) -> No
     assert site.runner.log(job).text == ""
 
 
-def test_what_a_task_waited_for_and_had_on_the_way_ends_with_its_attempt(site: Site) -> None:
+def test_waits_and_recordings_of_a_task_end_with_its_attempt(site: Site) -> None:
     def collecting(model: str, log: list[str]) -> int:
         if model == "alpha:1b":
-            told(log, wire.Started("1"), wire.Waiting("Ollama", 5.0), wire.Recording(3), wire.Exit(1))
+            emit(log, wire.Started("1"), wire.Waiting("Ollama", 5.0), wire.Recording(3), wire.Exit(1))
             return 1
         return story(model, log)
 
@@ -292,14 +292,14 @@ def test_what_a_task_waited_for_and_had_on_the_way_ends_with_its_attempt(site: S
     assert [event for event in events if isinstance(event, wire.Resumed | wire.Recording)][-2:] == closing
 
 
-def test_what_only_follows_from_the_first_failure_is_not_a_reason() -> None:
+def test_failures_caused_by_the_first_one_are_not_reasons() -> None:
     names = ("plan", "export_for_judge", "outcome")
     failed = [TaskInstance(task_id=name, state="failed") for name in names]
     kept = StoredProgress(tallies={name: TaskTotals(failure=f"{name} failed.") for name in names})
     assert _why(failed, kept) == "plan failed."
 
 
-def test_a_cancel_whose_answer_is_lost_ends_as_cancelled(site: Site) -> None:
+def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: Site) -> None:
     site.cells.waiting = 2
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
@@ -318,13 +318,13 @@ def test_a_job_waits_for_the_judge_and_continues_when_no_cell_is_pending(site: S
     seen = site.until(job, lambda seen: seen.state is JobState.WAITING)
     seen = site.until(job, lambda seen: bool(seen.reason))
     assert seen.reason == "4 cells wait for a judge."
-    assert site.airflow.asked("PATCH", "hitlDetails") == 0
+    assert site.airflow.count("PATCH", "hitlDetails") == 0
     site.cells.waiting = 0
     assert site.ended(job).state is JobState.SUCCEEDED
-    assert site.airflow.asked("PATCH", "hitlDetails") >= 1
+    assert site.airflow.count("PATCH", "hitlDetails") >= 1
 
 
-def test_somebody_who_answers_in_airflow_is_as_good(site: Site) -> None:
+def test_a_gate_answered_in_airflow_continues_the_job(site: Site) -> None:
     site.cells.waiting = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
@@ -344,7 +344,7 @@ def test_an_mlflow_that_is_unavailable_keeps_the_job_waiting(site: Site) -> None
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
-def test_a_job_that_waits_can_be_cancelled(site: Site) -> None:
+def test_a_waiting_job_can_be_cancelled(site: Site) -> None:
     site.cells.waiting = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
@@ -354,7 +354,7 @@ def test_a_job_that_waits_can_be_cancelled(site: Site) -> None:
     assert (seen.state, seen.exit_code) == (JobState.CANCELLED, 130)
 
 
-def test_a_waiting_job_holds_nothing_that_others_need(site: Site) -> None:
+def test_a_waiting_job_holds_no_resource(site: Site) -> None:
     site.cells.waiting = 4
     first, second = site.job(wait_for_judge=True), site.job()
     with Supervisor(site.store, {"airflow": site.runner}, site.home / "jobs" / "lock", tick_s=0.02):
@@ -363,7 +363,7 @@ def test_a_waiting_job_holds_nothing_that_others_need(site: Site) -> None:
         assert site.store.get(first.id).state is JobState.WAITING
 
 
-def test_a_run_that_waits_for_weeks_is_looked_at_seldom(site: Site) -> None:
+def test_a_run_that_waits_for_weeks_is_polled_rarely(site: Site) -> None:
     site.cells.waiting = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
@@ -388,7 +388,7 @@ def retried(site: Site, job: Job) -> Job:
     return retry(site.store, job.id).job
 
 
-def test_a_retry_has_only_what_failed_done_again_in_the_same_run(site: Site) -> None:
+def test_a_retry_repeats_only_failed_tasks_in_the_same_run(site: Site) -> None:
     site.failing.add("beta:1b")
     job = site.job()
     site.runner.start(job)
@@ -412,10 +412,10 @@ def test_a_retry_that_is_started_twice_clears_once(site: Site) -> None:
     for _ in range(3):
         site.runner.start(again)
     assert site.ended(again).state is JobState.FAILED
-    assert site.airflow.asked("POST", "clearTaskInstances") == 1
+    assert site.airflow.count("POST", "clearTaskInstances") == 1
 
 
-def test_a_retry_of_a_cancelled_job_is_a_run_of_its_own(site: Site) -> None:
+def test_a_retry_of_a_cancelled_job_is_a_new_run(site: Site) -> None:
     site.cells.waiting = 1
     job = site.job(wait_for_judge=True)
     site.runner.start(job)

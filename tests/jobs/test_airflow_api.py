@@ -1,4 +1,4 @@
-"""Airflow's REST API: who we are there, what is asked again, and what is said when it does not answer."""
+"""Airflow's REST API: authentication, retries, and errors when it is unavailable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from support.scripted_airflow import DAG, PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import AirflowError, AirflowUnavailable, TipbenchError, UsageError
 from tipbench.jobs.airflow_api import LOGIN_REST_S, REST_S, AirflowAccess, AirflowApi, AirflowDag, path_of
 
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that only the test advances."""
 
     now = 100.0
 
@@ -50,21 +50,21 @@ def test_one_login_serves_all_requests(airflow: ScriptedAirflow, rest: AirflowAp
     assert airflow.logins == 1
 
 
-def test_a_token_that_is_no_longer_taken_is_made_anew(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
+def test_an_expired_token_is_renewed(airflow: ScriptedAirflow, rest: AirflowApi) -> None:
     rest.get(f"dags/{DAG}")
     airflow.tokens.clear()
     assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
     assert airflow.logins == 2
 
 
-def test_a_token_that_was_signed_with_another_key_is_made_anew(airflow: ScriptedAirflow) -> None:
+def test_a_token_signed_with_another_key_is_renewed(airflow: ScriptedAirflow) -> None:
     access = AirflowAccess(airflow.url, USER, PASSWORD, token="of-another-key")
     with closing(AirflowApi(access)) as rest:
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
     assert airflow.logins == 1
 
 
-def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: ScriptedAirflow) -> None:
+def test_a_configured_token_is_used_and_not_renewed(airflow: ScriptedAirflow) -> None:
     airflow.tokens.add("given")
     with closing(AirflowApi(AirflowAccess(airflow.url, token="given"))) as rest:
         assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
@@ -74,7 +74,7 @@ def test_a_token_of_the_operators_is_used_and_not_made_anew(airflow: ScriptedAir
     assert airflow.logins == 0
 
 
-def test_a_wrong_password_is_reported_and_not_tried_again_and_again(airflow: ScriptedAirflow, clock: Clock) -> None:
+def test_a_wrong_password_is_reported_and_not_retried(airflow: ScriptedAirflow, clock: Clock) -> None:
     with closing(AirflowApi(AirflowAccess(airflow.url, USER, "wrong-a1b2"), clock=clock)) as rest:
         for _ in range(3):
             with pytest.raises(
@@ -97,7 +97,7 @@ def test_a_wrong_password_is_reported_and_not_tried_again_and_again(airflow: Scr
         ("html", "Not an Airflow server .*Check airflow_url"),
     ],
 )
-def test_what_does_not_answer_is_unavailable_and_comes_back(
+def test_a_server_that_does_not_answer_is_unavailable_until_it_does(
     airflow: ScriptedAirflow, rest: AirflowApi, clock: Clock, fault: str, words: str
 ) -> None:
     rest.get(f"dags/{DAG}")
@@ -133,19 +133,19 @@ def test_a_silent_server_is_queried_less_often(clock: Clock) -> None:
 
 def test_no_server_is_unavailable() -> None:
     with (
-        closing(AirflowApi(AirflowAccess(NOBODY, USER, PASSWORD))) as rest,
-        pytest.raises(AirflowUnavailable, match=f"Airflow at {NOBODY} cannot be reached"),
+        closing(AirflowApi(AirflowAccess(UNREACHABLE, USER, PASSWORD))) as rest,
+        pytest.raises(AirflowUnavailable, match=f"Airflow at {UNREACHABLE} cannot be reached"),
     ):
         rest.get("dags")
 
 
-def test_a_refusal_has_its_status_and_its_words(rest: AirflowApi) -> None:
+def test_a_rejected_request_has_status_and_message(rest: AirflowApi) -> None:
     with pytest.raises(AirflowError, match=r"HTTP 404\): The Dag with ID: `other` was not found") as caught:
         rest.get("dags/other")
     assert caught.value.status == 404
 
 
-def test_ids_with_odd_characters_stay_one_part_of_a_path() -> None:
+def test_ids_with_special_characters_are_one_path_segment() -> None:
     assert path_of("dags", "a/b c?", "x") == "dags/a%2Fb%20c%3F/x"
 
 
@@ -162,20 +162,20 @@ def test_ids_with_odd_characters_stay_one_part_of_a_path() -> None:
         ({"dag_id": "a/b"}, "airflow_dag takes the id of a DAG"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_sent(changes: dict[str, Any], words: str) -> None:
-    given = {"url": NOBODY, "username": USER, "password": PASSWORD, **changes}
+def test_invalid_access_settings_are_refused_before_anything_is_sent(changes: dict[str, Any], words: str) -> None:
+    given = {"url": UNREACHABLE, "username": USER, "password": PASSWORD, **changes}
     with pytest.raises(UsageError, match=words) as caught:
         AirflowAccess(**given).check()
     assert "secret-7" not in str(caught.value)
 
 
 def test_secrets_are_not_in_its_representation() -> None:
-    assert PASSWORD not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
-    assert "t0ken" not in repr(AirflowAccess(NOBODY, USER, PASSWORD, "t0ken"))
+    assert PASSWORD not in repr(AirflowAccess(UNREACHABLE, USER, PASSWORD, "t0ken"))
+    assert "t0ken" not in repr(AirflowAccess(UNREACHABLE, USER, PASSWORD, "t0ken"))
 
 
 @pytest.mark.parametrize("path", ["/auth/token", "/api/v2/dags"])
-def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: ScriptedAirflow, path: str) -> None:
+def test_a_server_that_echoes_the_request_reveals_no_secret(airflow: ScriptedAirflow, path: str) -> None:
     airflow.repeats = path
     with (
         closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), rest_s=0)) as rest,
@@ -187,8 +187,11 @@ def test_a_server_that_repeats_what_it_was_sent_gives_no_secret_away(airflow: Sc
     assert "token-1" not in str(caught.value)
 
 
-def test_links_go_where_browsers_reach_airflow() -> None:
-    inside = AirflowAccess(NOBODY, USER, PASSWORD, public_url="https://airflow.example/")
-    for access, page in ((inside, "https://airflow.example"), (AirflowAccess(NOBODY, USER, PASSWORD), NOBODY)):
+def test_links_use_the_public_address_of_airflow() -> None:
+    inside = AirflowAccess(UNREACHABLE, USER, PASSWORD, public_url="https://airflow.example/")
+    for access, page in (
+        (inside, "https://airflow.example"),
+        (AirflowAccess(UNREACHABLE, USER, PASSWORD), UNREACHABLE),
+    ):
         with closing(AirflowApi(access)) as rest:
             assert AirflowDag(rest).page_of("a/b") == f"{page}/dags/{DAG}/runs/a%2Fb"

@@ -1,4 +1,4 @@
-"""What the tasks of an Airflow run print: read once, bounded, and never trusted further than a story goes."""
+"""What the tasks of an Airflow run print: read once, bounded, and untrusted."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, Site, airflow_site, story, told
+from support.airflow_site import MLFLOW, Site, airflow_site, emit, story
 from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
 from tipbench.jobs import airflow_progress
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import run_id_of
 from tipbench.jobs.airflow_api import AirflowDag, DagRun, LogLine, LogPart, TaskInstance
 from tipbench.jobs.airflow_progress import RunProgress, StoredProgress
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import Job, JobState
+from tipbench.record import events as wire
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_logs_without_events_still_make_a_job(site: Site) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"at": 1', '{"at": "x", "event": "bomb"}', '{"at": [], "event": []}', "{" * 5000])
-def test_what_only_looks_like_an_event_is_a_line_of_the_log(site: Site, line: str) -> None:
+def test_a_line_that_only_resembles_an_event_is_logged(site: Site, line: str) -> None:
     def odd(model: str, log: list[str]) -> int:
         log.append(line)
         return story(model, log)
@@ -56,11 +56,11 @@ def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None
     go = [False]
 
     def slow(model: str, log: list[str]) -> int:
-        told(log, wire.Started("1"), wire.BlockStarted(model, 2), wire.CellFinished(model, "v1", "a", 1, 2))
+        emit(log, wire.Started("1"), wire.BlockStarted(model, 2), wire.CellFinished(model, "v1", "a", 1, 2))
         deadline = time.monotonic() + 30
         while not go[0] and time.monotonic() < deadline:
             time.sleep(0.01)
-        told(log, wire.CellFinished(model, "v1", "b", 2, 2), wire.BlockFinished(model), wire.Exit(0))
+        emit(log, wire.CellFinished(model, "v1", "b", 2, 2), wire.BlockFinished(model), wire.Exit(0))
         return 0
 
     site.airflow.collecting = slow
@@ -75,11 +75,11 @@ def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None
     assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
 
 
-def test_a_forged_event_changes_the_story_and_neither_the_end_nor_the_links(site: Site) -> None:
+def test_a_forged_event_changes_neither_the_result_nor_the_links(site: Site) -> None:
     def forging(model: str, log: list[str]) -> int:
-        told(log, wire.Started("1"), wire.BlockStarted(model, 2))
-        told(log, wire.Collected("tip-bench-x", 9, 0, 9, 0, url="javascript:alert(1)"), wire.Exit(0))
-        told(log, wire.Failure("look at http://anna:secret-7@box/ " + "x" * 5000))
+        emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
+        emit(log, wire.Collected("tip-bench-x", 9, 0, 9, 0, url="javascript:alert(1)"), wire.Exit(0))
+        emit(log, wire.Failure("look at http://anna:secret-7@box/ " + "x" * 5000))
         return 1
 
     site.airflow.collecting = forging
@@ -91,7 +91,7 @@ def test_a_forged_event_changes_the_story_and_neither_the_end_nor_the_links(site
     assert "secret-7" not in seen.reason + site.runner.log(job).text
 
 
-def test_what_a_terminal_would_obey_is_only_text(site: Site) -> None:
+def test_terminal_control_sequences_are_plain_text(site: Site) -> None:
     def colourful(model: str, log: list[str]) -> int:
         log.append("\x1b]0;owned\x07\x1b[31mred\x1b[0m\r\u202egnp.exe")
         return story(model, log)
@@ -109,9 +109,7 @@ def warnings(site: Site, job: Job) -> list[str]:
     return [event.text for event in site.events(job) if isinstance(event, wire.Message) and event.warning]
 
 
-def test_a_log_that_is_longer_than_any_answer_costs_its_progress_and_not_the_job(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_rest, "MAX_BYTES", 30_000)
 
     def endless(model: str, log: list[str]) -> int:
@@ -144,13 +142,13 @@ def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> 
     telling = RunProgress(folder, StoredProgress(run_id="x"), time.time)
     for tries in (1, 2, 2, 2):
         task = TaskInstance(task_id="collect", state="running", try_number=tries)
-        telling.read_logs(dag, DagRun("running", (task,)))
+        telling.read_logs(dag, DagRun(state="running", tasks=(task,)))
     telling.save()
     assert folder.tail(10_000).text.count("] attempt 2") == 1
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_logs_that_airflow_does_not_give_cost_their_progress_and_not_the_job(site: Site, status: int) -> None:
+def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: int) -> None:
     site.airflow.broken, site.airflow.broken_with = "/logs/", status
     job = site.job(models="alpha:1b")
     site.runner.start(job)
@@ -159,7 +157,7 @@ def test_logs_that_airflow_does_not_give_cost_their_progress_and_not_the_job(sit
     assert f"HTTP {status}" in " ".join(warnings(site, job))
 
 
-def test_what_tasks_print_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
 
     def chatty(model: str, log: list[str]) -> int:

@@ -15,8 +15,8 @@ import pytest
 
 from support.command import tipbench
 from support.scripted_ollama import Fault, ScriptedOllama
-from tipbench.jobs import events as wire
-from tipbench.jobs.event_file import read_events
+from tipbench.jobs.folder import read_events
+from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +35,7 @@ def fresh(name: str) -> str:
     return f"tip-bench-events-{name}-{uuid4().hex[:8]}"
 
 
-def told(file: Path) -> list[wire.Event]:
+def events_of(file: Path) -> list[wire.Event]:
     return [each.event for each in read_events(file)]
 
 
@@ -49,8 +49,8 @@ def told(file: Path) -> list[wire.Event]:
 def test_the_last_event_is_the_exit_code(words: tuple[str, ...], code: int, file: Path, home: Path) -> None:
     done = tipbench(*words, home=home, check=False)
     assert done.returncode == code
-    assert told(file)[0] == wire.Started(_version())
-    assert told(file)[-1] == wire.Exit(code)
+    assert events_of(file)[0] == wire.Started(_version())
+    assert events_of(file)[-1] == wire.Exit(code)
 
 
 def _version() -> str:
@@ -59,9 +59,9 @@ def _version() -> str:
     return package.__version__
 
 
-def test_why_it_gave_up_is_reported_in_the_sentence_it_prints(file: Path, home: Path) -> None:
+def test_the_failure_event_has_the_printed_message(file: Path, home: Path) -> None:
     done = tipbench("collect", "--n-tips", "many", home=home, check=False)
-    failure = next(event for event in told(file) if isinstance(event, wire.Failure))
+    failure = next(event for event in events_of(file) if isinstance(event, wire.Failure))
     assert done.stderr == f"error: {failure.text}\n"
 
 
@@ -69,11 +69,11 @@ def test_failed_cells_are_counted_and_named(file: Path, home: Path, mlflow_url: 
     with ScriptedOllama(script=[Fault("error_line", value=2, calls=(1,))]) as server:
         where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("failed"))
         tipbench("collect", "--models", "alpha:135m", *where, *SMALL, home=home, check=False)
-    cells = [event for event in told(file) if isinstance(event, wire.CellFinished)]
+    cells = [event for event in events_of(file) if isinstance(event, wire.CellFinished)]
     assert [(cell.done, cell.failed) for cell in cells] == [(1, 1), (2, 1)]
     assert cells[0].failure is not None
     assert "alpha:135m/v1" in cells[0].failure
-    assert told(file)[-1] == wire.Exit(1)
+    assert events_of(file)[-1] == wire.Exit(1)
 
 
 def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, home: Path, mlflow_url: str) -> None:
@@ -89,7 +89,7 @@ def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, ho
         until(file, wire.Waiting)
         server.resume()
         assert process.wait(60) == 0
-    pauses = [event for event in told(file) if isinstance(event, wire.Waiting | wire.Resumed)]
+    pauses = [event for event in events_of(file) if isinstance(event, wire.Waiting | wire.Resumed)]
     assert pauses == [wire.Waiting("Ollama", 300), wire.Resumed("Ollama")]
 
 
@@ -107,18 +107,20 @@ def test_an_interrupted_command_reports_130_and_that_the_model_is_unloaded(
         until(file, wire.CellFinished)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
-    assert told(file)[-1] == wire.Exit(130)
-    assert wire.Message("alpha:135m unloaded") in told(file)
+    assert events_of(file)[-1] == wire.Exit(130)
+    assert wire.Message("alpha:135m unloaded") in events_of(file)
 
 
 def until(file: Path, kind: type[object]) -> None:
     deadline = time.monotonic() + 60
-    while not any(isinstance(event, kind) for event in told(file)):
+    while not any(isinstance(event, kind) for event in events_of(file)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_a_file_that_cannot_be_written_is_misuse(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_file_that_cannot_be_written_is_a_usage_error(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIPBENCH_EVENTS", str(tmp_path / "nosuch" / "events"))
     done = tipbench("--version", home=home, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -131,9 +133,7 @@ def test_without_the_variable_nothing_is_written(home: Path, tmp_path: Path) -> 
     assert list(tmp_path.glob("**/*.jsonl")) == []
 
 
-def test_a_program_that_the_command_starts_does_not_write_into_its_events(
-    file: Path, home: Path, mlflow_url: str, tmp_path: Path
-) -> None:
+def test_a_subprocess_of_the_command_writes_no_events(file: Path, home: Path, mlflow_url: str, tmp_path: Path) -> None:
     """A judge behind a command line may call tipbench itself; its exit is not ours."""
     judge = tmp_path / "judge.py"
     seen = tmp_path / "seen.json"

@@ -1,4 +1,4 @@
-"""Events on disk: what is written is read back, whatever was cut off, damaged or added by another version."""
+"""Events on disk: read back even after truncation, damage or additions of another version."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.jobs import events as wire
-from tipbench.jobs.event_file import EventWriter, read_events, read_result
-from tipbench.jobs.events import (
+from tipbench.jobs.folder import EventWriter, read_events, read_result
+from tipbench.record import events as wire
+from tipbench.record.events import (
     EVENT_TYPES,
     MOST_LINE,
     MOST_TEXT,
@@ -38,7 +38,7 @@ EVENTS = st.one_of(
         tokens_per_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     ),
     st.builds(wire.Waiting, TEXT, st.floats(0, 1e6)),
-    st.builds(wire.Memory, *[st.integers(0, 99)] * 2, st.floats(0, 1e6), st.integers(0, 9), foreign=st.tuples(TEXT)),
+    st.builds(wire.Evidence, *[st.integers(0, 99)] * 2, st.floats(0, 1e6), st.integers(0, 9), foreign=st.tuples(TEXT)),
     st.builds(wire.Judging, TEXT, *[st.integers(0, 99)] * 3),
     st.builds(wire.Exit, st.integers(-64, 255)),
 )
@@ -62,14 +62,14 @@ def test_the_vocabulary_names_every_event_once() -> None:
 
 
 @given(EVENTS, st.floats(0, 4e9))
-def test_an_event_comes_back_as_it_was_written(event: wire.Event, at: float) -> None:
+def test_an_event_round_trips(event: wire.Event, at: float) -> None:
     parsed = parse_line(event_line(event, at))
     assert parsed is not None
     assert parsed[1] == event
 
 
 @given(st.lists(EVENTS, max_size=8), st.integers(0, 400))
-def test_a_line_that_is_still_being_written_waits(events: list[wire.Event], cut: int) -> None:
+def test_an_incomplete_line_is_not_read_yet(events: list[wire.Event], cut: int) -> None:
     content = b"".join(event_line(event, 0) for event in events)
     part = content[:cut]
     path = Path(os.environ["TIPBENCH_HOME"]).with_name("part.jsonl")
@@ -82,7 +82,7 @@ def test_a_line_that_is_still_being_written_waits(events: list[wire.Event], cut:
 
 
 @given(st.lists(EVENTS, max_size=5), st.binary(max_size=80), st.integers(-10, 2000))
-def test_damage_and_odd_cursors_never_raise_and_never_hide_what_follows(
+def test_damaged_lines_and_invalid_cursors_never_raise_or_hide_later_events(
     events: list[wire.Event], noise: bytes, after: int
 ) -> None:
     path = Path(os.environ["TIPBENCH_HOME"]).with_name("noise.jsonl")
@@ -93,7 +93,7 @@ def test_damage_and_odd_cursors_never_raise_and_never_hide_what_follows(
     read_result(path)
 
 
-def test_what_is_not_an_event_is_passed_over() -> None:
+def test_a_line_that_is_not_an_event_is_skipped() -> None:
     for line in [
         *(b"", b"\n", b"{", b"null", b"[1]", b'"x"', b"{}", b'{"at": "x"}', b'{"at": 1, "event": "nosuch"}'),
         *(b'{"at": "x", "event": []}', b'{"at": "x", "event": "exit", "code": "many"}', b"[" * 50_000),
@@ -102,12 +102,12 @@ def test_what_is_not_an_event_is_passed_over() -> None:
         assert parse_line(line) is None
 
 
-def test_what_a_later_version_adds_is_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     line = b'{"at": "2030-01-01T00:00:00Z", "event": "exit", "code": 0, "new": {"x": [1]}}\n'
     assert parse_line(line) == ("2030-01-01T00:00:00Z", wire.Exit(0))
 
 
-def test_a_line_longer_than_any_event_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_over_the_size_limit_is_skipped(tmp_path: Path) -> None:
     path = written(tmp_path / "e", wire.Message("before"))
     with path.open("ab") as file:
         file.write(b"x" * (3 * MOST_LINE) + b"\n")
@@ -115,10 +115,10 @@ def test_a_line_longer_than_any_event_is_passed_over(tmp_path: Path) -> None:
     assert read(path) == [wire.Message("before"), wire.Exit(0)]
 
 
-def test_texts_are_bounded_and_hold_no_login() -> None:
-    told = event_json(wire.Message("see http://anna:p@w@box:5000/x and https://tok@y " + "z" * 5000))
-    assert told["text"].startswith("see http://box:5000/x and https://y z")
-    assert len(told["text"]) == MOST_TEXT
+def test_texts_are_truncated_and_contain_no_login() -> None:
+    plain = event_json(wire.Message("see http://anna:p@w@box:5000/x and https://tok@y " + "z" * 5000))
+    assert plain["text"].startswith("see http://box:5000/x and https://y z")
+    assert len(plain["text"]) == MOST_TEXT
 
 
 def test_a_number_that_json_does_not_have_is_unknown() -> None:
@@ -127,13 +127,15 @@ def test_a_number_that_json_does_not_have_is_unknown() -> None:
         assert json.loads(event_line(cell, 0))["tokens_per_s"] is None
 
 
-def test_half_a_character_is_written_and_read() -> None:
+def test_a_lone_surrogate_round_trips() -> None:
     parsed = parse_line(event_line(wire.Message("tip \ud83d"), 0))
     assert parsed is not None
     assert str(parsed[1]).encode()
 
 
-def test_a_line_torn_by_a_full_disk_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_torn_by_a_full_disk_is_skipped_and_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "e"
     writer = EventWriter(path)
     real = os.write
@@ -184,7 +186,9 @@ def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
         ([wire.Message("x" * 1999)] * 100 + [wire.Failure("late"), wire.Exit(2)], (2, "late", None)),
     ],
 )
-def test_the_ending_is_the_exit_and_why(events: list[Any], ending: tuple[int, str, str] | None, tmp_path: Path) -> None:
+def test_the_result_is_the_exit_code_and_the_failure(
+    events: list[Any], ending: tuple[int, str, str] | None, tmp_path: Path
+) -> None:
     found = read_result(written(tmp_path / "e", *events))
     if ending is None:
         assert found is None

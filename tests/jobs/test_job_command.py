@@ -1,4 +1,4 @@
-"""Orders and the words of their commands: complete, safe, and without secrets."""
+"""Job requests and the arguments of their commands: complete, safe, and without secrets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from support.commands import COMMANDS
 from tipbench.errors import UsageError
-from tipbench.jobs.command import JUDGE_OPTIONS, collect_request, command_arguments, judge_request
+from tipbench.jobs.command import collect_request, command_arguments, judge_request
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.plan.config import CollectConfig, make_config
+from tipbench.workflows.judging import JUDGE_OPTIONS
 
 OLLAMA = "http://localhost:11434"
 LOCAL_SERVER = "Ollama at http://localhost:11434"
@@ -42,7 +43,7 @@ def parsed(words: tuple[str, ...]) -> dict[str, Any]:
         },
     )
 )
-def test_the_command_line_understands_exactly_the_configuration(values: dict[str, Any]) -> None:
+def test_the_command_line_accepts_exactly_the_configuration(values: dict[str, Any]) -> None:
     config = make_config(values)
     understood = parsed(command_arguments(collect_request(config)))
     given_back = {key: understood[key] for key in CollectConfig.model_fields if understood[key] is not None}
@@ -56,7 +57,7 @@ def test_a_judges_options_are_those_of_the_command() -> None:
     assert known - set(JUDGE_OPTIONS) <= {"json", "help", "h"}
 
 
-def test_a_judges_order_becomes_its_command() -> None:
+def test_a_judge_request_becomes_its_command() -> None:
     options = {
         **RULES,
         "with": "command:python judge.py --all",
@@ -87,12 +88,12 @@ def test_an_invalid_judge_request_is_refused() -> None:
         ({"with": "ollama:a:1b", "ollama_url": "nowhere"}, "ollama_url takes a web address"),
         ({"mlflow_url": "file:///x"}, "mlflow_url takes a web address"),
         ({"with": "judge"}, "with takes"),
-        ({"batch": 3}, "batch is an option of command:"),
-        ({"evict": True}, "evict is an option of ollama:"),
-        ({"with": "command:x", "num_ctx": 512}, "num_ctx is an option of ollama:"),
+        ({"batch": 3}, "batch applies only to command:"),
+        ({"evict": True}, "evict applies only to ollama:"),
+        ({"with": "command:x", "num_ctx": 512}, "num-ctx applies only to ollama:"),
     ]
-    for change, said in cases:
-        with pytest.raises(UsageError, match=said):
+    for change, message in cases:
+        with pytest.raises(UsageError, match=message):
             judge_request({**RULES, **change}, ollama_url=OLLAMA)
 
 
@@ -126,12 +127,12 @@ def test_a_collect_needs_its_server_and_its_models_in_the_experiment() -> None:
     assert resources(models="a:1b,b:1b") == (LOCAL_SERVER, "a:1b for tip-bench-a", "b:1b for tip-bench-a")
 
 
-def test_one_server_has_one_name_however_it_is_written() -> None:
+def test_one_server_has_one_resource_name_for_all_spellings() -> None:
     assert resources(models="a:1b", ollama_url="http://127.0.0.1:11434/")[0] == LOCAL_SERVER
     assert resources(models="a:1b", ollama_url="http://box")[0] == "Ollama at http://box:80"
 
 
-def test_the_embedded_model_takes_turns_with_itself_and_with_this_machines_ollama() -> None:
+def test_the_embedded_model_excludes_itself_and_the_ollama_of_this_machine() -> None:
     embedded = "the embedded model on this machine"
     mine = resources(models="embedded:smollm2:135m")
     assert {embedded, LOCAL_SERVER} <= set(mine)
@@ -150,7 +151,13 @@ def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model() -> None:
         assert judge_request({**RULES, "with": with_}, ollama_url=OLLAMA).resources == (*needed, own)
 
 
-def test_a_program_takes_turns_with_others_that_judge_under_its_name() -> None:
+def test_an_embedded_model_that_judges_occupies_its_own_memory() -> None:
+    embedded = "embedded:smollm2:135m"
+    order = judge_request({**RULES, "with": f"ollama:{embedded}"}, ollama_url="http://box:1")
+    assert set(order.resources) == {"the embedded model on this machine", f"judge ollama:{embedded} in tip-bench-a"}
+
+
+def test_programs_of_one_judge_name_exclude_each_other() -> None:
     first, second = (
         judge_request({**RULES, "with": f"command:{program}", "judge": "ben"}, ollama_url=OLLAMA)
         for program in ("one", "two")
@@ -158,13 +165,6 @@ def test_a_program_takes_turns_with_others_that_judge_under_its_name() -> None:
     assert first.resources == second.resources
 
 
-def test_options_belong_to_the_judges_that_the_command_line_gives_them_to() -> None:
-    from tipbench.cli.judge_run import _BELONGS
-
-    ours = {key: judges for key, judges in JUDGE_OPTIONS.items() if len(judges) < 3}
-    assert ours == _BELONGS
-
-
-def test_an_order_shows_no_secret() -> None:
+def test_a_request_shows_no_secret() -> None:
     order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
     assert "secret" not in repr(order)

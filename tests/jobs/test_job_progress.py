@@ -1,4 +1,4 @@
-"""Progress: events folded into what the live view shows, from any moment on."""
+"""Progress: events merged into what the live view shows, from any event on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scripted_runner import progress_of
-from tipbench.jobs import events as wire
 from tipbench.jobs.progress import ModelProgress, Phase, Progress
+from tipbench.record import events as wire
 
 
 def cell(done: int, total: int = 3, model: str = "a:1b", **changes: float | str) -> wire.CellFinished:
@@ -27,7 +27,7 @@ STORY: list[wire.Event] = [
     cell(2, 2, "b:1b"),
     wire.BlockFinished("b:1b"),
     wire.Recording(2),
-    wire.Memory(40, 1, 0.3, 2),
+    wire.Evidence(40, 1, 0.3, 2),
     wire.Collected("tip-bench-a", 5, 1, 4, 1),
     wire.Exit(1),
 ]
@@ -40,18 +40,18 @@ def test_a_model_goes_through_loading_generating_unloading_and_empty() -> None:
         progress = progress.after(event)
         phases.append([model.phase for model in progress.models])
     assert phases == [[], [Phase.LOADING], [Phase.GENERATING], [Phase.UNLOADING], [Phase.EMPTY]]
-    assert progress.models == (ModelProgress("a:1b", Phase.EMPTY, 3, 3, 1, 50, 12.5),)
+    assert progress.models == (ModelProgress("a:1b", Phase.EMPTY, 3, 3, 1, 50, 12.5, recorded=1),)
 
 
-def test_the_whole_story_ends_with_its_numbers() -> None:
+def test_the_events_of_a_collect_end_with_its_totals() -> None:
     progress = progress_of(STORY)
     assert [model.phase for model in progress.models] == [Phase.EMPTY, Phase.EMPTY]
-    assert progress.memory == wire.Memory(40, 1, 0.3, 2)
+    assert progress.memory == wire.Evidence(40, 1, 0.3, 2)
     assert progress.collected is not None
     assert (progress.collected.generated, progress.recording_left, progress.exit_code) == (4, 0, 1)
 
 
-def test_who_ended_in_the_middle_is_stopped_and_not_empty() -> None:
+def test_a_model_interrupted_in_the_middle_is_stopped_and_not_empty() -> None:
     progress = progress_of([*STORY[:3], wire.Message("a:1b unloaded"), wire.Exit(130)])
     assert [model.phase for model in progress.models] == [Phase.STOPPED]
     assert progress.messages == (wire.Message("a:1b unloaded"),)
@@ -76,14 +76,14 @@ def test_judging_events_show_the_progress_of_a_judge() -> None:
 
 
 @given(st.integers(0, len(STORY)))
-def test_it_can_be_continued_from_any_moment(cut: int) -> None:
+def test_progress_can_be_continued_from_any_event(cut: int) -> None:
     assert progress_of(STORY[cut:], progress_of(STORY[:cut])) == progress_of(STORY)
 
 
 @given(st.integers(0, len(STORY)))
-def test_at_any_moment_it_is_plain_json(cut: int) -> None:
-    told = progress_of(STORY[:cut]).to_json()
-    assert json.loads(json.dumps(told)) == told
+def test_progress_is_plain_json_after_every_event(cut: int) -> None:
+    plain = progress_of(STORY[:cut]).to_json()
+    assert json.loads(json.dumps(plain)) == plain
 
 
 def test_progress_is_complete_for_a_late_reader() -> None:

@@ -1,4 +1,4 @@
-"""kill -9 of the process that supervises: jobs run on, are found again, and none is started twice."""
+"""kill -9 of the process that supervises: jobs continue, are found again, and none is started twice."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from uuid import uuid4
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
 from tipbench.jobs.local import LocalRunner, is_alive
 from tipbench.jobs.store import JobStore
-from tipbench.jobs.supervisor import cancel, submit
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process
 
@@ -52,7 +51,7 @@ class Panels:
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """The panel, and all that shares its session: not its jobs."""
+        """Kill the panel and its session, but not its jobs."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -93,7 +92,7 @@ def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -
         "mlflow_url": mlflow_url,
         **changes,
     }
-    return submit(store, collect_request(make_config(values))).job
+    return store.add(collect_request(make_config(values))).job
 
 
 def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 120) -> Job:
@@ -104,7 +103,7 @@ def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: floa
     return now
 
 
-def told(home: Path, job: Job, kind: type[Any]) -> list[Any]:
+def events_of(home: Path, job: Job, kind: type[Any]) -> list[Any]:
     return [each.event for each in LocalRunner(home).events(job, limit=10_000) if isinstance(each.event, kind)]
 
 
@@ -114,17 +113,19 @@ def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     with ScriptedOllama(call_s=0.3) as server:
         job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
+        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
         panels.kill(panel)
         assert store.get(job.id).state is JobState.RUNNING
-        before = len(told(home, job, wire.CellFinished))
-        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) > before)  # nobody supervises, it goes on
+        before = len(events_of(home, job, wire.CellFinished))
+        until(
+            store, job, lambda _: len(events_of(home, job, wire.CellFinished)) > before
+        )  # it continues without a supervisor
         panels.start_and_lead()
         done = until(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
         assert len(server.log.calls()) == CELLS
-    assert len(told(home, job, wire.Started)) == 1
-    assert [cell.done for cell in told(home, job, wire.CellFinished)] == list(range(1, CELLS + 1))
+    assert len(events_of(home, job, wire.Started)) == 1
+    assert [cell.done for cell in events_of(home, job, wire.CellFinished)] == list(range(1, CELLS + 1))
     assert done.links["mlflow"].startswith(mlflow_url)
 
 
@@ -138,15 +139,15 @@ def test_panels_killed_at_seeded_moments_start_every_job_once(
         time.sleep(rng.uniform(0.0, 0.35))
         panels.kill(panel)
     deadline = time.monotonic() + 120
-    while any(told(home, job, wire.Started) and not told(home, job, wire.Exit) for job in jobs):
+    while any(events_of(home, job, wire.Started) and not events_of(home, job, wire.Exit) for job in jobs):
         assert time.monotonic() < deadline  # what ends while no panel supervises is known to the next one
         time.sleep(0.05)
     panels.start_and_lead()
     for job in jobs:
         done = until(store, job, lambda job: job.state in ENDED or job.state is JobState.LOST)
         assert done.state is JobState.SUCCEEDED, done.reason
-        assert len(told(home, job, wire.Started)) == 1
-        assert sum(cell.failure is None for cell in told(home, job, wire.CellFinished)) == 1
+        assert len(events_of(home, job, wire.Started)) == 1
+        assert sum(cell.failure is None for cell in events_of(home, job, wire.CellFinished)) == 1
 
 
 def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
@@ -159,7 +160,7 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
     jobs.append(ordered(store, "two-later", mlflow_url))
     for job in jobs:
         assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
-        assert len(told(home, job, wire.Started)) == 1
+        assert len(events_of(home, job, wire.Started)) == 1
 
 
 def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
@@ -168,10 +169,10 @@ def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
     with ScriptedOllama(call_s=0.3) as server:
         job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(told(home, job, wire.CellFinished)) >= 1)
+        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
         server.set(call_s=30)  # it does not finish meanwhile
         panels.kill(panel)
-        assert cancel(store, job.id).state is JobState.RUNNING
+        assert store.request_cancel(job.id).state is JobState.RUNNING
         panels.start_and_lead()
         done = until(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.CANCELLED, 130)

@@ -1,4 +1,4 @@
-"""The subprocess runner's own: which process is meant, how one is made to end, what its command gets to see."""
+"""The subprocess runner: identifying processes, ending them, and the environment of their command."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import JobStartError, UsageError
 from tipbench.jobs import local
 from tipbench.jobs.command import collect_request
-from tipbench.jobs.event_file import EventWriter
-from tipbench.jobs.events import Collected, Exit
-from tipbench.jobs.folder import JobFolder, Process
+from tipbench.jobs.folder import EventWriter, JobFolder, Process
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.local import LocalRunner, descendants, is_alive, process_start
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record.events import Collected, Exit
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def accepted(home: Path, **values: Any) -> Job:
 
 
 @pytest.mark.process
-def test_a_process_is_known_by_when_it_started_not_by_its_number(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_identified_by_its_start_time_and_not_only_its_pid(sleeper: subprocess.Popen[bytes]) -> None:
     process = here(sleeper.pid)
     assert is_alive(process)
     assert not is_alive(replace(process, start=here(os.getpid()).start))
@@ -73,7 +72,7 @@ def test_a_process_is_known_by_when_it_started_not_by_its_number(sleeper: subpro
     assert is_alive(here(os.getpid()))
 
 
-def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(home: Path) -> None:
+def test_a_job_that_succeeds_without_a_refused_model_names_it(home: Path) -> None:
     job = accepted(home)
     folder = JobFolder(home / "jobs", job.id)
     folder.make()
@@ -87,20 +86,20 @@ def test_a_refused_model_is_named_by_the_job_that_succeeded_without_it(home: Pat
     assert "big:9b has 9.00B parameters." in seen.reason
 
 
-def test_a_job_of_another_host_is_out_of_sight_whatever_is_asked(home: Path) -> None:
+def test_a_job_of_another_host_is_lost(home: Path) -> None:
     job = accepted(home)
     folder = JobFolder(home / "jobs", job.id)
     folder.make()
     folder.note_process(replace(here(os.getpid()), host="another-box"))
-    asked = replace(job, cancel_requested=1.0)
-    LocalRunner(home).cancel(asked)
-    seen = LocalRunner(home).observe(asked)
+    cancelled = replace(job, cancel_requested=1.0)
+    LocalRunner(home).cancel(cancelled)
+    seen = LocalRunner(home).observe(cancelled)
     assert seen.state is JobState.LOST
     assert "another-box" in seen.reason
 
 
 @pytest.mark.process
-def test_what_is_left_of_an_ended_process_is_not_alive() -> None:
+def test_a_zombie_process_is_not_alive() -> None:
     process = subprocess.Popen(["sleep", "60"])
     known = here(process.pid)
     assert is_alive(known)
@@ -124,7 +123,7 @@ def test_a_system_without_proc_uses_ps(
 
 
 @pytest.mark.process
-def test_processes_below_are_found_in_whatever_group_they_are(sleeper: subprocess.Popen[bytes]) -> None:
+def test_descendant_processes_are_found_in_any_process_group(sleeper: subprocess.Popen[bytes]) -> None:
     below = descendants(sleeper.pid)
     assert len(below) == 1
     assert os.getpgid(below[0]) != os.getpgid(sleeper.pid)
@@ -140,17 +139,17 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         process = JobFolder(home / "jobs", job.id).process
         assert process is not None
         until(lambda: bool(server.log.calls()))
-        os.kill(process.pid, signal.SIGSTOP)  # it will not hear SIGTERM
-        asked = replace(job, cancel_requested=1.0)
-        runner.cancel(asked)
+        os.kill(process.pid, signal.SIGSTOP)  # it ignores SIGTERM
+        cancelled = replace(job, cancel_requested=1.0)
+        runner.cancel(cancelled)
         now[0] += 19
-        runner.cancel(asked)
-        assert runner.observe(asked).state is JobState.RUNNING
+        runner.cancel(cancelled)
+        assert runner.observe(cancelled).state is JobState.RUNNING
         now[0] += 2
-        LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(asked)  # the panel may be another one by then
-        until(lambda: runner.observe(asked).state is not JobState.RUNNING)
-        assert runner.observe(asked).state is JobState.CANCELLED
-        assert runner.observe(job).state is JobState.LOST, "nobody asked for it, as far as this one knows"
+        LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(cancelled)  # the panel may be another one by then
+        until(lambda: runner.observe(cancelled).state is not JobState.RUNNING)
+        assert runner.observe(cancelled).state is JobState.CANCELLED
+        assert runner.observe(job).state is JobState.LOST, "without a request to cancel it counts as lost"
 
 
 def opened_by(pid: int) -> set[str]:
@@ -163,7 +162,7 @@ def opened_by(pid: int) -> set[str]:
 
 
 @pytest.mark.process
-def test_it_leads_a_session_of_its_own_and_holds_no_file_of_ours(home: Path, mlflow_url: str, tmp_path: Path) -> None:
+def test_the_command_leads_a_new_session_and_inherits_no_open_file(home: Path, mlflow_url: str, tmp_path: Path) -> None:
     with ScriptedOllama(call_s=1) as server, (tmp_path / "ours").open("wb") as ours:
         os.set_inheritable(ours.fileno(), True)
         job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url, n_scenarios=1)
@@ -208,7 +207,7 @@ def test_a_command_that_cannot_be_started_gives_the_reason(home: Path, monkeypat
     with pytest.raises(JobStartError, match="nosuch-python"):
         LocalRunner(home).start(job)
     monkeypatch.undo()
-    LocalRunner(home).start(job)  # too late: it was told to have failed
+    LocalRunner(home).start(job)  # too late: it was reported as failed
     assert JobFolder(home / "jobs", job.id).process is None
 
 
@@ -219,7 +218,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_a_sentence(home: Path) -
         LocalRunner(home).start(job)
 
 
-def test_what_is_not_an_id_leads_to_no_folder(tmp_path: Path) -> None:
+def test_an_invalid_id_has_no_folder(tmp_path: Path) -> None:
     for job_id in ("", "..", "a/b", "/etc", "x" * 65, "a\n", "-rf"):
         with pytest.raises(UsageError, match="letters, digits and dashes"):
             JobFolder(tmp_path, job_id)
@@ -235,7 +234,7 @@ def test_the_tail_of_a_log_holds_no_control_characters_and_no_login(tmp_path: Pa
     assert len(folder.tail(10**12).text) < 1100
 
 
-def test_a_broken_note_of_a_process_counts_as_none(tmp_path: Path) -> None:
+def test_a_damaged_process_file_counts_as_none(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "a-job")
     folder.make()
     for content in (b"", b"{", b"[]", b'{"pid": "x", "start": "", "host": ""}', b'{"pid": 1}', b"\xff"):
@@ -243,7 +242,7 @@ def test_a_broken_note_of_a_process_counts_as_none(tmp_path: Path) -> None:
         assert folder.process is None
 
 
-def test_no_part_of_a_login_is_in_a_tail_however_short(tmp_path: Path) -> None:
+def test_a_tail_of_any_length_contains_no_part_of_a_login(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "job")
     folder.make()
     for text in ("MLflow: http://anna:hunter2@box/mlflow", "MLflow: http://anna:hunter2@box/mlflow\n"):

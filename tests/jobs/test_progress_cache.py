@@ -1,4 +1,4 @@
-"""The book of progress: folded once, never behind, never ahead."""
+"""The cache of progress: every event is applied once and in order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from tipbench.errors import ServerUnavailable
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.jobs.events import Message
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail
+from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
+from tipbench.record.events import Message
 
 JOB = Job(JobKind.COLLECT, "tip-bench-a", {}, id="one", state=JobState.RUNNING, created=0)
 
 
 @dataclass
 class Telling:
-    """A runner whose jobs say one line after the other; it counts what it was asked for."""
+    """A runner whose jobs emit one message after the other; it counts requested events."""
 
     name: str = "local"
     lines: int = 0
@@ -58,11 +57,11 @@ def telling() -> Telling:
     return Telling(lines=1200)
 
 
-def last(told: ProgressSnapshot) -> str:
-    return told.progress.messages[-1].text if told.progress.messages else ""
+def last(snapshot: ProgressSnapshot) -> str:
+    return snapshot.progress.messages[-1].text if snapshot.progress.messages else ""
 
 
-def test_all_events_are_folded_and_each_once(telling: Telling) -> None:
+def test_every_event_is_applied_once(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
     assert (book.current(JOB).cursor, last(book.current(JOB))) == (12_000, "line 1200")
     telling.lines = 1203
@@ -70,14 +69,14 @@ def test_all_events_are_folded_and_each_once(telling: Telling) -> None:
     assert telling.given == 1203
 
 
-def test_the_state_at_an_earlier_place_is_reported_too(telling: Telling) -> None:
+def test_progress_at_an_earlier_cursor_is_returned(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
     assert [last(book.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
 
-def test_what_is_known_is_reported_while_the_runner_is_unavailable(telling: Telling) -> None:
+def test_the_cached_progress_is_returned_while_the_runner_is_unavailable(telling: Telling) -> None:
     book = ProgressCache(lambda _job: telling)
     book.current(JOB)
     telling.away = True
@@ -85,7 +84,7 @@ def test_what_is_known_is_reported_while_the_runner_is_unavailable(telling: Tell
     assert ProgressCache(lambda _job: telling).current(JOB) == ProgressSnapshot()
 
 
-def test_many_who_ask_at_once_get_the_same(telling: Telling) -> None:
+def test_concurrent_readers_get_the_same_progress(telling: Telling) -> None:
     book, seen = ProgressCache(lambda _job: telling), []
     threads = [threading.Thread(target=lambda: seen.append(book.current(JOB))) for _ in range(8)]
     for thread in threads:

@@ -17,15 +17,15 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from support.scripted_runner import progress_of
-from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
 from tipbench.jobs.local import LocalRunner, is_alive
 from tipbench.jobs.progress import Phase
 from tipbench.jobs.store import JobStore
-from tipbench.jobs.supervisor import Supervisor, cancel, queue_positions, retry, submit
+from tipbench.jobs.supervisor import Supervisor, queue_positions, retry
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ class Panel:
             "mlflow_url": self.mlflow_url,
             **changes,
         }
-        return submit(self.store, collect_request(make_config(values))).job
+        return self.store.add(collect_request(make_config(values))).job
 
     def until(self, job: Job, wanted: Callable[[Job], bool]) -> Job:
         deadline = time.monotonic() + 120
@@ -113,7 +113,7 @@ def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
     first, second = panel.submit("room-1"), panel.submit("room-2", models="beta:135m", n_scenarios=1)
     panel.until(first, lambda job: panel.cells(job) >= 1)
     panel.server.set(call_s=HANGING_S)
-    cancel(panel.store, first.id)
+    panel.store.request_cancel(first.id)
     assert panel.ended(first).state is JobState.CANCELLED
     panel.server.set(call_s=CALL_S)
     assert panel.ended(second).state is JobState.SUCCEEDED
@@ -139,5 +139,5 @@ def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(panel: Pan
     assert summary.recorded_before + summary.generated == MANY
     assert summary.recorded_before >= 1
     assert panel.store.get(job.id).state is JobState.LOST
-    cancel(panel.store, job.id)
+    panel.store.request_cancel(job.id)
     assert panel.ended(job).state is JobState.CANCELLED

@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.jobs.job import Job, JobKind, JobRequest, JobState, JobStatus, LogTail
+from tipbench.jobs.job import Job, JobKind, JobRequest, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.store import JobStore
-from tipbench.jobs.supervisor import Supervisor, cancel, queue_positions, retry, startable, submit
+from tipbench.jobs.supervisor import Supervisor, queue_positions, retry, startable
 
 ONE, TWO = "Ollama at http://one:11434", "Ollama at http://two:11434"
 
 
 @dataclass
 class ScriptedRunner:
-    """Sees what it is told to see, and remembers what it was asked."""
+    """Returns the statuses that a test sets, and records its calls."""
 
     name: str = "local"
     started: list[str] = field(default_factory=list)
@@ -69,10 +68,10 @@ class Desk:
 
     def order(self, *resources: str, runner: str = "local") -> Job:
         order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, resources=resources, runner=runner)
-        return submit(self.store, order).job
+        return self.store.add(order).job
 
     def sees(self, job: Job, state: JobState, code: int | None = None, reason: str = "") -> Job:
-        """The runner sees this, and the queue is carried on."""
+        """Set the runner's status of a job, then process the queue."""
         self.runner.seen[job.id] = JobStatus(state, code, reason)
         return self.tick(job)
 
@@ -99,7 +98,7 @@ def test_a_job_goes_from_the_queue_to_its_end(desk: Desk) -> None:
     assert desk.runner.started == [job.id]
 
 
-def test_on_one_resource_they_take_turns_in_the_order_they_came(desk: Desk) -> None:
+def test_jobs_of_one_resource_run_one_at_a_time_in_order(desk: Desk) -> None:
     jobs = [desk.order(ONE) for _ in range(3)]
     for turn, job in enumerate(jobs):
         assert desk.tick(job).state is JobState.RUNNING
@@ -107,13 +106,13 @@ def test_on_one_resource_they_take_turns_in_the_order_they_came(desk: Desk) -> N
         desk.sees(job, JobState.SUCCEEDED, 0)
 
 
-def test_on_two_resources_they_run_side_by_side(desk: Desk) -> None:
+def test_jobs_of_two_resources_run_at_the_same_time(desk: Desk) -> None:
     first, second = desk.order(ONE), desk.order(TWO)
     desk.tick(first)
     assert desk.store.get(second.id).state is JobState.RUNNING
 
 
-def test_a_place_in_the_queue_counts_those_who_need_the_same(desk: Desk) -> None:
+def test_a_queue_position_counts_jobs_of_the_same_resources(desk: Desk) -> None:
     running, next_, other, both, last = (desk.order(*needs) for needs in ((ONE,), (ONE,), (TWO,), (ONE, TWO), (ONE,)))
     desk.supervisor.tick()
     assert desk.store.get(other.id).state is JobState.RUNNING
@@ -122,7 +121,7 @@ def test_a_place_in_the_queue_counts_those_who_need_the_same(desk: Desk) -> None
     assert running.id not in queue_positions(queued)
 
 
-def test_a_job_that_needs_nothing_waits_for_no_other_but_for_room(desk: Desk) -> None:
+def test_a_job_without_resources_waits_only_for_the_running_limit(desk: Desk) -> None:
     jobs = [desk.order() for _ in range(6)]
     desk.supervisor.tick()
     assert desk.runner.started == [job.id for job in jobs[:4]]
@@ -139,13 +138,13 @@ def test_a_lost_job_blocks_no_other_and_is_found_again(desk: Desk) -> None:
     assert desk.sees(found, JobState.SUCCEEDED, 0).started == lost.started
 
 
-def test_a_lost_job_that_ended_out_of_sight_is_known_to_have_ended(desk: Desk) -> None:
+def test_a_lost_job_that_ended_gets_its_result(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE))
     desk.sees(job, JobState.LOST)
     assert desk.sees(job, JobState.FAILED, 1, "no MLflow").reason == "no MLflow"
 
 
-def test_who_waits_for_a_judge_gives_up_its_place(desk: Desk) -> None:
+def test_a_job_waiting_for_a_judge_frees_its_place(desk: Desk) -> None:
     job, behind = desk.order(ONE), desk.order(ONE)
     desk.tick(job)
     assert desk.sees(job, JobState.WAITING).state is JobState.WAITING
@@ -183,7 +182,7 @@ def test_a_job_that_cannot_be_started_has_failed(desk: Desk) -> None:
     assert (job.state, job.reason) == (JobState.FAILED, "no such program")
 
 
-def test_a_bug_met_at_one_job_does_not_hold_up_the_others(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_at_one_job_does_not_block_the_others(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     broken = desk.tick(desk.order(ONE))
     desk.runner.trouble = ZeroDivisionError()
     with caplog.at_level(logging.ERROR):
@@ -193,24 +192,24 @@ def test_a_bug_met_at_one_job_does_not_hold_up_the_others(desk: Desk, caplog: py
     assert desk.sees(broken, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
 
 
-def test_a_cancel_goes_through_the_runner(desk: Desk) -> None:
+def test_a_cancel_is_passed_to_the_runner(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE))
-    assert cancel(desk.store, job.id).state is JobState.RUNNING
+    assert desk.store.request_cancel(job.id).state is JobState.RUNNING
     done = desk.tick(job)
     assert (done.state, done.exit_code, desk.runner.cancelled) == (JobState.CANCELLED, 130, [job.id])
 
 
 def test_a_cancel_in_the_queue_never_reaches_the_runner(desk: Desk) -> None:
     job = desk.order(ONE)
-    assert cancel(desk.store, job.id).state is JobState.CANCELLED
+    assert desk.store.request_cancel(job.id).state is JobState.CANCELLED
     desk.supervisor.tick()
     assert (desk.runner.started, desk.runner.cancelled) == ([], [])
 
 
-def test_a_job_cancelled_while_its_leader_died_starting_it_is_not_started(desk: Desk) -> None:
+def test_a_job_cancelled_after_its_leader_died_while_starting_it_is_not_started(desk: Desk) -> None:
     job = desk.order(ONE)
     desk.store.claim(job.id)  # and dies
-    assert cancel(desk.store, job.id).state is JobState.QUEUED
+    assert desk.store.request_cancel(job.id).state is JobState.QUEUED
     assert desk.tick(job).state is JobState.CANCELLED
     assert (desk.runner.started, desk.runner.cancelled) == ([], [job.id])
 
@@ -224,7 +223,7 @@ def test_a_job_started_by_a_leader_that_died_before_recording_it_is_running(desk
     assert desk.runner.started == [job.id]
 
 
-def test_a_retry_runs_like_any_other(desk: Desk) -> None:
+def test_a_retry_runs_like_any_other_job(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE))
     desk.sees(job, JobState.FAILED, 1)
     again = retry(desk.store, job.id).job
@@ -249,7 +248,7 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(desk: Desk, tmp_p
 
 @pytest.fixture
 def keeping(tmp_path: Path) -> Iterator[tuple[Desk, list[float]]]:
-    """A desk that forgets what ended a day ago, and its clock."""
+    """A desk that deletes jobs a day after their end, and its clock."""
     runner, now = ScriptedRunner(), [1_000_000.0]
     with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
         supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)
@@ -267,7 +266,7 @@ def ended_long_ago(keeping: tuple[Desk, list[float]], number: int = 1, runner: s
     return jobs
 
 
-def test_what_ended_long_ago_is_forgotten_by_runner_and_list(keeping: tuple[Desk, list[float]]) -> None:
+def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(keeping: tuple[Desk, list[float]]) -> None:
     desk, _ = keeping
     jobs = ended_long_ago(keeping, 120)
     for _ in range(3):  # some at a time
@@ -286,7 +285,7 @@ def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
     now[0] += 100 * 86_400
     for _ in range(23):
         desk.supervisor.tick()
-        desk.order(TWO)  # activity at the wrong time is no evidence for it
+        desk.order(TWO)  # activity at the wrong time does not confirm it
         monotonic[0] += 3601
     assert desk.runner.forgotten == []
     monotonic[0] += 2 * 3600
@@ -294,7 +293,7 @@ def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
     assert len(desk.runner.forgotten) == 1
 
 
-def test_what_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
+def test_a_job_that_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
     desk, now = keeping
     ended_long_ago(keeping)
     now[0] -= 80_000
@@ -303,7 +302,7 @@ def test_what_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
     assert len(desk.store.page().items) == 1
 
 
-def test_what_its_runner_cannot_forget_yet_stays_on_the_list(
+def test_a_job_whose_runner_cannot_delete_it_yet_is_kept(
     keeping: tuple[Desk, list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
     desk, _ = keeping
@@ -314,14 +313,14 @@ def test_what_its_runner_cannot_forget_yet_stays_on_the_list(
     assert "its process is still running" in caplog.text
 
 
-def test_a_job_of_a_runner_that_is_gone_is_taken_off_the_list(keeping: tuple[Desk, list[float]]) -> None:
+def test_a_job_of_a_removed_runner_is_deleted(keeping: tuple[Desk, list[float]]) -> None:
     desk, _ = keeping
     ended_long_ago(keeping, runner="airflow")
     desk.supervisor.tick()
     assert desk.store.page().items == ()
 
 
-def test_without_a_limit_nothing_is_forgotten(desk: Desk) -> None:
+def test_without_a_limit_no_job_is_deleted(desk: Desk) -> None:
     job = desk.tick(desk.order(ONE))
     desk.sees(job, JobState.SUCCEEDED, 0)
     desk.supervisor.tick()
@@ -359,7 +358,7 @@ def a_job(number: int, resources: tuple[str, ...]) -> Job:
 
 
 @given(st.lists(RESOURCES, max_size=12), st.lists(st.sampled_from("abcd"), max_size=3, unique=True), st.integers(0, 6))
-def test_nobody_shares_a_resource_and_nobody_is_overtaken(
+def test_no_resource_is_shared_and_jobs_start_in_order(
     needs: list[tuple[str, ...]], held: list[str], most: int
 ) -> None:
     queued = [a_job(number, resources) for number, resources in enumerate(needs)]

@@ -25,7 +25,7 @@ LONG = "walk " * 200
 
 
 def answer(cell: PlannedCell, rng: random.Random) -> str:
-    """A tip of its own, one that every cell has, and one that is too long; the nurse's answers are not JSON."""
+    """A unique tip, one that every cell has, and one that is too long; the nurse's answers are not JSON."""
     tips = [f"Write the first line of note {rng.randrange(10**9)} for 5 minutes.", SAME, LONG]
     text = json.dumps([{"tip": tip, "rationale": "It is short."} for tip in tips])
     return f"Here you are: {text}" if cell.scenario.id.startswith("nurse") else text
@@ -68,6 +68,9 @@ def test_the_file_reads_back_to_the_same_candidates(judged: tuple[MemoryStore, C
     path = tmp_path / "tips.toml"
     path.write_text(judged[1].to_toml(), encoding="utf-8")
     assert load_catalogue(path).candidates(9.0) == Catalogue(judged[1].tips).candidates(9.0)
+    shared = next(tip for tip in judged[1].tips if tip.tip == SAME)
+    assert shared.scores == {"relevance": 4.0, "actionability": 4.0, "tone": 4.0}
+    assert {scale: tips[shared.tip_id] for scale, tips in load_catalogue(path).scores.items()} == shared.scores
 
 
 TIP = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]) | st.just("\x7f"), min_size=1, max_size=80)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from tipbench.errors import AirflowError, AirflowUnavailable, JobStartError, NotEnoughData, TipbenchError
 from tipbench.files import file_lock
 from tipbench.http import is_http_url
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow_api import (
     COMPARE,
     DEFAULT_POOL,
@@ -29,10 +28,10 @@ from tipbench.jobs.airflow_api import (
     TaskInstance,
 )
 from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
-from tipbench.jobs.event_file import RecordedEvent, read_events
-from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.folder import JobFolder, read_events
 from tipbench.jobs.job import ENDED as JOB_ENDED
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, refused_reason
+from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
+from tipbench.record import events
 from tipbench.text import plural
 
 POLL_S = 2.0
@@ -98,10 +97,20 @@ class AirflowRunner:
             if kept.triggered or folder.never:
                 return
             if not self._resume(job, folder, kept):
-                self._trigger(job, folder, kept)
+                try:
+                    conf = conf_of(job, self._records.address(job))
+                except NotEnoughData as exc:
+                    raise JobStartError(
+                        "A run in Airflow needs an MLflow that its workers and the panel reach, and there is none yet. "
+                        "Set MLFLOW_TRACKING_URI, or start one with `tipbench mlflow up`, and retry."
+                    ) from exc
+                self._check_unpaused()
+                kept.run_id = run_id_of(job)
+                write_progress(folder, kept)  # before the request: its response may be lost
+                self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
             kept.triggered = True
             progress = RunProgress(folder, kept, self._clock)
-            progress.tell(wire.Started("airflow"))
+            progress.emit(events.Started("airflow"))
             progress.log("airflow", f"run {kept.run_id} for {job.experiment}: {self._dag.page_of(kept.run_id)}")
             if job.private:
                 progress.warn_once(
@@ -109,13 +118,6 @@ class AirflowRunner:
                     "own (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."
                 )
             progress.save()
-
-    def _trigger(self, job: Job, folder: JobFolder, kept: StoredProgress) -> None:
-        conf = conf_of(job, self._address(job))
-        self._check_unpaused()
-        kept.run_id = run_id_of(job)
-        write_progress(folder, kept)  # before the request: its response may be lost
-        self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
 
     def _check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused; caches the error, because the queue retries often."""
@@ -126,15 +128,6 @@ class AirflowRunner:
         except AirflowUnavailable as exc:
             self._paused, self._paused_until = str(exc), self._clock() + self._poll_s
             raise
-
-    def _address(self, job: Job) -> str:
-        try:
-            return self._records.address(job)
-        except NotEnoughData as exc:
-            raise JobStartError(
-                "A run in Airflow needs an MLflow that its workers and the panel reach, and there is none yet. "
-                "Set MLFLOW_TRACKING_URI, or start one with `tipbench mlflow up`, and retry."
-            ) from exc
 
     def _resume(self, job: Job, folder: JobFolder, kept: StoredProgress) -> bool:
         """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
@@ -202,7 +195,12 @@ class AirflowRunner:
         folder = self._folder(job)
         kept = read_progress(folder)
         if not kept.triggered:
-            return self._not_triggered(job, folder, kept)
+            if folder.never:
+                return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
+            if kept.run_id and self._dag.look(kept.run_id) is not None:
+                self.start(job)  # the trigger request arrived, but its response was lost
+                return JobStatus(JobState.RUNNING)
+            return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
         if kept.state in JOB_ENDED or self._clock() - kept.looked < self._max_age(job, kept):
             return kept.status
         return self._poll(job, folder)
@@ -231,14 +229,6 @@ class AirflowRunner:
         parked = kept.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
         return self._poll_s * (PARKED_POLLS if parked else 1)
 
-    def _not_triggered(self, job: Job, folder: JobFolder, kept: StoredProgress) -> JobStatus:
-        if folder.never:
-            return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
-        if kept.run_id and self._dag.look(kept.run_id) is not None:
-            self.start(job)  # the trigger request arrived, but its response was lost
-            return JobStatus(JobState.RUNNING)
-        return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
-
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
         with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
             kept = read_progress(folder)
@@ -246,7 +236,13 @@ class AirflowRunner:
                 return kept.status
             progress = RunProgress(folder, kept, self._clock)
             seen = self._dag.look(kept.run_id)
-            status = self._missing(job, kept) if seen is None else self._seen(job, folder, progress, seen)
+            if seen is not None:
+                status = self._seen(job, folder, progress, seen)
+            elif job.cancel_requested is not None:
+                status = JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow no longer has the run.")
+            else:
+                reason = f"Airflow no longer has the run {kept.run_id}. Finished cells are kept; a retry continues."
+                status = JobStatus(JobState.LOST, reason=reason, links=kept.links)
             if status.state in JOB_ENDED:
                 progress.close(status)
             kept.looked = self._clock()
@@ -254,26 +250,22 @@ class AirflowRunner:
             progress.save()
             return status
 
-    def _missing(self, job: Job, kept: StoredProgress) -> JobStatus:
-        if job.cancel_requested is not None:
-            return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow no longer has the run.")
-        reason = f"Airflow no longer has the run {kept.run_id}. Finished cells are kept; a retry continues."
-        return JobStatus(JobState.LOST, reason=reason, links=kept.links)
-
     def _seen(self, job: Job, folder: JobFolder, progress: RunProgress, seen: DagRun) -> JobStatus:
+        kept = progress.kept
         progress.read_logs(self._dag, seen)
-        links = _links(self._dag, progress.kept)
-        if seen.ended and self._settled(progress.kept, seen):
-            cancel_sent = (
-                folder.cancel_sent_at is not None or job.cancel_requested is not None
-            )  # the response may have been lost
-            return _ending(seen, progress.kept, links, cancel_sent=cancel_sent)
+        urls = [tally.collected.url for tally in kept.tallies.values() if tally.collected is not None]
+        mlflow = next((url for url in urls if url and is_http_url(url)), kept.links.get("mlflow"))
+        links = {"airflow": self._dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
+        if seen.ended and self._settled(kept, seen):
+            # The response to the cancel request may have been lost.
+            cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
+            return _ending(seen, kept, links, cancel_sent=cancel_sent)
         waiting = seen.task(WAIT)
         if waiting is not None and waiting.state in PARKED:
             reason = self._await_judge(job, progress, waiting)
             return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
         for task in seen.tasks:
-            totals = progress.kept.tallies.get(task.key)
+            totals = kept.tallies.get(task.key)
             if task.state == "up_for_retry" and totals is not None and totals.failure:
                 return JobStatus(JobState.RUNNING, reason=f"{totals.failure} Airflow tries again.", links=links)
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, seen), links=links)
@@ -302,7 +294,7 @@ class AirflowRunner:
         except AirflowError as exc:
             return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
         if progress.kept.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
-            progress.tell(wire.Message(_ANSWERED))
+            progress.emit(events.Message(_ANSWERED))
         return _ANSWERED
 
     def _blocked_reason(self, progress: RunProgress, seen: DagRun) -> str:
@@ -312,21 +304,17 @@ class AirflowRunner:
             return progress.kept.reason if idle and progress.kept.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
-            reason = self._blocker(seen)
+            pools = {task.pool for task in seen.tasks if task.state in UNSTARTED} - {DEFAULT_POOL}
+            if missing := self._dag.missing_pools(pools):
+                reason = (
+                    f"Airflow has no pool {missing[0]}, so its tasks never start. Create it with one slot: "
+                    f"`airflow pools set {missing[0]} 1 tipbench`; the run then continues."
+                )
+            elif seen.state == "queued" and self._dag.is_paused():
+                reason = f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there to start the run."
         if reason:
             progress.warn_once(reason)
         return reason
-
-    def _blocker(self, seen: DagRun) -> str:
-        unstarted = [task for task in seen.tasks if task.state in UNSTARTED]
-        for pool in self._dag.missing_pools({task.pool for task in unstarted} - {DEFAULT_POOL}):
-            return (
-                f"Airflow has no pool {pool}, so its tasks never start. Create it with one slot: "
-                f"`airflow pools set {pool} 1 tipbench`; the run then continues."
-            )
-        if seen.state == "queued" and self._dag.is_paused():
-            return f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there to start the run."
-        return ""
 
     def _check_due(self, kept: StoredProgress) -> bool:
         if self._clock() - kept.checked < self._check_s:
@@ -346,12 +334,6 @@ def run_id_of(job: Job) -> str:
 def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
     """Return the conf of the DAG run; unset options are left to the worker's settings and the DAG's defaults."""
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
-
-
-def _links(dag: AirflowDag, kept: StoredProgress) -> dict[str, str]:
-    urls = [tally.collected.url for tally in kept.tallies.values() if tally.collected is not None]
-    mlflow = next((url for url in urls if url and is_http_url(url)), kept.links.get("mlflow"))
-    return {"airflow": dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
 
 
 def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:

@@ -101,17 +101,17 @@ class AirflowApi:
 
     def get(self, path: str, **params: str | int) -> Json:
         """Send GET {base}/api/v2/{path} and return the response body."""
-        return self._asked("GET", path, params=params)
+        return self._request("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Json:
         """Send POST {base}/api/v2/{path} and return the response body."""
-        return self._asked("POST", path, body)
+        return self._request("POST", path, body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         """Send PATCH {base}/api/v2/{path} and return the response body."""
-        return self._asked("PATCH", path, body)
+        return self._request("PATCH", path, body)
 
-    def _asked(
+    def _request(
         self,
         method: str,
         path: str,
@@ -124,34 +124,29 @@ class AirflowApi:
         url, bearer = f"{self.url}/api/v2/{path}", self._bearer()
         status, content = self._send(method, url, body, params, bearer)
         if _token_refused(status, content) and self.access.username and self.access.password:
-            self._forget(bearer)  # it expires after a day, or when Airflow's key changes
+            with self._lock:  # a token expires after a day, or when Airflow's key changes
+                if self._token == bearer:  # otherwise another thread has already renewed it
+                    self._token = None
             status, content = self._send(method, url, body, params, self._bearer())
         return self._json(status, content)
 
     def _bearer(self) -> str:
+        """Return the token, after a login if there is none."""
         with self._lock:
             if self._token is None:
-                self._token = self._log_in()
+                who = {"username": self.access.username, "password": self.access.password}
+                status, content = self._send("POST", f"{self.url}/auth/token", who, None, None)
+                token, words = _object(content).get("access_token"), self._words(content)
+                if status in _AWAY:
+                    raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {words}.")
+                if status not in (200, 201) or not isinstance(token, str) or not token:
+                    raise self._away(
+                        f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {words}). "
+                        "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
+                        LOGIN_REST_S,
+                    )
+                self._token = token
             return self._token
-
-    def _forget(self, bearer: str) -> None:
-        with self._lock:
-            if self._token == bearer:  # otherwise another thread has already renewed it
-                self._token = None
-
-    def _log_in(self) -> str:
-        who = {"username": self.access.username, "password": self.access.password}
-        status, content = self._send("POST", f"{self.url}/auth/token", who, None, None)
-        if status in _AWAY:
-            raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}.")
-        token, words = _object(content).get("access_token"), self._words(content)
-        if status not in (200, 201) or not isinstance(token, str) or not token:
-            raise self._away(
-                f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {words}). "
-                "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
-                LOGIN_REST_S,
-            )
-        return token
 
     def _json(self, status: int, content: bytes) -> Json:
         if 200 <= status < 300:
@@ -234,18 +229,16 @@ def _token_refused(status: int, content: bytes) -> bool:
 def _words(content: bytes) -> str:
     """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
     detail = _object(content[:100_000]).get("detail")
-    parts = detail if isinstance(detail, list) else [detail]
-    found = [_error_part(part) for part in parts if part]
+    found = []
+    for part in detail if isinstance(detail, list) else [detail]:
+        if isinstance(part, dict):
+            message = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
+            place = part.get("loc")
+            found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
+        elif part:
+            found.append(str(part))
     text = "; ".join(found) or content[:_MOST_WORDS].decode("utf-8", "replace")
     return " ".join(text.split())[:_MOST_WORDS] or "no message"
-
-
-def _error_part(part: object) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    said = part.get("msg") or part.get("message") or part.get("reason") or json.dumps(part)
-    place = part.get("loc")
-    return f"{'.'.join(map(str, place))}: {said}" if isinstance(place, list) else str(said)
 
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
@@ -293,10 +286,6 @@ class TaskInstance(_Answer):
         return self.task_id.startswith(COLLECT)
 
 
-class _DagRun(_Answer):
-    state: str
-
-
 class _Dag(_Answer):
     is_paused: bool = False
 
@@ -315,12 +304,11 @@ class _Hitl(_Answer):
     response_received: bool = False
 
 
-@dataclass(frozen=True)
-class DagRun:
+class DagRun(_Answer):
     """A DAG run with its tasks, ordered by start time."""
 
     state: str
-    tasks: tuple[TaskInstance, ...]
+    tasks: tuple[TaskInstance, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -373,10 +361,10 @@ class AirflowDag:
     def check_unpaused(self) -> None:
         """Raise AirflowUnavailable if the DAG is paused (runs would stay queued), JobStartError if it is missing."""
         try:
-            dag = _read(_Dag, self._rest.get(self._path))
+            paused = self.is_paused()
         except AirflowError as exc:
             raise self._not_started(exc) from exc
-        if dag.is_paused:
+        if paused:
             raise AirflowUnavailable(
                 f"The DAG {self.dag_id} is paused in Airflow. Unpause it there (`airflow dags unpause {self.dag_id}`); "
                 "the job then starts by itself."
@@ -395,7 +383,7 @@ class AirflowDag:
     def look(self, run_id: str) -> DagRun | None:
         """Return the current run with its tasks; None if it does not exist."""
         try:
-            run = _read(_DagRun, self._rest.get(self._run(run_id)))
+            run = _read(DagRun, self._rest.get(self._run(run_id)))
         except AirflowError as exc:
             if exc.status == 404:
                 return None
@@ -408,7 +396,7 @@ class AirflowDag:
             if not found:
                 break
         tasks.sort(key=lambda task: (task.start_date is None, task.start_date or "", task.key))
-        return DagRun(run.state, tuple(tasks))
+        return run.model_copy(update={"tasks": tuple(tasks)})
 
     def is_paused(self) -> bool:
         """Return whether the DAG is paused."""
@@ -416,11 +404,18 @@ class AirflowDag:
 
     def missing_pools(self, names: Collection[str]) -> list[str]:
         """Return the pools that do not exist; tasks assigned to them never start."""
-        return [name for name in sorted(names) if not self._there(path_of("pools", name))]
+        missing = []
+        for name in sorted(names):
+            try:
+                self._rest.get(path_of("pools", name))
+            except AirflowError as exc:
+                if exc.status == 404:  # without read permission, assume that it exists
+                    missing.append(name)
+        return missing
 
     def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPart:
         """Return a task's log after the `skip` lines already read; `token` avoids fetching those again."""
-        path = f"{self._task(run_id, task.task_id)}/{path_of('logs', attempt)}"
+        path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
                 return _log_part(_read(_Log, self._rest.get(path, map_index=task.map_index, token=token)), 0)
@@ -454,27 +449,17 @@ class AirflowDag:
     def answer(self, run_id: str, task: TaskInstance) -> None:
         """Resume the task that waits for the judge; does nothing if it was already answered."""
         path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        cancel_sent = _read(_Hitl, self._rest.get(path))
-        if cancel_sent.response_received:
+        gate = _read(_Hitl, self._rest.get(path))
+        if gate.response_received:
             return
         try:
-            self._rest.patch(path, {"chosen_options": cancel_sent.options[:1], "params_input": {}})
+            self._rest.patch(path, {"chosen_options": gate.options[:1], "params_input": {}})
         except AirflowError as exc:
             if exc.status != 409:
                 raise
 
     def _run(self, run_id: str) -> str:
         return f"{self._path}/{path_of('dagRuns', run_id)}"
-
-    def _task(self, run_id: str, task_id: str) -> str:
-        return f"{self._run(run_id)}/{path_of('taskInstances', task_id)}"
-
-    def _there(self, path: str) -> bool:
-        try:
-            self._rest.get(path)
-        except AirflowError as exc:
-            return exc.status != 404  # without read permission, assume that it exists
-        return True
 
 
 def _read(kind: type[_T], answer: Json) -> _T:

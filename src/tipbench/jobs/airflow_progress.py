@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable
 from tipbench.files import home_errors, open_private, write_atomic
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow_api import ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
-from tipbench.jobs.events import event_json, event_line, parse_line
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import JobState, JobStatus
+from tipbench.record import events
+from tipbench.record.events import event_json, event_line, parse_line
 
 MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
 _KEPT = "airflow.json"
@@ -42,8 +42,8 @@ class LogPosition(_Disk):
 class TaskTotals(_Disk):
     """Totals of one task over all its attempts."""
 
-    collected: wire.Collected | None = None
-    memory: wire.Memory | None = None
+    collected: events.Collected | None = None
+    memory: events.Evidence | None = None
     answered: int = 0  # cells in this attempt
     answered_before: int = 0  # cells in earlier attempts
     failure: str = ""
@@ -115,27 +115,23 @@ class RunProgress:
                 self.kept.states[task.key] = task.state
                 self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
             if task.try_number > self.kept.base.get(task.key, 0):
-                self._read_safely(dag, task)
-
-    def _read_safely(self, dag: AirflowDag, task: TaskInstance) -> None:
-        """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
-        try:
-            self._read_task(dag, task)
-        except (AirflowUnavailable, AirflowError) as exc:
-            self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
-            if isinstance(exc, AirflowError) and exc.status == TOO_LONG:
-                self._pass_over(task, self.kept.places[task.key])
-
-    def _pass_over(self, task: TaskInstance, place: LogPosition) -> None:
-        if place.attempt < task.try_number:
-            self._next_attempt(task, place)
-        else:
-            place.over = True
+                self._read_task(dag, task)
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
+        """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
         place = self.kept.places.setdefault(task.key, LogPosition(attempt=self.kept.base.get(task.key, 0) + 1))
         while place.attempt <= task.try_number and not (place.over and place.attempt == task.try_number):
-            part = dag.log(self.kept.run_id, task, place.attempt, place.token, place.lines)
+            try:
+                part = dag.log(self.kept.run_id, task, place.attempt, place.token, place.lines)
+            except (AirflowUnavailable, AirflowError) as exc:
+                self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
+                if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
+                    return
+                if place.attempt == task.try_number:
+                    place.over = True
+                    return
+                self._next_attempt(task, place)
+                continue
             self._read_lines(task, part.lines)
             place.lines += len(part.lines)
             place.token = part.token
@@ -151,7 +147,7 @@ class RunProgress:
             self._close_waits(tally)
             tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
             tally.collected, tally.failure, tally.exit_code = None, "", None
-        self.tell(wire.Message(f"{task.title}: attempt {place.attempt}; recorded cells are not generated again."))
+        self.emit(events.Message(f"{task.title}: attempt {place.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
         tally = self.kept.tallies.setdefault(task.key, TaskTotals())
@@ -167,37 +163,37 @@ class RunProgress:
                 at, event = parsed
                 self._events.append(json.dumps({"at": at, **event_json(event)}).encode("ascii") + b"\n")
 
-    def _update_totals(self, tally: TaskTotals, event: wire.Event, task: TaskInstance) -> bool:
+    def _update_totals(self, tally: TaskTotals, event: events.Event, task: TaskInstance) -> bool:
         """Update the task's totals; returns False for events that are merged into the job's own."""
-        if isinstance(event, wire.Collected):
+        if isinstance(event, events.Collected):
             tally.collected = event
-        elif isinstance(event, wire.Memory):
+        elif isinstance(event, events.Evidence):
             tally.memory = merged_memory([*filter(None, [tally.memory]), event])
-        elif isinstance(event, wire.Failure):
+        elif isinstance(event, events.Failure):
             tally.failure = event_json(event)["text"]
             self._log_of(task, tally.failure)
-        elif isinstance(event, wire.Exit):
+        elif isinstance(event, events.Exit):
             tally.exit_code = event.code
             self._close_waits(tally)
-        elif isinstance(event, wire.Waiting):
+        elif isinstance(event, events.Waiting):
             tally.waiting = list(dict.fromkeys([*tally.waiting, event.what]))[:_MAX_SERVERS]
-        elif isinstance(event, wire.Resumed):
+        elif isinstance(event, events.Resumed):
             tally.waiting = [what for what in tally.waiting if what != event.what]
-        elif isinstance(event, wire.Recording):
+        elif isinstance(event, events.Recording):
             tally.recording = event.left > 0
-        elif isinstance(event, wire.CellFinished):
+        elif isinstance(event, events.CellFinished):
             tally.answered += event.failure is None
-        return not isinstance(event, wire.Collected | wire.Memory | wire.Failure | wire.Exit | wire.Started)
+        return not isinstance(event, events.Collected | events.Evidence | events.Failure | events.Exit | events.Started)
 
     def _close_waits(self, tally: TaskTotals) -> None:
         """Emit the events that close an ended attempt's waits and pending recordings."""
         for what in tally.waiting:
-            self.tell(wire.Resumed(what))
+            self.emit(events.Resumed(what))
         if tally.recording:
-            self.tell(wire.Recording(0))
+            self.emit(events.Recording(0))
         tally.waiting, tally.recording = [], False
 
-    def tell(self, event: wire.Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Buffer an event of the job."""
         self._events.append(event_line(event, self._clock()))
 
@@ -205,7 +201,7 @@ class RunProgress:
         """Buffer a warning, unless the same text was emitted before."""
         if text not in self.kept.told:
             self.kept.told.append(text)
-            self.tell(wire.Message(text, warning=True))
+            self.emit(events.Message(text, warning=True))
             self.log("airflow", text)
 
     def log(self, who: str, text: str) -> None:
@@ -231,10 +227,10 @@ class RunProgress:
         collected = merged_collected(tallies)
         for event in (memory, collected):
             if event is not None:
-                self.tell(event)
+                self.emit(event)
         if status.state is JobState.FAILED:
-            self.tell(wire.Failure(status.reason))
-        self.tell(wire.Exit(status.exit_code if status.exit_code is not None else 1))
+            self.emit(events.Failure(status.reason))
+        self.emit(events.Exit(status.exit_code if status.exit_code is not None else 1))
 
     def save(self) -> None:
         """Write the buffered output, then the state with its file sizes."""
@@ -245,11 +241,11 @@ class RunProgress:
         write_progress(self._folder, self.kept)
 
 
-def merged_memory(seen: list[wire.Memory]) -> wire.Memory | None:
+def merged_memory(seen: list[events.Evidence]) -> events.Evidence | None:
     """Merge memory events; returns None for an empty list."""
     if not seen:
         return None
-    return wire.Memory(
+    return events.Evidence(
         samples=sum(each.samples for each in seen),
         most_resident=max(each.most_resident for each in seen),
         largest_gap_s=max(each.largest_gap_s for each in seen),
@@ -259,13 +255,13 @@ def merged_memory(seen: list[wire.Memory]) -> wire.Memory | None:
     )
 
 
-def merged_collected(tallies: list[TaskTotals]) -> wire.Collected | None:
+def merged_collected(tallies: list[TaskTotals]) -> events.Collected | None:
     """Merge collect totals; cells from earlier attempts of this job count as generated, not as recorded before."""
     found = [(tally.collected, tally.answered_before) for tally in tallies if tally.collected is not None]
     if not found:
         return None
     seconds = [each.seconds for each, _ in found if each.seconds is not None]
-    return wire.Collected(
+    return events.Collected(
         experiment=found[0][0].experiment,
         cells=sum(each.cells for each, _ in found),
         recorded_before=sum(max(0, each.recorded_before - earlier) for each, earlier in found),

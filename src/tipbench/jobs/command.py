@@ -7,26 +7,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tipbench.errors import UsageError
-from tipbench.generate.engine import engine_of
-from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
+from tipbench.generate.engine import engine_resources
+from tipbench.http import is_http_url, strip_login
 from tipbench.jobs.job import JobKind, JobRequest
-from tipbench.plan.config import CollectConfig, check_experiment_name
+from tipbench.plan.config import CollectConfig, check_experiment_name, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
+from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 
 WORDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-_ANY_JUDGE = ("rules", "command", "ollama")
-JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option → judges it applies to
-    **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
-    **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
-    **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
-    "timeout_s": ("command", "ollama"),
-    **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
-}
 _MOST_TEXT = 4000
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
-_EMBEDDED = "the embedded model on this machine"
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
@@ -37,7 +29,9 @@ def collect_request(config: CollectConfig, *, started_by: str = "", runner: str 
         config.experiment,
         arguments,
         private,
-        resources=_collect_resources(config),
+        resources=tuple(
+            sorted({*(f"{model} for {config.experiment}" for model in config.model_names), *engine_resources(config)})
+        ),  # the locks that the collect will acquire, and memory, so that queued jobs do not conflict on them
         started_by=started_by,
         runner=runner,
     )
@@ -49,7 +43,6 @@ def judge_request(
     ollama_url: str,
     program: str | None = None,
     started_by: str = "",
-    runner: str = "local",
 ) -> JobRequest:
     """Return the request for `tipbench judge run`; `options` are its options by key, `ollama_url` the default server.
 
@@ -64,9 +57,7 @@ def judge_request(
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
             raise UsageError(f"{key} takes a text, a number or yes and no, of at most {_MOST_TEXT} characters.")
-        if value not in (None, False) and with_.partition(":")[0] not in JUDGE_OPTIONS[key]:
-            whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
-            raise UsageError(f"{key} is an option of {whose}, not of {with_[:80]}. Leave it out.")
+    check_judge_options(with_, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))
     except ValueError as exc:
@@ -75,16 +66,17 @@ def judge_request(
         if options.get(key) is not None and not is_http_url(str(options[key])):
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
-    needed = [f"judge {options.get('judge') or with_} in {experiment}"]  # a judge runs once at a time per experiment
-    needed += [f"Ollama at {canonical_url(server)}"] if with_.startswith("ollama:") else []
+    needed = {f"judge {options.get('judge') or with_} in {experiment}"}  # a judge runs once at a time per experiment
+    if with_.startswith("ollama:"):
+        needed |= engine_resources(make_config({"models": with_.removeprefix("ollama:"), "ollama_url": server}))
     arguments, private = _apart(options)
     if program and with_ == "command":
         private[PROGRAM_VARIABLE] = program
-    return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by, runner)
+    return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by)
 
 
 def simulate_request(config: SimulationConfig, *, mlflow_url: str | None = None, started_by: str = "") -> JobRequest:
-    """Return the request for `tipbench simulate`: always a local subprocess, one at a time, beside other jobs."""
+    """Return the request for `tipbench simulate`: a local subprocess, one at a time, parallel to other jobs."""
     options = {**config.model_dump(mode="json", exclude_defaults=True), "world": config.world.value}
     arguments, private = _apart({**options, "mlflow_url": mlflow_url})
     return JobRequest(JobKind.SIMULATE, SIMULATIONS, arguments, private, ("simulations on this machine",), started_by)
@@ -104,18 +96,6 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
         else:
             words.append(f"{flag}={value}")
     return tuple(words)
-
-
-def _collect_resources(config: CollectConfig) -> tuple[str, ...]:
-    """Return the locks that the collect will acquire, and local memory, so that queued jobs do not conflict on them."""
-    engines = {engine_of(model) for model in config.model_names}
-    server = f"Ollama at {canonical_url(config.ollama_url)}"
-    needed = [f"{model} for {config.experiment}" for model in config.model_names]
-    if "embedded" in engines:
-        needed.append(_EMBEDDED)
-    if "ollama" in engines or ("embedded" in engines and is_loopback(config.ollama_url)):
-        needed.append(server)
-    return tuple(sorted(needed))
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,4 +1,7 @@
-"""Job folder: process identity, events and log; all that is needed to find a job again after a restart."""
+"""Job folder: process identity, events and log; all that is needed to find a job again after a restart.
+
+The command appends to the event file, which readers follow with a cursor.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,33 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tipbench.errors import UsageError
-from tipbench.files import file_lock, home_errors, make_folder, write_atomic
-from tipbench.jobs.events import strip_logins
-from tipbench.jobs.job import LogTail
+from tipbench.files import file_lock, home_errors, make_folder, open_private, write_atomic
+from tipbench.jobs.job import LogTail, RecordedEvent
+from tipbench.record.events import (
+    MOST_LINE,
+    Collected,
+    Event,
+    Exit,
+    Failure,
+    Judged,
+    event_line,
+    parse_line,
+    strip_logins,
+)
 from tipbench.text import printable
 
+EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # names the event file for a command
 MOST_LOG = 1_000_000
+_TAIL_BYTES = 65_536  # of the event file: enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
@@ -40,7 +58,7 @@ class JobFolder:
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
         self._process = self.path / "process.json"
-        self._asked = self.path / "cancel"
+        self._cancel = self.path / "cancel"
         self._never = self.path / "never"
         self._lock = self.path / "lock"
 
@@ -77,14 +95,14 @@ class JobFolder:
     def cancel_sent_at(self) -> float | None:
         """When a stop was requested (Unix time); None if it was not."""
         try:
-            return float(self._asked.read_text("ascii"))
+            return float(self._cancel.read_text("ascii"))
         except (OSError, ValueError):
             return None
 
     def note_cancel_sent(self, now: float) -> None:
         """Save when a stop was requested."""
-        with home_errors(self._asked, "cannot be written"):
-            write_atomic(self._asked, str(now).encode())
+        with home_errors(self._cancel, "cannot be written"):
+            write_atomic(self._cancel, str(now).encode())
 
     @property
     def never(self) -> bool:
@@ -106,12 +124,108 @@ class JobFolder:
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:
-            content = _from_line_start(content)
+        if start:  # drop the first partial line, or else word: a login in a cut URL would not be recognised
+            content = content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
 
-def _from_line_start(content: bytes) -> bytes:
-    """Drop the first partial line, or else word: credentials in a truncated URL would not be recognised."""
-    return content.partition(b"\n")[2] or b"".join(re.split(rb"\s", content, maxsplit=1)[1:])
+# Event file
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Exit code of a command, with its failure message, MLflow URL and refused models if any."""
+
+    code: int
+    failure: str = ""
+    url: str | None = None
+    refused: tuple[str, ...] = ()
+
+
+class EventWriter:
+    """Appends events. Write errors such as a full disk are ignored: reporting never stops the command."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Open the file; raises OSError if that fails."""
+        self._fd: int | None = open_private(path, os.O_WRONLY | os.O_APPEND)
+        self._clock = clock
+        self._lock = threading.RLock()  # reentrant: an interrupt inside it must not block the exit event
+        self._torn = False  # the last line is incomplete: the disk was full
+
+    def write(self, event: Event, *, durable: bool = False) -> None:
+        """Append an event; `durable` waits until it is on disk. A closed writer writes nothing."""
+        with self._lock, suppress(OSError, ValueError):
+            if self._fd is None:
+                return
+            line = event_line(event, self._clock())
+            whole = b"\n" + line if self._torn else line
+            self._torn = True
+            self._torn = os.write(self._fd, whole) != len(whole)
+            if durable:
+                os.fsync(self._fd)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEvent]:
+    """Return at most `limit` events after the byte `after`; an incomplete last line is left for the next call.
+
+    Invalid lines and unknown events are skipped. A missing file has no events.
+    """
+    found: list[RecordedEvent] = []
+    with suppress(FileNotFoundError):
+        for cursor, line in _lines(path, max(0, after)):
+            if (parsed := parse_line(line)) is not None:
+                found.append(RecordedEvent(cursor, *parsed))
+                if len(found) >= limit:
+                    break
+    return found
+
+
+def read_result(path: Path) -> CommandResult | None:
+    """Return the last exit code and why the command failed; None if there is no exit event."""
+    try:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
+    except FileNotFoundError:
+        return None
+    code, failure, url = None, "", None
+    refused: tuple[str, ...] = ()
+    for each in read_events(path, start, limit=10_000):
+        if isinstance(each.event, Exit):
+            code = each.event.code
+        elif isinstance(each.event, Collected):
+            event = each.event
+            failure = f"{event.failed} of {event.cells} cells failed; a retry tries them again." if event.failed else ""
+            url, refused = event.url, event.refused
+        elif isinstance(each.event, Judged):
+            if each.event.held:
+                failure = f"The scores of {each.event.judge} are held: their drift is over the limit."
+            else:
+                failure = f"{each.event.unscored} items have no score." if each.event.unscored else ""
+        elif isinstance(each.event, Failure):
+            failure = each.event.text
+    return None if code is None else CommandResult(code, failure, url, refused)
+
+
+def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield complete lines with their end offset; a start inside a line skips to the next one."""
+    with path.open("rb") as file:
+        if start:
+            file.seek(start - 1)
+            if _line(file) is None:
+                return
+        while (line := _line(file)) is not None:
+            yield file.tell(), line
+
+
+def _line(file: BinaryIO) -> bytes | None:
+    """Return the next line; empty if it exceeds MOST_LINE, None if it is incomplete."""
+    line = piece = file.readline(MOST_LINE)
+    while piece and not piece.endswith(b"\n"):
+        line, piece = b"", file.readline(MOST_LINE)
+    return line if piece else None

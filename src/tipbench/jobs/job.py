@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from tipbench.errors import JobConflict
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.text import iso
+from tipbench.record.events import Event
 
 
 class JobKind(StrEnum):
@@ -97,26 +96,6 @@ class Job(JobRequest):
     claimed: float | None = None  # when a supervisor began to start it
     cancel_requested: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for the API and `--json`, without secrets."""
-        return {
-            "id": self.id,
-            "kind": self.kind.value,
-            "state": self.state.value,
-            "experiment": self.experiment,
-            "retry_of": self.retry_of,
-            "links": dict(self.links),
-            "arguments": dict(self.arguments),
-            "created": iso(self.created),
-            "started": iso(self.started),
-            "ended": iso(self.ended),
-            "exit_code": self.exit_code,
-            "reason": self.reason or None,
-            "cancel_requested": self.cancel_requested is not None,
-            "started_by": self.started_by or None,
-            "runner": self.runner,
-        }
-
 
 @dataclass(frozen=True)
 class JobStatus:
@@ -131,6 +110,15 @@ class JobStatus:
 def refused_reason(reasons: Sequence[str]) -> str:
     """Return the reason of a job that succeeded without its refused models; empty if none was refused."""
     return f"Refused models were left out: {' '.join(reasons)}" if reasons else ""
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    """An event with its time (ISO 8601, UTC); `cursor` is the position after it, for reading further."""
+
+    cursor: int
+    at: str
+    event: Event
 
 
 @dataclass(frozen=True)

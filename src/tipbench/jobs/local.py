@@ -17,12 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from tipbench.errors import JobStartError, TipbenchError
-from tipbench.jobs.event_file import CommandResult, RecordedEvent, read_events, read_result
-from tipbench.jobs.folder import JobFolder, Process
-from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, refused_reason
+from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_events, read_result
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
 
 GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
-EVENTS_VARIABLE = "TIPBENCH_EVENTS"
 _START_S = 60.0
 _INTERRUPTED = 130
 _PROC = Path("/proc")
@@ -66,12 +64,19 @@ class LocalRunner:
         """Run the launcher, which exits once the command has started; returns its error, or an empty string."""
         from tipbench.jobs.command import command_arguments  # not imported in the launcher, to keep it fast
 
+        environment = {
+            name: value
+            for name, value in self._environment.items()
+            if not (name.startswith("TIPBENCH_") and name.endswith(_PANEL_ONLY))
+        }
+        environment |= job.private
+        environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
         inside = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
             with folder.log.open("ab") as log:
                 status = subprocess.run(
                     inside,
-                    env=self._variables(job, folder),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -86,12 +91,20 @@ class LocalRunner:
         """Return the job's status from its process and its exit event."""
         folder = self._folder(job)
         process = folder.process
+        if process is None and folder.never:
+            return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if process is None:
-            return self._not_started(folder)
+            return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
         alive = is_alive(process)  # checked first: the exit event is written before the process ends
         ending = read_result(folder.events)
         if ending is not None:
-            return _ended(job, ending)
+            links = {"mlflow": ending.url} if ending.url else {}
+            if ending.code == 0:
+                return JobStatus(JobState.SUCCEEDED, 0, refused_reason(ending.refused), links)
+            if job.cancel_requested is not None:
+                return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; finished cells are kept.", links)
+            default = "Interrupted; a retry continues." if ending.code == _INTERRUPTED else "See the log."
+            return JobStatus(JobState.FAILED, ending.code, ending.failure or default, links)
         if alive:
             return JobStatus(JobState.RUNNING)
         if process.host != os.uname().nodename:
@@ -119,9 +132,8 @@ class LocalRunner:
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            folder.note_cancel_sent(
-                now
-            )  # after the signal: a second SIGTERM only speeds up the exit, a missing one is worse
+            # After the signal: a second SIGTERM only speeds up the exit, a missing one is worse.
+            folder.note_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
             below = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
@@ -148,31 +160,6 @@ class LocalRunner:
     def _folder(self, job: Job) -> JobFolder:
         return JobFolder(self._jobs, job.id)
 
-    def _not_started(self, folder: JobFolder) -> JobStatus:
-        if folder.never:
-            return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
-        return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
-
-    def _variables(self, job: Job, folder: JobFolder) -> dict[str, str]:
-        """Return the panel's environment without the panel's secrets, plus the job's own."""
-        kept = {
-            name: value
-            for name, value in self._environment.items()
-            if not (name.startswith("TIPBENCH_") and name.endswith(_PANEL_ONLY))
-        }
-        own = {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
-        return {**kept, **job.private, **own}
-
-
-def _ended(job: Job, ending: CommandResult) -> JobStatus:
-    links = {"mlflow": ending.url} if ending.url else {}
-    if ending.code == 0:
-        return JobStatus(JobState.SUCCEEDED, 0, refused_reason(ending.refused), links)
-    if job.cancel_requested is not None:
-        return JobStatus(JobState.CANCELLED, ending.code, "Cancelled; finished cells are kept.", links)
-    default = "Interrupted; a retry continues." if ending.code == _INTERRUPTED else ""
-    return JobStatus(JobState.FAILED, ending.code, ending.failure or default or "See the log.", links)
-
 
 def _last_line(folder: JobFolder) -> str:
     lines = [line for line in folder.tail(4096).text.splitlines() if line.strip()]
@@ -184,14 +171,11 @@ def _last_line(folder: JobFolder) -> str:
 
 def process_start(pid: int) -> str | None:
     """Return a process's start time in a system-specific format; None if it does not exist or is a zombie."""
-    if (_PROC / "self" / "stat").exists():
-        return _start_from_proc(pid)
-    listed = subprocess.run(["ps", "-p", str(pid), "-o", "stat=,lstart="], capture_output=True, text=True, check=False)
-    state, _, start = listed.stdout.strip().partition(" ")
-    return None if not start or state.startswith("Z") else start.strip()
-
-
-def _start_from_proc(pid: int) -> str | None:
+    if not (_PROC / "self" / "stat").exists():
+        words = ["ps", "-p", str(pid), "-o", "stat=,lstart="]
+        listed = subprocess.run(words, capture_output=True, text=True, check=False)
+        state, _, start = listed.stdout.strip().partition(" ")
+        return None if not start or state.startswith("Z") else start.strip()
     try:
         fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -231,7 +215,10 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _become_command(path: Path, words: Sequence[str]) -> int:
-    """Fork, and wait until the child has exec'ed the command, which closes its end of the pipe, or has failed."""
+    """Fork, and wait until the child has exec'ed the command, which closes its end of the pipe, or has failed.
+
+    The child executes nothing if the job was started before, or must not be.
+    """
     reading, writing = os.pipe()
     if os.fork() > 0:
         os.close(writing)
@@ -241,23 +228,19 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
         return 1 if error else 0
     try:
         os.setsid()
-        _exec_once(JobFolder(path.parent, path.name), words)
+        folder = JobFolder(path.parent, path.name)
+        with folder.locked():
+            if folder.process is None and not folder.never:
+                start = process_start(os.getpid())
+                if start is None:
+                    raise OSError("this system does not report when a process started; /proc or ps is needed")  # noqa: TRY301
+                folder.note_process(Process(os.getpid(), start, os.uname().nodename))
+                # exec releases the lock.
+                os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *words])  # noqa: S606
     except BaseException as exc:  # noqa: BLE001 - reported by the parent
         os.write(writing, f"{type(exc).__name__}: {exc}\n".encode())
     finally:
         os._exit(1)
-
-
-def _exec_once(folder: JobFolder, words: Sequence[str]) -> None:
-    with folder.locked():
-        if folder.process is not None or folder.never:
-            return
-        start = process_start(os.getpid())
-        if start is None:
-            raise OSError("this system does not report when a process started; /proc or ps is needed")
-        folder.note_process(Process(os.getpid(), start, os.uname().nodename))
-        # exec releases the lock.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "tipbench", *words])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from tipbench.errors import ServerUnavailable
-from tipbench.jobs import events as wire
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.jobs.job import Job, Runner
+from tipbench.jobs.job import Job, RecordedEvent, Runner
+from tipbench.record import events
 
 _MESSAGES = 20
 
@@ -38,6 +37,23 @@ class ModelProgress:
     failed: int = 0
     output_tokens: int = 0
     tokens_per_s: float | None = None  # of the last response
+    recorded: int = 0  # of `done`, recorded before this run
+
+    def after(self, event: events.BlockStarted | events.CellFinished | events.BlockFinished) -> ModelProgress:
+        """Return the progress after an event."""
+        if isinstance(event, events.BlockStarted):
+            return ModelProgress(event.model, Phase.LOADING, event.done, event.total, recorded=event.done)
+        if isinstance(event, events.BlockFinished):
+            return replace(self, phase=Phase.EMPTY)
+        return replace(
+            self,
+            phase=Phase.GENERATING if event.done < event.total else Phase.UNLOADING,
+            done=event.done,
+            total=event.total,
+            failed=event.failed,
+            output_tokens=self.output_tokens + (event.output_tokens or 0),
+            tokens_per_s=event.tokens_per_s if event.tokens_per_s is not None else self.tokens_per_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -45,61 +61,58 @@ class Progress:
     """Progress of a job so far. Immutable: `after` returns the next value."""
 
     models: tuple[ModelProgress, ...] = ()  # in the order they were started
+    refused: tuple[events.Refused, ...] = ()
     waiting_for: tuple[str, ...] = ()
     recording_left: int | None = None
-    judging: wire.Judging | None = None
-    simulating: wire.Simulating | None = None
-    messages: tuple[wire.Message, ...] = ()  # the most recent ones
+    judging: events.Judging | None = None
+    simulating: events.Simulating | None = None
+    messages: tuple[events.Message, ...] = ()  # the most recent ones
     failure: str | None = None
-    memory: wire.Memory | None = None
-    collected: wire.Collected | None = None
-    judged: wire.Judged | None = None
+    memory: events.Evidence | None = None
+    collected: events.Collected | None = None
+    judged: events.Judged | None = None
     exit_code: int | None = None
 
-    def after(self, event: wire.Event) -> Progress:
+    def after(self, event: events.Event) -> Progress:
         """Return the progress after an event."""
-        if isinstance(event, wire.BlockStarted | wire.CellFinished | wire.BlockFinished):
-            return self._with_model(_moved(self._model(event.model), event))
-        if isinstance(event, wire.Waiting):
-            return replace(self, waiting_for=(*(w for w in self.waiting_for if w != event.what), event.what))
-        if isinstance(event, wire.Resumed):
-            return replace(self, waiting_for=tuple(what for what in self.waiting_for if what != event.what))
-        if isinstance(event, wire.Message):
-            return replace(self, messages=(*self.messages, event)[-_MESSAGES:])
-        return self._ended(event) if isinstance(event, wire.Exit) else self._noted(event)
-
-    def _noted(self, event: wire.Event) -> Progress:
-        if isinstance(event, wire.Recording):
-            return replace(self, recording_left=event.left)
-        if isinstance(event, wire.Judging):
-            return replace(self, judging=event)
-        if isinstance(event, wire.Simulating):
-            return replace(self, simulating=event)
-        if isinstance(event, wire.Memory):
-            return replace(self, memory=event)
-        if isinstance(event, wire.Collected):
-            return replace(self, collected=event, recording_left=0)
-        if isinstance(event, wire.Judged):
-            return replace(self, judged=event)
-        return replace(self, failure=event.text) if isinstance(event, wire.Failure) else self
-
-    def _ended(self, event: wire.Exit) -> Progress:
-        models = tuple(m if m.phase is Phase.EMPTY else replace(m, phase=Phase.STOPPED) for m in self.models)
-        return replace(self, models=models, waiting_for=(), exit_code=event.code)
-
-    def _model(self, name: str) -> ModelProgress:
-        known = next((model for model in self.models if model.model == name), None)
-        return known or ModelProgress(name, Phase.LOADING, 0, 0)
-
-    def _with_model(self, changed: ModelProgress) -> Progress:
-        if all(model.model != changed.model for model in self.models):
-            return replace(self, models=(*self.models, changed))
-        return replace(self, models=tuple(changed if m.model == changed.model else m for m in self.models))
+        match event:
+            case events.BlockStarted() | events.CellFinished() | events.BlockFinished():
+                models = {model.model: model for model in self.models}
+                before = models.get(event.model) or ModelProgress(event.model, Phase.LOADING, 0, 0)
+                return replace(self, models=tuple({**models, event.model: before.after(event)}.values()))
+            case events.Waiting():
+                others = (what for what in self.waiting_for if what != event.what)
+                return replace(self, waiting_for=(*others, event.what))
+            case events.Resumed():
+                return replace(self, waiting_for=tuple(what for what in self.waiting_for if what != event.what))
+            case events.Message():
+                return replace(self, messages=(*self.messages, event)[-_MESSAGES:])
+            case events.Refused():
+                return replace(self, refused=(*(each for each in self.refused if each.model != event.model), event))
+            case events.Recording():
+                return replace(self, recording_left=event.left)
+            case events.Judging():
+                return replace(self, judging=event)
+            case events.Simulating():
+                return replace(self, simulating=event)
+            case events.Evidence():
+                return replace(self, memory=event)
+            case events.Collected():
+                return replace(self, collected=event, recording_left=0)
+            case events.Judged():
+                return replace(self, judged=event)
+            case events.Failure():
+                return replace(self, failure=event.text)
+            case events.Exit():
+                stopped = (m if m.phase is Phase.EMPTY else replace(m, phase=Phase.STOPPED) for m in self.models)
+                return replace(self, models=tuple(stopped), waiting_for=(), exit_code=event.code)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the API and the panel."""
         return {
             "models": [{**vars(model), "phase": model.phase.value} for model in self.models],
+            "refused": [vars(each) for each in self.refused],
             "waiting_for": list(self.waiting_for),
             "recording_left": self.recording_left,
             "judging": _plain(self.judging),
@@ -113,26 +126,10 @@ class Progress:
         }
 
 
-def _moved(model: ModelProgress, event: wire.BlockStarted | wire.CellFinished | wire.BlockFinished) -> ModelProgress:
-    if isinstance(event, wire.BlockStarted):
-        return ModelProgress(event.model, Phase.LOADING, event.done, event.total)
-    if isinstance(event, wire.BlockFinished):
-        return replace(model, phase=Phase.EMPTY)
-    return replace(
-        model,
-        phase=Phase.GENERATING if event.done < event.total else Phase.UNLOADING,
-        done=event.done,
-        total=event.total,
-        failed=event.failed,
-        output_tokens=model.output_tokens + (event.output_tokens or 0),
-        tokens_per_s=event.tokens_per_s if event.tokens_per_s is not None else model.tokens_per_s,
-    )
-
-
-def _plain(event: wire.Event | None) -> dict[str, Any] | None:
+def _plain(event: events.Event | None) -> dict[str, Any] | None:
     if event is None:
         return None
-    return {key: value for key, value in wire.event_json(event).items() if key != "event"}
+    return {key: value for key, value in events.event_json(event).items() if key != "event"}
 
 
 KEPT = 200
@@ -169,7 +166,12 @@ class ProgressCache:
                 snapshot = snapshot.after(recorded)
         except ServerUnavailable:
             return snapshot
-        self._store(job.id, snapshot)
+        with self._lock:
+            if self._known.get(job.id, ProgressSnapshot()).cursor <= snapshot.cursor:
+                self._known[job.id] = snapshot
+            self._known.move_to_end(job.id)
+            while len(self._known) > self._size:
+                self._known.popitem(last=False)
         return snapshot
 
     def at(self, job: Job, cursor: int) -> ProgressSnapshot:
@@ -183,14 +185,6 @@ class ProgressCache:
                 break
             snapshot = snapshot.after(recorded)
         return snapshot
-
-    def _store(self, job_id: str, snapshot: ProgressSnapshot) -> None:
-        with self._lock:
-            if self._known.get(job_id, ProgressSnapshot()).cursor <= snapshot.cursor:
-                self._known[job_id] = snapshot
-            self._known.move_to_end(job_id)
-            while len(self._known) > self._size:
-                self._known.popitem(last=False)
 
 
 def events_after(runner: Runner, job: Job, cursor: int) -> Iterator[RecordedEvent]:

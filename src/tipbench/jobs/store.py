@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
@@ -71,6 +71,13 @@ class Page:
     next: str | None
 
 
+class Submitted(NamedTuple):
+    """The job for a request; `new` is False if an earlier request with the same key created it."""
+
+    job: Job
+    new: bool
+
+
 class JobStore:
     """Jobs in SQLite. Safe to use from several threads and processes."""
 
@@ -90,43 +97,46 @@ class JobStore:
 
     # Requests
 
-    def add(self, order: JobRequest, key: str | None = None) -> tuple[Job, bool]:
-        """Return the job for this request, and whether it is new.
+    def add(self, request: JobRequest, key: str | None = None) -> Submitted:
+        """Queue a request; with an idempotency key, at most once.
 
         A repeated key returns the existing job, or raises JobConflict if the request differs. A job has at most one
         retry that has not ended: retrying again returns that one.
         """
-        body = _body(order)
+        parts = [request.kind.value, request.experiment, dict(request.arguments), dict(request.private)]
+        # What requests with one key have in common; the caller and the runner may differ.
+        body = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
-            known = self._known(order, key, body)
+            known = self._known(request, key, body)
             if known is not None:
-                return known, False
+                return Submitted(known, new=False)
             now = self._clock()
             values = {
-                "id": _new_id(now), "kind": order.kind.value, "state": JobState.QUEUED.value,
-                "experiment": order.experiment,
-                "arguments": _dump(dict(order.arguments)), "private": _dump(dict(order.private)),
-                "resources": _dump(order.resources), "started_by": order.started_by, "runner": order.runner,
-                "retry_of": order.retry_of, "key": key, "body": body, "created": now,
+                "id": f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
+                "kind": request.kind.value, "state": JobState.QUEUED.value,
+                "experiment": request.experiment,
+                "arguments": _dump(dict(request.arguments)), "private": _dump(dict(request.private)),
+                "resources": _dump(request.resources), "started_by": request.started_by, "runner": request.runner,
+                "retry_of": request.retry_of, "key": key, "body": body, "created": now,
             }  # fmt: skip
             names, marks = ", ".join(values), ", ".join("?" * len(values))
             db.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
-            return self.get(str(values["id"])), True
+            return Submitted(self.get(str(values["id"])), new=True)
 
-    def _known(self, order: JobRequest, key: str | None, body: str) -> Job | None:
+    def _known(self, request: JobRequest, key: str | None, body: str) -> Job | None:
         if key is not None and (same := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
             if same[0]["body"] != body:
                 raise JobConflict(
-                    f"The idempotency key {key[:80]!r} belongs to job {same[0]['id']}, which was ordered with other "
-                    "options. Send a fresh key with a new order."
+                    f"The idempotency key {key[:80]!r} belongs to job {same[0]['id']}, which was requested with other "
+                    "options. Send another key with another request."
                 )
             return _job(same[0])
-        if order.retry_of is None:
+        if request.retry_of is None:
             return None
         ended = _in(ENDED | {JobState.LOST})
         query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended}"  # noqa: S608
-        found = self._db.rows(query, (order.retry_of,))
+        found = self._db.rows(query, (request.retry_of,))
         return _job(found[0]) if found else None
 
     # Reading
@@ -260,16 +270,6 @@ def _job(row: Row) -> Job:
         values[name] = json.loads(row[name])
     values |= {"kind": JobKind(row["kind"]), "state": JobState(row["state"])}
     return Job(**values | {"resources": tuple(json.loads(row["resources"]))})
-
-
-def _body(order: JobRequest) -> str:
-    """Return a hash of what requests with one key must have in common; excludes the caller and the runner."""
-    parts = [order.kind.value, order.experiment, dict(order.arguments), dict(order.private), order.retry_of]
-    return hashlib.sha256(_dump(parts).encode()).hexdigest()
-
-
-def _new_id(now: float) -> str:
-    return f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def _in(states: Collection[JobState]) -> str:

@@ -7,14 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.files import home_errors, open_private, try_lock, write_atomic
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatus, Runner, transitions_between
-from tipbench.jobs.store import JobStore, check_key
+from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5
 MOST_RUNNING = 4
@@ -24,24 +24,6 @@ _MOST_SWEPT = 50  # per tick, to keep ticks short
 _MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; a larger step of the clock may be a mistake
 _CONFIRM_JUMP_S = 86_400.0  # of running, until such a step is believed
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """The job for a request; `new` is False if an earlier request with the same key created it."""
-
-    job: Job
-    new: bool
-
-
-def submit(store: JobStore, order: JobRequest, *, key: str | None = None) -> Submitted:
-    """Queue a request; with an idempotency key, at most once."""
-    return Submitted(*store.add(order, key))
-
-
-def cancel(store: JobStore, job_id: str) -> Job:
-    """Cancel a job: immediately if queued, otherwise through the supervisor. Raises JobConflict if it has ended."""
-    return store.request_cancel(job_id)
 
 
 def retry(
@@ -66,7 +48,7 @@ def retry(
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
     order = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
     again = replace(order, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
-    return submit(store, again, key=key)
+    return store.add(again, key)
 
 
 def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
@@ -162,7 +144,8 @@ class Supervisor:
         """Process every job once; returns False and does nothing if another process holds the lock."""
         if not self._take_lead():
             return False
-        for job in self._store.in_states(ACTIVE - {JobState.LOST}) + self._lost():
+        lost = self._store.in_states({JobState.LOST}, limit=_MOST_LOST)
+        for job in self._store.in_states(ACTIVE - {JobState.LOST}) + lost:
             self._safely(self._follow, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in (job for job in queued if job.cancel_requested is not None):
@@ -187,11 +170,16 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
-        found = [] if self._keep_s is None else self._store.expired(self._keep_s, limit=_MOST_SWEPT)
-        if self._keep_s is not None and not self._clock_is_plausible():
-            found = []
-        gone = [job for job in found if self._forgotten(job)]
-        self._next_sweep = time.monotonic() + (0 if len(gone) == _MOST_SWEPT else _SWEEP_S)
+        gone = 0
+        if self._keep_s is not None and self._clock_is_plausible():
+            for job in self._store.expired(self._keep_s, limit=_MOST_SWEPT):
+                try:
+                    if job.runner in self._runners:
+                        self._runners[job.runner].forget(job)
+                    gone += self._store.remove(job.id)
+                except TipbenchError as exc:
+                    _log.warning("job %s is kept for now: %s", job.id, exc)
+        self._next_sweep = time.monotonic() + (0 if gone == _MOST_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
         """Whether the clock has not jumped ahead since the last sweep, which would make all jobs look expired.
@@ -214,16 +202,6 @@ class Supervisor:
             write_atomic(path, str(now if believed else last).encode())
         return believed
 
-    def _forgotten(self, job: Job) -> bool:
-        runner = self._runners.get(job.runner)
-        try:
-            if runner is not None:
-                runner.forget(job)
-            return self._store.remove(job.id)
-        except TipbenchError as exc:
-            _log.warning("job %s is kept for now: %s", job.id, exc)
-            return False
-
     def _take_lead(self) -> bool:
         if self._lock_fd is not None:
             return True
@@ -235,9 +213,6 @@ class Supervisor:
             return True
         os.close(fd)
         return False
-
-    def _lost(self) -> list[Job]:
-        return self._store.in_states({JobState.LOST}, limit=_MOST_LOST)
 
     def _safely(self, act: Callable[[Job], None], job: Job) -> None:
         """Call `act`, and record an error on the job so that other jobs are not affected."""

@@ -84,6 +84,7 @@ def effort_of(tip: str) -> float | None:
 
 def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
     composites: dict[str, list[float]] = defaultdict(list)
+    by_scale: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     hours: dict[str, set[float | None]] = defaultdict(set)
     low, high = rubric.range
     for scenario in answers:
@@ -97,16 +98,19 @@ def _tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> l
                 composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
                 composites[text].append(_LOW + (_HIGH - _LOW) * (composite - low) / (high - low))
                 hours[text].add(_hour(scenario.card))
+                for scale, score in tip.scores.items():
+                    by_scale[text][scale].append(score)
     return [
         CatalogueTip(
             tip_id=hashlib.sha256(text.encode()).hexdigest()[:12],
             tip=text,
             category=category_of(text),
-            composite=round(fmean(scores), 4),
+            composite=round(fmean(found), 4),
             slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,
             effort_min=effort_of(text),
+            scores={scale: round(fmean(scores), 4) for scale, scores in sorted(by_scale[text].items())},
         )
-        for text, scores in composites.items()
+        for text, found in composites.items()
     ]
 
 

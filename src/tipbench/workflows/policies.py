@@ -124,7 +124,7 @@ def _user(database: Database, key: str) -> list[PolicySummary]:
     user = load_user(key, {}, database, None)
     found = []
     for policy in POLICIES:
-        stats = user_stats(database, user, policy, None)
+        stats = user_stats(database, user.key, policy, user.ridge(policy), None, since=user.reset)
         weights: list[Weight] = [
             {"feature": name, "theta": value, "sd": stats["sd"][name]} for name, value in stats["theta"].items()
         ]

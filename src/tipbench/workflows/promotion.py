@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +17,8 @@ from tipbench.serve.switches import SHADOWS, Promotion, Switches
 from tipbench.simulate.off_policy import (
     ESTIMATORS,
     ReplayedDecision,
+    clustered_mean,
+    gain,
     judge_validity,
     logged_decisions,
     replay,
@@ -107,30 +109,52 @@ def _same_schema(home: Path, policy: str) -> bool:
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:
     """Return the rewarded decisions of the event log as `target` would have seen them; raises NotEnoughData."""
-    with _existing_log(home) as database:
+    with existing_log(home) as database:
         return replay(read_entries(database, kinds=("score", "reward", "reset")), known_policy(target), prior)
 
 
 @contextmanager
-def _existing_log(home: Path) -> Iterator[Database]:
+def existing_log(home: Path) -> Iterator[Database]:
+    """Open the event log; the server may run. Raises NotEnoughData if there is none."""
     if not (home / FOLDER / FILE).exists():
         raise NotEnoughData(f"There is no event log in {home}. `tipbench serve` creates it.")
     with closing(open_store(home)) as database:
         yield database
 
 
-def off_policy_report(home: Path, candidate: str, baseline: str, prior: Prior | None = None) -> dict[str, Any]:
-    """Return all estimates of the candidate's value from the decisions of the baseline, with weight diagnostics."""
-    log = logged_decisions(replay_log(home, candidate, prior), baseline)
+def evaluate_log(
+    home: Path,
+    target: str,
+    logged_by: str | None = None,
+    *,
+    prior: Prior | None = None,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[str, Any]:
+    """Return what the event log shows about a policy that did not make its decisions, and about the judges.
+
+    All estimates of the target's value come from the decisions of `logged_by`, the active policy by default, with the
+    diagnostics of their weights. `scores` are judged scales by tip id. Raises NotEnoughData.
+    """
+    replayed = replay_log(home, target, prior)
+    with switches_of(home) as switches:
+        logging = known_policy(logged_by or switches.active()).name
+    log = logged_decisions(replayed, logging)
     weights = weight_diagnostics(log)
     return {
-        "estimates": {name: estimator(log).to_json() for name, estimator in ESTIMATORS.items()},
-        "baseline": float(log.reward.mean()),
+        "policy": target,
+        "logged_by": logging,
         "decisions": weights.decisions,
         "users": weights.mean.users,
-        "effective_sample": weights.effective,
-        "mean_weight": weights.mean.to_json(),
-        "largest_weight": weights.largest,
+        "logged_reward": clustered_mean(log.reward, log.user).to_json(),
+        "estimates": {name: estimator(log).to_json() for name, estimator in ESTIMATORS.items()},
+        "gain": gain(log).to_json(),
+        "weights": {
+            "mean": weights.mean.to_json(),
+            "largest": weights.largest,
+            "effective_sample": weights.effective,
+            "plausible": weights.plausible,
+        },
+        "validity": [asdict(one) for one in judge_validity(replayed, scores or {})],
     }
 
 

@@ -1,0 +1,105 @@
+"""The question a board answers: baseline, filters, judge and grouping, from flags and from the URL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tipbench.compare.cells import BoardCells, CellFilter, as_row
+from tipbench.compare.leaderboard import Leaderboard, read_leaderboard
+from tipbench.compare.matrix import ALL, Pair, Side, parse_pair
+from tipbench.errors import InvalidOption
+from tipbench.judge.check import name_problem, normalize_name
+from tipbench.record.reader import parse_filter
+from tipbench.record.store import Experiment, RunStore
+
+Where = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class BoardQuery:
+    """Options of a board; also the key of its cache."""
+
+    where: Where = ()
+    judge: str | None = None
+    provisional: bool = False
+    baseline: Pair | None = None
+    by: Side | None = None
+    cluster: Literal["persona"] | None = None
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def question(self) -> CellFilter:
+        """The options that select cells."""
+        return CellFilter(dict(self.where), self.judge, self.provisional, self.exclude)
+
+    def read(self, store: RunStore, experiment: Experiment) -> tuple[Leaderboard, BoardCells]:
+        """Return the board and its cells. Raises NotEnoughData if no cells match."""
+        return read_leaderboard(
+            store, experiment, self.question, baseline=self.baseline, by=self.by, cluster=self.cluster
+        )
+
+
+def board_query(
+    *,
+    baseline: str | None = None,
+    where: Sequence[str] = (),
+    judge: str | None = None,
+    by: Side | None = None,
+    cluster: Literal["persona"] | None = None,
+    provisional: bool = False,
+    exclude: Sequence[str] = (),
+) -> BoardQuery:
+    """Parse the options of a board. Raises InvalidOption with the wrong one."""
+    if judge is not None and provisional:
+        raise InvalidOption(
+            "judge",
+            "cannot be combined with provisional: a named judge's scores count, provisional ones do not. Choose one.",
+        )
+    return BoardQuery(
+        where=parse_filters(where),
+        judge=judge_name(judge),
+        provisional=provisional,
+        baseline=_baseline(baseline, by),
+        by=by,
+        cluster=cluster,
+        exclude=tuple(sorted({name.strip() for name in exclude} - {""})),
+    )
+
+
+def parse_filters(texts: Sequence[str], named: Mapping[str, str] | None = None) -> Where:
+    """Parse KEY=VALUE texts, in order, after the `named` ones. Raises InvalidOption if a key has two values."""
+    filters = dict(named or {})
+    for key, value in map(parse_filter, texts):
+        if filters.setdefault(key, value) != value:
+            raise InvalidOption("where", f"has two values for {key}, {filters[key]} and {value}; no cell matches both.")
+    return tuple(filters.items())
+
+
+def parse_pair_option(text: str, key: str) -> Pair:
+    """Parse MODEL/PROMPT; a reference has no prompt, so any prompt is accepted. Raises InvalidOption."""
+    pair = parse_pair(text.strip())
+    if pair is None:
+        raise InvalidOption(key, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
+    return as_row(pair)
+
+
+def judge_name(text: str | None, key: str = "judge") -> str | None:
+    """Return the normalized name of a judge; None without one. Raises InvalidOption."""
+    if text is None:
+        return None
+    if fault := name_problem(text):
+        raise InvalidOption(key, f"takes {fault} (got {text[:80]!r}).")
+    return normalize_name(text)
+
+
+def _baseline(text: str | None, by: Side | None) -> Pair | None:
+    """Parse a baseline; the name of a model or prompt is enough when ranking by one of them."""
+    if text is None:
+        return None
+    if by == "model":
+        return Pair(text.strip().removesuffix(f"/{ALL}"), ALL)
+    if by == "prompt":
+        return Pair(ALL, text.strip().removeprefix(f"{ALL}/"))
+    return parse_pair_option(text, "baseline")

@@ -1,0 +1,111 @@
+"""Judging for commands, panel and DAG tasks: its lock, which judge has which options, and what to judge next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
+from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
+from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
+from tipbench.files import ResourceLock
+from tipbench.http import canonical_url
+from tipbench.judge.check import Problem
+from tipbench.judge.duels import DuelRequest
+from tipbench.judge.export import ExportRequest
+from tipbench.plan.design import read_design
+from tipbench.record.store import Experiment, RunStore
+
+_POLL_S = 0.2
+_ANY_JUDGE = ("rules", "command", "ollama")
+JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option of `judge run` → judges it applies to
+    **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
+    **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
+    **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
+    "timeout_s": ("command", "ollama"),
+    **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
+}
+
+
+def check_judge_options(judge: str, options: Mapping[str, object]) -> None:
+    """Raise InvalidOption for an option that does not apply to the judge; None and False are not set."""
+    kind = judge.partition(":")[0]
+    for key, value in options.items():
+        if value is not None and value is not False and kind not in JUDGE_OPTIONS[key]:
+            whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
+            raise InvalidOption(key, f"applies only to {whose}, not to {judge[:80]}. Leave it out.")
+
+
+@contextmanager
+def judging_lock(
+    home: Path, url: str, *, report: Callable[[str], None] = lambda _text: None, wait_s: float | None = None
+) -> Iterator[None]:
+    """Lock the writing of scores to the MLflow at `url` on this machine; waits, at most `wait_s`, else LockHeld."""
+    lock = ResourceLock(home, f"judging at {canonical_url(url)}", "another judge command")
+    try:
+        lock.acquire(wait=True, report=report, poll_s=_POLL_S, timeout_s=wait_s)
+    except LockHeld as exc:
+        raise LockHeld("Another sheet is being applied. Nothing was changed; try again shortly.") from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
+    """Restrict a request to the cells that can separate the leader from the rows tied with it, and return these.
+
+    Raises NotEnoughData if there are none.
+    """
+    cells, board = _board(store, experiment)
+    found = None if board is None else focus(cells, board.ranking)
+    if found is None:
+        raise NotEnoughData(
+            "focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
+            "See the leaderboard, or leave focus out to judge all pending cells."
+        )
+    return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0), found
+
+
+def duel_request(
+    store: RunStore, experiment: Experiment, *, judge: str | None, limit: int | None = None, **options: Any
+) -> DuelRequest:
+    """Return the request for duels of the leader and the pairs tied with it; `options` are seed and suite.
+
+    Raises NotEnoughData if nothing is tied; the message names no pair, because judges read it.
+    """
+    cells, board = _board(store, experiment)
+    if board is None or board.ranking.leader is None:
+        raise NotEnoughData(
+            f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are tied. Judge a sheet of tips first."
+        )
+    if not board.ranking.tied:
+        raise NotEnoughData(
+            f"There are no duels in {experiment.name[:200]}: no pairs are tied. Judge a sheet of tips instead."
+        )
+    pairs = {board.ranking.leader, *board.ranking.tied}
+    runs = {
+        cell.run.run_id: (cell.pair.model, cell.pair.prompt)
+        for cell in cells.cells
+        if cell.pair in pairs and not cell.failed
+    }
+    return DuelRequest(runs, cells.rubric, judge, limit, **options)
+
+
+def _board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
+    """Return the cells and their board; None while people have not scored any."""
+    cells = read_board(store, experiment.experiment_id, CellFilter())
+    return cells, None if cells.provisional else make_board(
+        experiment.name, cells, BoardOptions(design=read_design(experiment.tags))
+    )
+
+
+def refused_json(exc: SheetRefused, sheet: object = None) -> dict[str, Any]:
+    """Return a refused sheet in the form of `judge apply --json`; `sheet` is its id in the file, if any."""
+    problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
+    errors = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
+    name = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
+    return {"sheet": name, "status": "refused", "applied": 0, "unfinished": 0, "errors": errors, "drift": None}

@@ -1,4 +1,4 @@
-"""Commands run inside the test's process: quick, with stdout, stderr and exit code told apart."""
+"""Commands run inside the test's process: quick, with separate stdout, stderr and exit code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Ended:
 
 
 def invoke(*arguments: str) -> Ended:
-    """Run a command; whatever is no exit is our bug and is raised."""
+    """Run a command; any exception except an exit is raised."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     return Ended(result.exit_code, result.stdout, result.stderr)
 
 
 def refused(*arguments: str) -> str:
-    """Run a command that must be misuse: exit 2, nothing on stdout, no traceback; what it said."""
+    """Run a command that must be a usage error (exit 2, empty stdout, no traceback); returns its message."""
     ended = invoke(*arguments)
     assert (ended.code, ended.stdout) == (2, ""), ended
     assert "Traceback" not in ended.stderr

@@ -31,8 +31,8 @@ from tipbench.cli.airflow_tasks import (
 )
 from tipbench.compare.leaderboard import BOARD
 from tipbench.errors import ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
-from tipbench.jobs.events import Collected, Failure, event_line, parse_line
 from tipbench.plan.config import make_config
+from tipbench.record.events import Collected, Failure, event_line, parse_line
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
 
@@ -107,12 +107,12 @@ def test_models_may_be_a_list_or_a_text(conf: dict[str, Any]) -> None:
 
 
 def test_an_unknown_key_or_an_invalid_value_is_refused_by_its_key(conf: dict[str, Any]) -> None:
-    for wrong, said in (
+    for wrong, message in (
         ({"temprature": 0.1}, "temprature"),
         ({"n_tips": 0}, "conf n_tips"),
         ({"wait_for_judge": "yes"}, "wait_for_judge"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             read_conf({**conf, **wrong}, load_settings())
 
 
@@ -122,7 +122,7 @@ def test_a_login_in_an_address_is_refused_and_not_repeated(conf: dict[str, Any])
     assert "secret" not in str(caught.value)
 
 
-def test_without_an_address_the_workers_own_counts_and_nothing_else_of_its_settings(
+def test_without_an_address_only_the_workers_address_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
@@ -132,7 +132,7 @@ def test_without_an_address_the_workers_own_counts_and_nothing_else_of_its_setti
     assert config.n_tips == 5
 
 
-def test_an_address_left_empty_in_a_form_is_none(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_address_in_a_form_counts_as_unset(conf: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "gpu-box:11500")
     assert read_conf({**conf, "ollama_url": ""}, load_settings()).ollama_url == "http://gpu-box:11500"
     with ScriptedOllama(models=[ALPHA]) as first, ScriptedOllama(models=[BETA]) as second:
@@ -140,7 +140,7 @@ def test_an_address_left_empty_in_a_form_is_none(conf: dict[str, Any], monkeypat
         assert plan_models({**conf, "ollama_url": ""}, hosts)["collect_on_b"] == [BETA]
 
 
-def test_the_plan_hands_each_task_its_models(conf: dict[str, Any]) -> None:
+def test_the_plan_gives_each_task_its_models(conf: dict[str, Any]) -> None:
     planned = plan_models(conf, ONE_HOST)
     assert planned["collect"] == [ALPHA, BETA]
     assert (planned["cells"], planned["to_generate"], planned["refused"]) == (4, 4, [])
@@ -157,13 +157,13 @@ def test_refused_and_missing_models_become_runs_with_their_reasons(conf: dict[st
     assert "ollama pull gone:1b" in reasons["gone:1b"]
 
 
-def test_with_no_model_left_the_plan_fails_and_still_keeps_the_reasons(conf: dict[str, Any]) -> None:
+def test_with_no_model_left_the_plan_fails_and_records_the_reasons(conf: dict[str, Any]) -> None:
     with pytest.raises(ModelRefused, match="gone:1b"):
         plan_models({**conf, "models": "gone:1b"}, ONE_HOST)
     assert len(runs(conf, "refused")) == 1
 
 
-def test_refusals_are_in_the_account_that_the_panel_reads(
+def test_refusals_are_in_the_events_that_the_panel_reads(
     conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = plan_models({**conf, "models": f"gone:1b,{ALPHA}"}, ONE_HOST)
@@ -202,7 +202,7 @@ def test_a_server_that_the_worker_neither_configures_nor_lists_is_refused(
     assert read_conf(listed, load_settings(), uses_ollama=True).mlflow_url == "http://second.example:5000"
 
 
-def test_a_server_that_is_unavailable_is_worth_another_try(conf: dict[str, Any]) -> None:
+def test_an_unavailable_server_is_retried(conf: dict[str, Any]) -> None:
     with pytest.raises(OllamaUnavailable):
         plan_models({**conf, "ollama_url": DEAD}, ONE_HOST)
     with pytest.raises(OllamaUnavailable):
@@ -216,7 +216,7 @@ def test_each_host_gets_the_models_it_has(conf: dict[str, Any]) -> None:
     assert (planned["collect_on_a"], planned["collect_on_b"], planned["refused"]) == ([ALPHA], [BETA], [])
 
 
-def test_models_that_all_hosts_have_are_shared_out(conf: dict[str, Any]) -> None:
+def test_models_that_all_hosts_have_are_distributed(conf: dict[str, Any]) -> None:
     with ScriptedOllama(models=[ALPHA, BETA]) as first, ScriptedOllama(models=[ALPHA, BETA]) as second:
         planned = plan_models({**conf, "ollama_url": None}, {"collect_on_a": first.url, "collect_on_b": second.url})
     assert {len(planned["collect_on_a"]), len(planned["collect_on_b"])} == {1}
@@ -241,7 +241,7 @@ def test_a_model_that_only_an_unavailable_host_may_have_is_refused_and_the_other
     assert DEAD in refused.tags["reason"]
 
 
-def test_a_listed_host_may_be_named_alone() -> None:
+def test_a_run_may_name_one_listed_host() -> None:
     config = make_config({"ollama_url": "http://gpu-b:11434/"})
     assert choose_hosts(config, HOSTS, named=True) == {"collect_on_b": "http://gpu-b:11434"}
 
@@ -251,13 +251,13 @@ def test_a_host_that_is_not_listed_is_refused() -> None:
         choose_hosts(make_config({"ollama_url": "http://elsewhere:11434"}), HOSTS, named=True)
 
 
-def test_the_loopback_of_whoever_triggers_counts_as_no_host() -> None:
+def test_a_loopback_address_in_the_request_is_ignored() -> None:
     config = make_config({"ollama_url": "http://localhost:11434"})
     assert choose_hosts(config, HOSTS, named=True) == HOSTS
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.floats(0.1, 9.0), min_size=1, max_size=12))
-def test_spreading_gives_each_model_one_place_and_no_host_much_more_than_another(sizes: dict[str, float]) -> None:
+def test_each_model_has_one_host_and_hosts_have_similar_loads(sizes: dict[str, float]) -> None:
     shares = assign_models(sizes, dict.fromkeys(sizes, ("x", "y")))
     assert sorted(model for models in shares.values() for model in models) == sorted(sizes)
     loads = [sum(sizes[model] for model in shares.get(task, [])) for task in ("x", "y")]
@@ -266,14 +266,14 @@ def test_spreading_gives_each_model_one_place_and_no_host_much_more_than_another
 
 
 @pytest.mark.process
-def test_a_collect_prints_words_and_events_line_by_line_and_returns_its_counts(
+def test_a_collect_prints_messages_and_events_by_line_and_returns_its_totals(
     conf: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
-        told = collect_model(conf, ALPHA, None)
-    assert (told["model"], told["cells"], told["generated"], told["failed"]) == (ALPHA, 2, 2, 0)
+        result = collect_model(conf, ALPHA, None)
+    assert (result["model"], result["cells"], result["generated"], result["failed"]) == (ALPHA, 2, 2, 0)
     assert all(text.endswith("\n") for text in written)
     lines = "".join(written).splitlines()
     events = [json.loads(line)["event"] for line in lines if line.startswith('{"at"')]
@@ -283,7 +283,7 @@ def test_a_collect_prints_words_and_events_line_by_line_and_returns_its_counts(
     assert any(line.startswith("MLflow: ") for line in lines)
     again = collect_model(conf, ALPHA, None)
     assert (again["generated"], again["recorded_before"]) == (0, 2)
-    results = [plan_models(conf, ONE_HOST), told, export_for_judge(conf), compare(conf)]
+    results = [plan_models(conf, ONE_HOST), result, export_for_judge(conf), compare(conf)]
     assert str(home.parent) not in json.dumps(results), "no local path is passed on"
 
 
@@ -296,7 +296,7 @@ def test_output_of_a_command_is_not_parsed_as_an_event(capsys: pytest.CaptureFix
 
 
 @pytest.mark.process
-def test_a_model_that_is_gone_by_then_is_not_worth_another_try(
+def test_a_model_deleted_after_the_plan_is_not_retried(
     conf: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match="gone:1b is not on the Ollama server"):
@@ -314,21 +314,19 @@ def test_cells_that_fail_fail_the_task_while_the_good_ones_are_judged_and_ranked
     assert not isinstance(caught.value, UsageError)
     assert capsys.readouterr().out.count('"event": "failure"') == 1
     collected({**conf, "models": [BETA]})
-    told = export_for_judge(conf)
-    assert (told["pending"], told["failed"]) == (3, 1)
+    result = export_for_judge(conf)
+    assert (result["pending"], result["failed"]) == (3, 1)
     judge(conf)
     compared = compare(conf)
     assert (compared["judged"], compared["pending"], compared["failed"]) == (3, 0, 1)
     assert rows(conf) == {ALPHA: 1, BETA: 2}
     assert collect_model(conf, ALPHA, None)["generated"] == 1, "another try makes up for the failed cell"
-    told = export_for_judge(conf)
-    assert (told["pending"], told["failed"]) == (1, 0)
+    result = export_for_judge(conf)
+    assert (result["pending"], result["failed"]) == (1, 0)
 
 
 @pytest.mark.process
-def test_what_a_dead_collect_left_in_memory_is_unloaded(
-    conf: dict[str, Any], home: Path, ollama_two: ScriptedOllama
-) -> None:
+def test_weights_of_a_dead_collect_are_unloaded(conf: dict[str, Any], home: Path, ollama_two: ScriptedOllama) -> None:
     ollama_two.load_foreign(ALPHA)
     _leave_behind(home, ollama_two.url, ModelSpec(ALPHA).manifest)
     assert unload_left_behind(conf, None)["unloaded"] == ALPHA
@@ -336,7 +334,7 @@ def test_what_a_dead_collect_left_in_memory_is_unloaded(
     assert unload_left_behind(conf, None)["unloaded"] is None
 
 
-def test_what_somebody_else_has_in_memory_stays(conf: dict[str, Any], ollama_two: ScriptedOllama) -> None:
+def test_weights_of_another_client_stay_in_memory(conf: dict[str, Any], ollama_two: ScriptedOllama) -> None:
     ollama_two.load_foreign(BETA)
     assert unload_left_behind(conf, None) == {"unloaded": None, "in_use": False}
     assert len(ollama_two.resident) == 1
@@ -355,13 +353,13 @@ def _leave_behind(home: Path, url: str, digest: str) -> None:
 def test_the_export_has_this_runs_pending_cells_only_and_is_found_again(conf: dict[str, Any]) -> None:
     collected(conf)
     collected({**conf, "models": [ALPHA], "prompts": "v2-mentor"})
-    told = export_for_judge(conf)
-    assert (told["pending"], told["judged"], told["experiment"]) == (4, 0, conf["experiment"])
-    assert export_for_judge(conf) == told
+    result = export_for_judge(conf)
+    assert (result["pending"], result["judged"], result["experiment"]) == (4, 0, conf["experiment"])
+    assert export_for_judge(conf) == result
     (sheet,) = runs(conf, "judging")
-    assert sheet.tags["sheet"] == told["sheet"]
+    assert sheet.tags["sheet"] == result["sheet"]
     assert sheet.metrics["n_cells"] == 4
-    assert len(told["sha256"]) == 64
+    assert len(result["sha256"]) == 64
     compared = compare(conf)
     assert (compared["pending"], compared["judged"], compared["leader"]) == (4, 0, None)
     (board,) = runs(conf, "leaderboard")
@@ -389,8 +387,8 @@ def test_compare_ranks_under_this_runs_conditions_and_counts_its_own_cells(conf:
     judge(conf)
     collected({**conf, "models": [ALPHA], "n_tips": 3})
     for models, judged in (([ALPHA, BETA], 4), ([BETA], 2)):
-        told = compare({**conf, "models": models})
-        assert (told["judged"], told["pending"]) == (judged, 0)
+        result = compare({**conf, "models": models})
+        assert (result["judged"], result["pending"]) == (judged, 0)
         assert rows(conf) == {ALPHA: 2, BETA: 2}
 
 

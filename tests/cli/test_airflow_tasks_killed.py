@@ -1,4 +1,4 @@
-"""A task or its command is killed: the other one hears of it, nothing stays in memory, the next try continues."""
+"""A task or its command is killed: the other one ends too, the memory is freed, the next attempt continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ except TipbenchError as exc:
 
 @pytest.fixture
 def slow() -> Iterator[ScriptedOllama]:
-    """A server that needs a while for an answer, and to let go of weights."""
+    """A server that answers and unloads slowly."""
     with ScriptedOllama(models=[ALPHA], call_s=0.3, memory=MemorySettings(unload_s=1.0)) as server:
         yield server
 
@@ -91,7 +91,7 @@ def command_of(task: subprocess.Popen[str]) -> int:
 
 
 def left_behind(home: Path, url: str) -> str | None:
-    """The model that the last holder of the server's lock has not seen leave; waits until it is free."""
+    """The model that the last holder of the server's lock did not unload; waits until the lock is free."""
     lock = ResourceLock(home, f"Ollama at {canonical_url(url)}", "a test")
     lock.acquire(wait=True, report=lambda _text: None)
     lock.release()
@@ -103,7 +103,7 @@ def left_behind(home: Path, url: str) -> str | None:
     [(signal.SIGKILL,), (signal.SIGTERM, signal.SIGKILL)],
     ids=["killed", "terminated and killed"],
 )
-def test_a_task_that_is_killed_takes_its_command_along_which_sees_the_memory_free(
+def test_a_killed_task_ends_its_command_which_frees_the_memory(
     conf: dict[str, Any], slow: ScriptedOllama, home: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     with collecting(conf, slow) as task:
@@ -119,21 +119,21 @@ def test_a_terminated_task_waits_for_its_command_and_the_next_attempt_continues(
 ) -> None:
     with collecting(conf, slow) as task:
         task.terminate()
-        _printed, told = task.communicate(timeout=180)
-    assert "the next attempt continues" in told
+        _printed, stderr = task.communicate(timeout=180)
+    assert "the next attempt continues" in stderr
     assert slow.resident == ()
 
 
-def test_a_command_that_is_killed_fails_its_task_and_the_next_try_continues_in_freed_memory(
+def test_a_killed_command_fails_its_task_and_the_next_attempt_frees_the_memory_and_continues(
     conf: dict[str, Any], slow: ScriptedOllama
 ) -> None:
     with collecting(conf, slow) as task:
         os.kill(command_of(task), signal.SIGKILL)
-        _printed, told = task.communicate(timeout=180)
-    assert "ended by signal 9" in told
+        _printed, stderr = task.communicate(timeout=180)
+    assert "ended by signal 9" in stderr
     slow.set(call_s=0.0, unload_s=0.01)
     again = collect_model(conf, ALPHA, None)
     assert (again["cells"], again["failed"]) == (8, 0)
     assert again["recorded_before"] >= 1  # the second answer may have come and not yet been written down
-    assert len(slow.log.calls(outcome="finished")) <= 10  # it is asked for again then, and so is what was under way
+    assert len(slow.log.calls(outcome="finished")) <= 10  # plus repeated and interrupted requests
     assert slow.resident == ()

@@ -1,4 +1,4 @@
-"""Nobody reads what is printed any more: the run goes on, and ends as it would have."""
+"""The reader of the output is gone: the run continues and exits as usual."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams:
     return subprocess.Popen(command, **streams)
 
 
-def until_asked(server: ScriptedOllama) -> None:
+def wait_for_request(server: ScriptedOllama) -> None:
     deadline = time.monotonic() + 30
     while not server.log.calls():
-        assert time.monotonic() < deadline, "nothing was ever asked"
+        assert time.monotonic() < deadline, "no request arrived"
         time.sleep(0.02)
 
 
-def test_a_terminal_that_is_closed_stops_nothing(mlflow_url: str, tmp_path: Path) -> None:
+def test_a_closed_terminal_does_not_stop_the_run(mlflow_url: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, (tmp_path / "out").open("wb") as out:
         process = collect(server, mlflow_url, "left-terminal", stdout=out, stderr=theirs)
         os.close(theirs)
-        until_asked(server)
+        wait_for_request(server)
         os.close(ours)
         assert process.wait(60) == 0
         assert len(server.log.calls(outcome="finished")) == CELLS
@@ -57,26 +57,26 @@ def test_failures_with_closed_output_still_exit_with_1(mlflow_url: str) -> None:
         server.add_faults(Fault("error_line"))
         process = collect(server, mlflow_url, "left-failed", stdout=theirs, stderr=theirs)
         os.close(theirs)
-        until_asked(server)
+        wait_for_request(server)
         os.close(ours)
         assert process.wait(60) == 1
 
 
-def test_a_closed_stderr_is_no_reason_to_fail_and_its_text_does_not_go_to_stdout() -> None:
+def test_with_a_closed_stderr_the_run_succeeds_and_stdout_has_only_results() -> None:
     command = ["bash", "-c", f"exec {sys.executable} -m tipbench plan --models baseline:template --json 2>&-"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout.startswith("{")
     assert done.stdout.endswith("}\n")
 
 
-def test_results_that_cannot_be_written_are_not_taken_for_written() -> None:
+def test_results_that_cannot_be_written_exit_with_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "tipbench", "plan", "--models", "baseline:template", "--json"]
         assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode != 0
 
 
 class Broken:
-    """A stream that takes nothing."""
+    """A stream whose writes fail."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -88,7 +88,7 @@ class Broken:
         raise self.error
 
 
-def test_messages_and_lines_go_on_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_to_a_closed_stream_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (BrokenPipeError(), OSError(5, "Input/output error"), ValueError("closed file")):
         monkeypatch.setattr("sys.stderr", Broken(error))
         print_message("hello")

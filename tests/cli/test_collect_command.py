@@ -39,16 +39,16 @@ def test_results_are_on_stdout_and_messages_on_stderr(home: Path, mlflow_url: st
     assert table[2].split() == [
         *("model", "prompt", "cells", "failed", "no", "tip", "format", "overlong", "latency", "tok/s", "diversity")
     ]
-    assert re.match(r"alpha:135m +v1 +2 +0 +0 +100% +0% +\d+\.\d\d s +\d+\.\d +\d\.\d\d$", table[4])
+    assert re.match(r"alpha:135m +v1 +2 +0 +0 +100 % +0 % +\d+\.\d\d s +\d+\.\d +\d\.\d\d$", table[4])
     assert f"MLflow: {mlflow_url}" in done.stderr
     assert "alpha:135m: 2 to generate" in done.stderr
     assert "alpha:135m: 2 of 2 done" in done.stderr
     assert "memory: most models resident at once: 1; " in done.stderr
-    assert re.search(rf"MLflow: {mlflow_url}/#/experiments/\d+", done.stderr)
+    assert re.search(rf"MLflow: {mlflow_url}/#/experiments/\d+/runs", done.stderr)
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_json_is_all_there_is_on_stdout(mlflow_url: str) -> None:
+def test_with_json_stdout_has_only_json(mlflow_url: str) -> None:
     with ScriptedOllama(call_s=0.25) as server:
         ended = invoke("collect", *options(server, mlflow_url, "json"), "--json")
     assert ended.code == 0
@@ -73,11 +73,11 @@ def test_a_refused_model_stops_the_run_before_anything_is_generated() -> None:
             ("x:e2b", "x:e2b has 4.46B parameters; the limit is 4B"),
             ("nosuch:1b", "nosuch:1b is not on the Ollama server"),
         ):
-            nowhere = f"http://127.0.0.1:{free_port()}"  # MLflow must not even be asked
-            said = refused("collect", *options(server, nowhere, "refused", "alpha:135m", model))
-            assert said.startswith(f"error: {reason}")
-            assert "--skip-refused" in said
-        assert "ollama pull nosuch:1b" in said
+            nowhere = f"http://127.0.0.1:{free_port()}"  # no request may be sent to MLflow
+            message = refused("collect", *options(server, nowhere, "refused", "alpha:135m", model))
+            assert message.startswith(f"error: {reason}")
+            assert "--skip-refused" in message
+        assert "ollama pull nosuch:1b" in message
         assert server.log.calls() == []
 
 
@@ -86,8 +86,8 @@ def test_skip_refused_runs_the_rest_and_records_the_refusal(mlflow_url: str) -> 
         chosen = options(server, mlflow_url, "skip", "x:e2b", "alpha:135m", "far:120b-cloud")
         ended = invoke("collect", *chosen, "--skip-refused")
         again = invoke("collect", *chosen, "--skip-refused", "--json")
-        asked = {request.model for request in server.log.calls()}
-    assert (ended.code, again.code, asked) == (0, 0, {"alpha:135m"})
+        requested = {request.model for request in server.log.calls()}
+    assert (ended.code, again.code, requested) == (0, 0, {"alpha:135m"})
     assert "refused: x:e2b has 4.46B parameters" in ended.stderr
     assert [entry["model"] for entry in again.json["refused"]] == ["x:e2b", "far:120b-cloud"]
     runs = recorded(mlflow_url, "skip", "refused")
@@ -96,11 +96,11 @@ def test_skip_refused_runs_the_rest_and_records_the_refusal(mlflow_url: str) -> 
     assert len(recorded(mlflow_url, "skip", "cell")) == 2
 
 
-def test_skip_refused_with_nothing_left_is_misuse() -> None:
+def test_skip_refused_with_nothing_left_is_a_usage_error() -> None:
     with ScriptedOllama([TOO_LARGE]) as server:
-        said = refused("collect", *options(server, "http://127.0.0.1:9", "none", "x:e2b"), "--skip-refused")
-    assert "4.46B" in said
-    assert "--skip-refused" not in said
+        message = refused("collect", *options(server, "http://127.0.0.1:9", "none", "x:e2b"), "--skip-refused")
+    assert "4.46B" in message
+    assert "--skip-refused" not in message
 
 
 @pytest.mark.process
@@ -140,7 +140,7 @@ def test_failed_cells_are_reported_and_end_the_run_with_1(mlflow_url: str) -> No
     assert [run.tags["superseded"] for run in old] == ["true"]
 
 
-def test_a_model_of_another_client_must_be_evicted_on_purpose(mlflow_url: str) -> None:
+def test_a_model_of_another_client_is_evicted_only_with_the_option(mlflow_url: str) -> None:
     with ScriptedOllama(["alpha:135m", "beta:135m"]) as server:
         server.load_foreign("beta:135m")
         ended = invoke("collect", *options(server, mlflow_url, "evict"))
@@ -175,7 +175,7 @@ def test_a_model_ollama_cannot_name_is_refused_and_can_be_skipped(mlflow_url: st
     with ScriptedOllama() as server:
         server.add_faults(Fault("status", 500, model="a:b:c", path="/api/show"))
         given = options(server, mlflow_url, "unnameable", "alpha:135m", "a:b:c")
-        said = refused("collect", *given)
-        assert "a:b:c cannot be used" in said
-        assert "--skip-refused" in said
+        message = refused("collect", *given)
+        assert "a:b:c cannot be used" in message
+        assert "--skip-refused" in message
         assert invoke("collect", *given, "--skip-refused").code == 0

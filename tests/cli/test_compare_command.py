@@ -1,4 +1,4 @@
-"""`tipbench compare`: the board as a user meets it, in every form, and what is said when there is none."""
+"""`tipbench compare`: every form of the board, and the messages without one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def planted(run: StoredRun, number: int) -> int:
 
 
 def raised(run: StoredRun, number: int) -> int:
-    """As planted, but the bad model has caught up a whole point; a wave of its own makes a spread."""
+    """As planted, but the bad model has gained a whole point; another wave makes a spread."""
     wave = (sum(map(ord, run.params["scenario"])) + number * 2) % 3 == 0
     return planted(run, number) + (run.params["model"] == "bad:1b") + (wave and run.params["model"] == "bad:1b")
 
@@ -77,7 +77,7 @@ def name_of(row: dict[str, str]) -> str:
     return f"{row['model']}/{row['prompt_version']}"
 
 
-def test_the_planted_winner_leads_and_it_is_decided() -> None:
+def test_the_planted_winner_leads_and_is_decided() -> None:
     found = compared(JUDGED, "--json").json
     verdict = found["verdict"]
     assert (name_of(verdict["leader"]), verdict["decided"], verdict["tied_with_leader"]) == (BEST, True, [])
@@ -89,11 +89,14 @@ def test_the_planted_winner_leads_and_it_is_decided() -> None:
     assert (found["rubric"], found["judges"], found["provisional"]) == ("tip-v1", ["anna"], False)
 
 
-def test_the_table_has_the_verdict_above_and_the_attribution_below() -> None:
+def test_the_table_has_the_answer_card_above_and_the_attribution_below() -> None:
     ended = compared(JUDGED)
-    lines = ended.stdout.splitlines()
-    assert lines[0].startswith(f"{BEST} leads over 8 scenarios")
-    assert lines[2].split()[:3] == ["rank", "model", "prompt"]
+    card, _, rest = ended.stdout.partition("\n\n")
+    lines = rest.splitlines()
+    assert card.startswith(f"Use {BEST}\n{BEST}: 15.8 of 17, ")
+    assert f"{BEST} leads over 8 scenarios" in card
+    assert card.splitlines()[-1].startswith(f"Next: record it: tipbench decide --choose {BEST}")
+    assert lines[0].split()[:5] == ["rank", "model", "prompt", "composite", "standing"]
     (leader,) = [line for line in lines if "leader " in line and "good:1b" in line]
     assert leader.split()[:3] == ["1", "good:1b", "v1"]
     assert lines[-2].startswith("What explains the differences: model ")
@@ -143,7 +146,7 @@ def test_a_board_is_kept_once_until_it_changes(comparing: str) -> None:
     assert kept() == 2
 
 
-def test_differences_to_a_baseline_stand_beside_those_to_the_leader() -> None:
+def test_differences_to_a_baseline_are_shown_with_those_to_the_leader() -> None:
     found = compared(JUDGED, "--baseline", WORST, "--json").json
     assert name_of(found["baseline"]) == WORST
     rows = {name_of(row): row for row in found["standings"]}
@@ -152,7 +155,7 @@ def test_differences_to_a_baseline_stand_beside_those_to_the_leader() -> None:
     assert "to baseline" in compared(JUDGED, "--baseline", WORST).stdout
 
 
-def test_models_or_prompts_are_ranked_alone() -> None:
+def test_models_or_prompts_can_be_ranked_separately() -> None:
     models = compared(JUDGED, "--by", "model", "--json").json
     assert [(row["model"], row["prompt_version"]) for row in models["standings"]] == [("good:1b", "*"), ("bad:1b", "*")]
     assert models["verdict"]["decided"]
@@ -167,14 +170,14 @@ def test_a_baseline_among_models_or_prompts_is_named_as_the_table_names_it() -> 
         assert compared(JUDGED, "--by", by, "--baseline", full, "--json").stdout == plain.stdout
 
 
-def test_claims_about_personas_rest_on_personas() -> None:
+def test_clustering_by_persona_needs_enough_personas() -> None:
     found = compared(JUDGED, "--cluster", "persona", "--json").json
     assert (found["cluster"], found["verdict"]["decided"]) == ("persona", False)
     assert "leads over 4 personas" in found["verdict"]["text"]
     assert "Too few personas" in found["verdict"]["text"]
 
 
-def test_where_narrows_the_board() -> None:
+def test_where_filters_the_board() -> None:
     found = compared(JUDGED, "--where", "model=good:1b", "--json").json
     assert {row["model"] for row in found["standings"]} == {"good:1b"}
     one = compared(JUDGED, "--where", "scenario=nurse@morning", "--where", "prompt=v1", "--json").json
@@ -182,22 +185,30 @@ def test_where_narrows_the_board() -> None:
     assert one["verdict"]["decided"] is False
 
 
-def test_the_conditions_that_were_left_out_can_be_looked_at_as_the_note_says() -> None:
-    said = re.search(r"--where (conditions=\w+) to show them", compared(JUDGED).stderr)
-    assert said is not None
-    found = compared(JUDGED, "--where", said.group(1), "--json").json
+def test_an_excluded_name_that_matches_no_row_is_a_warning() -> None:
+    ended = compared(JUDGED, "--exclude", "god:1b", "--exclude", WORST, "--json")
+    assert WORST not in {name_of(row) for row in ended.json["standings"]}
+    assert [line for line in ended.stderr.splitlines() if "warning" in line] == [
+        f"warning: --exclude god:1b matches no row of {JUDGED}"
+    ]
+
+
+def test_excluded_conditions_can_be_shown_with_the_command_of_the_note() -> None:
+    message = re.search(r"--where (conditions=\w+) to show them", compared(JUDGED).stderr)
+    assert message is not None
+    found = compared(JUDGED, "--where", message.group(1), "--json").json
     assert (found["conditions"]["temperature"], found["verdict"]["leader"]) == ("0.2", None)
     assert [(row["judged"], row["total"]) for row in found["standings"]] == [(0, 2), (0, 2)]
 
 
-def test_one_judge_can_be_looked_at_alone() -> None:
+def test_the_board_of_one_judge_can_be_shown() -> None:
     assert compared(JUDGED, "--judge", "anna", "--json").json["judges"] == ["anna"]
     ended = invoke("compare", JUDGED, "--judge", "ben")
     assert (ended.code, ended.stdout) == (3, "")
     assert "No score of ben counts here; scores of anna count." in ended.stderr
 
 
-def test_a_report_and_charts_are_written_beside_the_board(tmp_path: Path) -> None:
+def test_a_report_and_charts_are_written_in_addition_to_the_board(tmp_path: Path) -> None:
     page, svg, png = tmp_path / "report.html", tmp_path / "forest.svg", tmp_path / "forest.PNG"
     ended = compared(JUDGED, "--html", str(page), "--plot", str(svg))
     assert f"report: {page}" in ended.stderr
@@ -208,9 +219,9 @@ def test_a_report_and_charts_are_written_beside_the_board(tmp_path: Path) -> Non
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_judged_yet_is_a_board_of_nulls_that_says_how_to_go_on() -> None:
+def test_without_judged_cells_the_board_has_nulls_and_the_next_step() -> None:
     ended = compared(FRESH)
-    assert ended.stdout.startswith("Not judged yet: 4 pairs without scores.")
+    assert ended.stdout.startswith("Not judged yet\n8 answers of 4 pairs wait for a judge.\nNext: ")
     assert "note: Not judged yet. Create a sheet for a judge with `tipbench judge export`" in ended.stderr
     found = compared(FRESH, "--json").json
     verdict = found["verdict"]
@@ -232,7 +243,7 @@ def test_nothing_judged_yet_is_a_board_of_nulls_that_says_how_to_go_on() -> None
         assert (row["judged"], row["total"], row["flags"]) == (0, 2, ["incomplete"])
 
 
-def test_provisional_scores_are_shown_as_such_while_nobody_has_judged() -> None:
+def test_provisional_scores_are_marked_until_people_have_judged() -> None:
     ended = invoke("judge", "run", "--experiment", RULED, "--with", "rules")
     assert ended.code == 0, ended.stderr
     assert "note: Provisional: scored by rules, not by people." in compared(RULED).stderr
@@ -265,8 +276,8 @@ def test_pairs_of_other_names_are_compared_when_mapped() -> None:
     assert row["diff"]["mean"] == pytest.approx(-3)
 
 
-def test_misuse_is_told_before_anything_is_printed() -> None:
-    for options, said in [
+def test_invalid_options_are_usage_errors_before_anything_is_printed() -> None:
+    for options, message in [
         (("mine",), "starts with tip-bench- (got 'mine')"),
         (("--experiment", "mine"), "starts with tip-bench- (got 'mine')"),
         ((JUDGED, "--baseline", "good:1b"), "--baseline takes MODEL/PROMPT (got 'good:1b')"),
@@ -277,7 +288,7 @@ def test_misuse_is_told_before_anything_is_printed() -> None:
         ((JUDGED, "--where", "kind=judging"), "excludes every cell"),
         (
             (JUDGED, "--where", "model=a", "--where", "model=b"),
-            "--where params.model is given twice with different values, a and b",
+            "--where has two values for params.model, a and b",
         ),
         ((JUDGED, "--plot", "forest.jpg"), "ends in .png or .svg (got 'forest.jpg')"),
         ((JUDGED, "--plot", "no/such/forest.png"), "that folder does not exist"),
@@ -296,11 +307,11 @@ def test_misuse_is_told_before_anything_is_printed() -> None:
         ((JUDGED, "--cluster", "slot"), "--cluster"),
         ((JUDGED, "--mlflow-url", "file:///runs"), "file:///runs"),
     ]:
-        assert said in refused("compare", *options)
+        assert message in refused("compare", *options)
 
 
-def test_too_little_to_say_is_exit_3() -> None:
-    for options, said in [
+def test_too_little_data_is_exit_3() -> None:
+    for options, message in [
         (("tip-bench-nosuch",), "Unknown experiment tip-bench-nosuch in MLflow at "),
         ((JUDGED, "tip-bench-nosuch"), "Unknown experiment tip-bench-nosuch"),
         ((EMPTY,), "No cells match"),
@@ -310,10 +321,10 @@ def test_too_little_to_say_is_exit_3() -> None:
     ]:
         ended = invoke("compare", *options)
         assert (ended.code, ended.stdout) == (3, "")
-        assert said in ended.stderr
+        assert message in ended.stderr
 
 
-def test_mixed_rubrics_are_refused_and_one_of_them_can_be_looked_at() -> None:
+def test_mixed_rubrics_are_refused_and_one_of_them_can_be_selected() -> None:
     ended = invoke("compare", MIXED)
     assert (ended.code, ended.stdout) == (1, "")
     assert "different rubrics" in ended.stderr
@@ -322,20 +333,20 @@ def test_mixed_rubrics_are_refused_and_one_of_them_can_be_looked_at() -> None:
     assert compared(MIXED, "--where", f"scores_rubric={tag}", "--json").json["rubric"] == "tip-v1"
 
 
-def test_a_server_that_is_away_is_a_failure() -> None:
+def test_an_unavailable_server_is_exit_1() -> None:
     ended = invoke("compare", JUDGED, "--mlflow-url", f"http://127.0.0.1:{free_port()}")
     assert (ended.code, ended.stdout) == (1, "")
     assert "cannot be reached" in ended.stderr
 
 
 @pytest.mark.parametrize(("option", "missing"), [("--html", "altair"), ("--plot", "vl_convert")])
-def test_without_the_charts_extra_it_is_told_how_to_get_it(
+def test_without_the_charts_extra_the_error_has_the_install_command(
     option: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    said = refused("compare", JUDGED, option, "report.svg")
-    assert f"({missing} is missing)" in said
-    assert 'pip install "tipbench[charts]"' in said
+    message = refused("compare", JUDGED, option, "report.svg")
+    assert f"({missing} is missing)" in message
+    assert 'pip install "tipbench[charts]"' in message
     assert not Path("report.svg").exists()
     assert compared(JUDGED).stdout, "the board itself needs no charts"
 
@@ -359,10 +370,10 @@ def test_a_narrow_terminal_keeps_the_columns_that_matter_and_folds_no_name(
     table = plain(printed.out).split("\n\n")[1].splitlines()
     assert max(map(len, table)) <= 80
     assert len(table) == 2 + 12, "no row takes two lines"
-    assert re.split(r"\s{2,}", table[0].strip())[:5] == ["rank", "model", "prompt", "composite", "95 % interval"]
+    assert re.split(r"\s{2,}", table[0].strip())[:5] == ["rank", "model", "prompt", "composite", "standing"]
     for pair in TWELVE:
         assert any(f" {pair.model} " in line and f" {pair.prompt} " in line for line in table)
-    assert "too narrow for to leader, standing, p, judged" in printed.err
+    assert re.search("too narrow for .*to leader, p, usable", printed.err)
     assert "--format csv has all columns" in printed.err
 
 
@@ -377,7 +388,7 @@ def test_a_wide_terminal_shows_every_column(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_names_from_elsewhere_do_nothing_to_a_terminal(
+def test_control_characters_in_names_are_not_printed(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if terminal:
@@ -394,7 +405,7 @@ def near_the_top(run: StoredRun, at: int) -> int:
     return 3 + (at % 3 == int(run.params["model"][1])) if run.params["model"] in ("m0:1b", "m1:1b") else 1
 
 
-def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, tmp_path: Path) -> None:
+def test_focus_exports_the_most_informative_cells_of_the_tied_rows(comparing: str, tmp_path: Path) -> None:
     """Two of five rows tie, two scenarios wait: only the two rows' answers to these are on the sheet."""
     experiment, models, out = "tip-bench-compare-focus", [f"m{at}:1b" for at in range(5)], tmp_path / "sheet.json"
     with MlflowStore(comparing) as store:
@@ -412,7 +423,7 @@ def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, 
         ended = invoke("judge", "export", "--focus", *where)
         assert ended.code == 0, ended.stderr
         assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
-        assert not any(model in ended.stderr for model in models), "the sheet is blind, and so is what is said of it"
+        assert not any(model in ended.stderr for model in models), "the sheet and the message about it are blind"
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
         found = find_sheet(store, desk.experiment.experiment_id, experiment, sheet)
     assert found is not None
@@ -422,9 +433,9 @@ def test_focus_hands_out_the_cells_that_tell_most_about_the_top(comparing: str, 
     ]
 
 
-def test_focus_without_a_tie_says_what_it_needs(tmp_path: Path) -> None:
+def test_focus_without_a_tie_reports_what_it_needs(tmp_path: Path) -> None:
     for experiment in [JUDGED, FRESH]:
         out = tmp_path / "sheet.json"
         ended = invoke("judge", "export", "--focus", "--experiment", experiment, "--out", str(out))
         assert (ended.code, ended.stdout, out.exists()) == (3, "", False)
-        assert "--focus needs judged cells, a leader with tied pairs, and unjudged cells of these" in ended.stderr
+        assert "focus needs judged cells, a leader with tied pairs, and unjudged cells of these" in ended.stderr

@@ -1,4 +1,4 @@
-"""What reaches a terminal: nothing it would obey, and unknown as a dash."""
+"""Output on a terminal: no control sequences, and unknown as a dash."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_csv_cell_is_never_a_formula() -> None:
 
 
 @given(st.text().filter(lambda text: text[:1] not in "=+-@\t\r" and "\0" not in text and "\r" not in text))
-def test_csv_gives_back_what_was_put_in(text: str) -> None:
+def test_csv_values_round_trip(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", out := io.StringIO())
         print_rows(["a", "b"], [{"a": text, "b": None}], Format.CSV)

@@ -1,4 +1,4 @@
-"""Counted progress: lines now and then where nobody watches, a bar on a terminal."""
+"""Counted progress: occasional lines without a terminal, a bar on one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from tipbench.cli.console import progress_counter
+from tipbench.cli.progress import progress_counter
 
 
 class Screen(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

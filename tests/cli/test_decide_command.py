@@ -76,7 +76,7 @@ def test_without_out_the_file_has_the_experiment_and_the_time_in_its_name(tmp_pa
     assert ended.stdout.startswith(f"decided: {GOOD} in {EXPERIMENT}, written to {file.name}\n")
 
 
-def test_a_choice_that_does_not_lead_is_told_plainly(tmp_path: Path) -> None:
+def test_a_choice_that_does_not_lead_is_reported(tmp_path: Path) -> None:
     ended = invoke("decide", "--choose", BAD, "--because", "Licence.", "--out", "-")
     assert ended.code == 0
     assert ended.stdout.startswith(
@@ -86,7 +86,7 @@ def test_a_choice_that_does_not_lead_is_told_plainly(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("decision*"))
 
 
-def test_a_provisional_board_is_told_plainly() -> None:
+def test_a_provisional_board_is_reported() -> None:
     rules = invoke("judge", "run", "--with", "rules", "--experiment", FRESH)
     assert rules.code == 0, rules.stderr
     ended = invoke("decide", "--choose", GOOD, "--because", "Try it.", "--experiment", FRESH, "--out", "p.md", "--json")
@@ -94,16 +94,16 @@ def test_a_provisional_board_is_told_plainly() -> None:
     assert ended.json["findings"][0].startswith("The scores are provisional: by rules")
 
 
-def test_an_unknown_pair_is_refused_with_those_there_are(deciding: str, tmp_path: Path) -> None:
+def test_an_unknown_pair_is_refused_with_the_known_ones(deciding: str, tmp_path: Path) -> None:
     before = len(decisions(deciding))
-    said = refused("decide", "--choose", "nosuch:1b/v1", "--because", "x")
-    assert f"Available: {BAD} and {GOOD}." in said
+    message = refused("decide", "--choose", "nosuch:1b/v1", "--because", "x")
+    assert f"Available: {BAD} and {GOOD}." in message
     assert len(decisions(deciding)) == before
     assert not list(tmp_path.glob("decision*"))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--choose", GOOD, "--because", " "), "--because must have 1 to 2000 characters (got 0)"),
         (("--choose", GOOD, "--because", "x" * 2001), "(got 2001)"),
@@ -112,13 +112,15 @@ def test_an_unknown_pair_is_refused_with_those_there_are(deciding: str, tmp_path
         (("--choose", GOOD), "--because"),
     ],
 )
-def test_misuse_is_told_before_anything_is_kept(options: tuple[str, ...], said: str, deciding: str) -> None:
+def test_invalid_options_are_usage_errors_before_anything_is_saved(
+    options: tuple[str, ...], message: str, deciding: str
+) -> None:
     before = len(decisions(deciding))
-    assert said in refused("decide", *options)
+    assert message in refused("decide", *options)
     assert len(decisions(deciding)) == before
 
 
-def test_an_earlier_decision_is_not_written_over(tmp_path: Path) -> None:
+def test_an_earlier_decision_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "choice.md").write_text("mine")
     assert "--out must be a new file" in refused("decide", "--choose", GOOD, "--because", "x", "--out", "choice.md")
     assert (tmp_path / "choice.md").read_text() == "mine"

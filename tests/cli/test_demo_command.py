@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from invoke_command import invoke, refused
 
+from support.mlflow_server import free_port
 from tipbench.cli import demo
-from tipbench.cli.session import is_default_server
+from tipbench.cli.demo import is_default_server
 from tipbench.plan.config import make_config
 from tipbench.settings import load_settings
 
@@ -33,7 +35,7 @@ def test_the_demo_runs_on_its_own_local_mlflow(
     listed = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", mlflow_url, "--json")
     runs = json.loads(listed.stdout)
     assert {run["params"]["model"] for run in runs} == {"baseline:template", "embedded:smollm2:135m"}
-    assert (len(runs), {run["params"]["suite"] for run in runs}) == (6, {"tips"})
+    assert (len(runs), {run["params"]["suite"] for run in runs}) == (4, {"tips"})
     assert is_default_server(load_settings(), "http://127.0.0.1:1")
 
 
@@ -43,5 +45,19 @@ def test_the_configuration_is_the_defaults_and_the_demo(monkeypatch: pytest.Monk
     assert demo.demo_config(None) == make_config(demo.DEMO)
 
 
-def test_an_address_that_is_none_is_named_by_its_flag() -> None:
+def test_without_an_mlflow_the_demo_fails_before_it_downloads_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "fetch_with_progress", lambda _settings: pytest.fail("downloads"))
+    dead = f"http://127.0.0.1:{free_port()}"
+    ended = invoke("demo", "--mlflow-url", dead)
+    assert (ended.code, dead in ended.stderr) == (1, True)
+
+    def not_installed(_package: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    ended = invoke("demo")
+    assert (ended.code, "mlflow" in ended.stderr.lower()) == (1, True)
+
+
+def test_an_invalid_address_is_refused_with_its_flag() -> None:
     assert refused("demo", "--mlflow-url", "file:///runs").startswith("error: --mlflow-url: ")

@@ -1,4 +1,4 @@
-"""`tipbench judge duel`, and `judge apply` of what comes back."""
+"""`tipbench judge duel`, and `judge apply` of its sheets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,14 @@ def fill(file: Path, raw: dict[str, Any], winners: dict[str, str]) -> None:
     file.write_text(json.dumps(raw), "utf-8")
 
 
-def test_duels_go_out_come_back_and_count(tmp_path: Path, duelling: str) -> None:
+def test_duels_on_stdout_are_described_as_such() -> None:
+    ended = invoke("judge", "duel", "--out", "-", "--judge", "carl")
+    assert json.loads(ended.stdout)["judge"] == "carl"
+    assert "scenarios on stdout" in ended.stderr
+    assert "`tipbench judge apply FILE`" in ended.stderr
+
+
+def test_exported_duels_are_applied_and_counted(tmp_path: Path, duelling: str) -> None:
     file = tmp_path / "duels.json"
     raw = exported(file, "--judge", "anna")
     assert (raw["format"], raw["judge"], len(raw["items"])) == ("tipbench-duel/1", "anna", 16)
@@ -97,15 +104,15 @@ def test_part_of_the_duels_may_be_filled(tmp_path: Path) -> None:
     assert "1 applied, 3 unfinished and still open" in ended.stdout
 
 
-def test_a_mistake_is_named_and_refuses_the_file(tmp_path: Path) -> None:
+def test_a_mistake_refuses_the_file_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
     raw = exported(file, "--judge", "cleo")
     fill(file, raw, {raw["items"][0]["item"]: "left", raw["items"][1]["item"]: "a"})
     ended = invoke("judge", "apply", str(file))
     assert (ended.code, ended.stdout) == (1, "")
     assert f"item {raw['items'][0]['item']}, winner: expected 'a', 'b' or 'tie', or null; found 'left'." in ended.stderr
-    told = invoke("judge", "apply", str(file), "--json")
-    assert (told.code, told.json["status"], told.json["errors"][0]["field"]) == (1, "refused", "winner")
+    result = invoke("judge", "apply", str(file), "--json")
+    assert (result.code, result.json["status"], result.json["errors"][0]["field"]) == (1, "refused", "winner")
 
 
 def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
@@ -116,7 +123,7 @@ def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
     assert "has no duel file 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
 
 
-def test_filled_duels_are_kept_aside(tmp_path: Path) -> None:
+def test_filled_duels_are_backed_up_before_they_are_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
     raw = exported(file, "--judge", "emil")
     fill(file, raw, {raw["items"][0]["item"]: "a"})
@@ -128,10 +135,10 @@ def test_filled_duels_are_kept_aside(tmp_path: Path) -> None:
 def test_a_decided_board_has_no_duels(tmp_path: Path) -> None:
     ended = invoke("judge", "duel", "--experiment", DECIDED, "--out", str(tmp_path / "x.json"))
     assert (ended.code, ended.stdout) == (3, "")
-    assert "No pairs are tied in tip-bench-untied: one:1b/v1 leads" in ended.stderr
+    assert "There are no duels in tip-bench-untied: no pairs are tied" in ended.stderr
 
 
-def test_a_board_that_nobody_judged_has_no_duels(tmp_path: Path) -> None:
+def test_an_unjudged_board_has_no_duels(tmp_path: Path) -> None:
     ended = invoke("judge", "duel", "--experiment", FRESH, "--out", str(tmp_path / "x.json"))
     assert (ended.code, ended.stdout) == (3, "")
     assert "has no scores yet" in ended.stderr
@@ -144,13 +151,13 @@ def test_duels_have_no_drift_to_accept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [(("--limit", "1"), "--limit"), (("--judge", "rules"), "--judge takes"), (("--experiment", "mine"), "tip-bench-")],
 )
-def test_misuse_is_told(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    assert said in refused("judge", "duel", "--out", str(tmp_path / "x.json"), *options)
+def test_invalid_options_are_usage_errors(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in refused("judge", "duel", "--out", str(tmp_path / "x.json"), *options)
 
 
-def test_stdout_takes_the_file_too(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_file_can_be_written_to_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     app(["judge", "duel", "--judge", "gina", "--out", "-"], standalone_mode=False)
     assert json.loads(capfdbinary.readouterr().out)["format"] == "tipbench-duel/1"

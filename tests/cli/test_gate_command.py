@@ -65,7 +65,9 @@ def test_undecided_passes_with_a_warning_and_fails_if_strict() -> None:
     assert narrow.stdout.startswith("undecided: ")
     assert narrow.code == 0
     assert "warning: " in narrow.stderr
-    assert gate(SAME, GOOD, "--margin", "0", "--strict").code == 1
+    strict = gate(SAME, GOOD, "--margin", "0", "--strict")
+    assert strict.code == 1
+    assert "--strict" not in strict.stderr
 
 
 def test_json_has_everything() -> None:
@@ -84,7 +86,7 @@ def test_json_has_everything() -> None:
     assert any(line.startswith("::error title=") for line in ended.stderr.splitlines())
 
 
-def test_annotations_stand_on_lines_of_their_own() -> None:
+def test_annotations_are_on_separate_lines() -> None:
     assert gate(SAME, GOOD, "--annotations").stdout.splitlines()[0].startswith("::notice title=")
     assert gate(BAD, GOOD, "--annotations").stdout.splitlines()[0].startswith("::error title=")
 
@@ -102,22 +104,23 @@ def test_provisional_scores_only_are_not_enough(tmp_path: Path) -> None:
     options = ("--experiment", FRESH, "--junit", str(file))
     ended = gate(BAD, GOOD, *options)
     assert (ended.code, ended.stdout) == (3, "")
-    assert "only provisional scores" in ended.stderr
+    assert "not enough data: no judge has scored" in ended.stderr
+    assert "`tipbench judge export` writes a sheet." in ended.stderr
     assert list(ET.parse(file).getroot().iter("error"))  # noqa: S314
     found = gate(BAD, GOOD, *options, "--json")
-    assert (found.code, found.json["outcome"], found.json["difference"]) == (3, "unknown", None)
+    assert (found.code, found.json["outcome"], found.json["difference"]) == (3, "not enough data", None)
 
 
 def test_one_shared_scenario_is_not_enough() -> None:
     ended = gate(SAME, GOOD, "--where", "scenario=nurse@morning")
     assert ended.code == 3
-    assert "it takes two" in ended.stderr
+    assert "both judged in 1 scenario; at least 6 are needed" in ended.stderr
 
 
 def test_no_cell_at_all_is_not_enough() -> None:
     assert gate(SAME, GOOD, "--where", "scenario=nobody@never").code == 3
     ended = gate(SAME, GOOD, "--experiment", "tip-bench-nosuch", "--json")
-    assert (ended.code, ended.json["outcome"]) == (3, "unknown")
+    assert (ended.code, ended.json["outcome"]) == (3, "not enough data")
 
 
 def test_a_judge_who_scored_nothing_is_not_enough() -> None:
@@ -125,8 +128,8 @@ def test_a_judge_who_scored_nothing_is_not_enough() -> None:
     assert gate(SAME, GOOD, "--judge", "ben").code == 3
 
 
-def test_misuse_is_told() -> None:
-    for options, said in [
+def test_invalid_options_are_usage_errors() -> None:
+    for options, message in [
         (("--candidate", "nosuch:1b/v1", "--baseline", GOOD), f"Available: {BAD}, bad:1b/v2-mentor, {GOOD}"),
         (("--candidate", "nosuch", "--baseline", GOOD), "--candidate takes MODEL/PROMPT (got 'nosuch')"),
         (("--candidate", GOOD, "--baseline", "/"), "--baseline takes MODEL/PROMPT"),
@@ -139,13 +142,13 @@ def test_misuse_is_told() -> None:
         (("--candidate", GOOD), "--baseline"),
         (
             ("--candidate", GOOD, "--baseline", BAD, "--where", "suite=a", "--where", "suite=b"),
-            "--where suite is given twice with different values, a and b",
+            "--where has two values for suite, a and b",
         ),
     ]:
-        assert said in refused("gate", *options)
+        assert message in refused("gate", *options)
 
 
-def test_a_report_says_so_when_mlflow_is_away(tmp_path: Path) -> None:
+def test_a_report_names_the_error_if_mlflow_is_unavailable(tmp_path: Path) -> None:
     file = tmp_path / "gate.xml"
     file.write_text("old")
     ended = gate(SAME, GOOD, "--mlflow-url", f"http://127.0.0.1:{free_port()}", "--junit", str(file))

@@ -27,10 +27,11 @@ def test_help_explains_every_command_and_option() -> None:
     assert invoke("collect", "-h").stdout == invoke("collect", "--help").stdout
 
 
-def test_the_list_of_commands_shows_each_with_a_whole_sentence() -> None:
-    shown = invoke("--help").stdout
-    assert "tipbench demo" in shown
-    assert "..." not in shown.split("Commands:")[1]
+def test_every_list_of_commands_shows_each_with_a_whole_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "tipbench demo" in invoke("--help").stdout
+    for group in {(), *(path[:-1] for path in COMMANDS)}:
+        assert "..." not in invoke(*group, "--help").stdout.split("Commands:")[1], group
 
 
 def test_examples_in_help_use_options_that_exist() -> None:
@@ -46,11 +47,24 @@ def test_examples_in_help_use_options_that_exist() -> None:
             assert {word for word in words if word.startswith("--")} <= known, f"{' '.join(path)}: {line}"
 
 
+def test_examples_are_not_wrapped_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in COMMANDS.items():
+        shown = invoke(*path, "--help").stdout.splitlines()
+        examples = [line.strip() for line in (command.help or "").splitlines() if line.startswith("  tipbench ")]
+        assert {f"    {example}" for example in examples} <= set(shown), path
+
+
+def test_commands_are_listed_in_the_order_of_the_flow() -> None:
+    shown = [line.split()[0] for line in invoke("--help").stdout.split("Commands:")[1].splitlines() if line.strip()]
+    assert shown[:5] == ["demo", "plan", "collect", "judge", "compare"]
+
+
 def test_version_is_printed() -> None:
     assert invoke("--version").stdout == f"tipbench {tipbench.__version__}\n"
 
 
-def test_no_command_is_misuse_and_shows_help() -> None:
+def test_no_command_is_a_usage_error_and_shows_help() -> None:
     ended = invoke()
     assert ended.code == 2
     assert "Usage: tipbench" in ended.stdout + ended.stderr

@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill: the model leaves memory, exit 130, and the next run continues."""
+"""Ctrl-C and SIGTERM: the model is unloaded, exit 130, and the next run continues."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
         assert process.wait(30) == 130
         assert not server.resident
 
-        said = log.read_text()
-        assert "alpha:135m unloaded" in said
-        assert said.splitlines()[-1] == "interrupted; the same command continues where this one stopped"
-        assert "Traceback" not in said
+        output = log.read_text()
+        assert "alpha:135m unloaded" in output
+        assert output.splitlines()[-1] == "interrupted; the same command continues where this one stopped"
+        assert "Traceback" not in output
 
         finished_before = len(server.log.calls(outcome="finished"))
         summary = tipbench_json(*options, home=home)

@@ -35,7 +35,7 @@ def test_the_local_server_is_started_found_and_stopped(home: Path) -> None:
 
         collected = run("collect", "--models", "baseline:template", "--n-scenarios", "1")
         if f"MLflow: local MLflow at {url}\n" in collected.stderr:
-            assert len(json.loads(run("runs", "list", "--mlflow-url", url, "--json").stdout)) == 3
+            assert len(json.loads(run("runs", "list", "--mlflow-url", url, "--json").stdout)) == 1
         else:
             assert "(found on the usual port)" in collected.stderr, "only an MLflow on the usual port comes before ours"
     finally:

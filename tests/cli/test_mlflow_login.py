@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tipbench.cli.session import open_store, open_tracking_store
+from tipbench.cli.options import open_store, open_tracking_store
 from tipbench.errors import TipbenchError
 from tipbench.settings import Settings, load_settings
 from tipbench.web.mlflow_connection import MlflowConnection
@@ -66,5 +66,5 @@ def test_the_login_goes_to_the_configured_server_only(
             with suppress(TipbenchError):
                 use(settings, url)
     assert any(own_seen), "the configured server gets it"
-    assert other_seen, "the other server was asked"
+    assert other_seen, "the other server received a request"
     assert not any(other_seen)

@@ -52,7 +52,7 @@ def test_a_bad_limit_is_named_by_its_flag() -> None:
     assert refused("models", "list", "--max-model-b", "big").startswith("error: --max-model-b: ")
 
 
-def test_fetch_prints_the_path_of_weights_that_are_there(weights_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_prints_the_path_of_existing_weights(weights_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIPBENCH_HOME", str(weights_home))
     ended = invoke("models", "fetch")
     assert ended.code == 0

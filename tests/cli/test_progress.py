@@ -1,4 +1,4 @@
-"""Progress: plain lines without a terminal, bars on one; neither obeys what a model or server says."""
+"""Progress: plain lines without a terminal, bars on one; neither prints control sequences of a model or server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from tipbench.cli.progress import LineProgress, sentence
-from tipbench.plan.grid import Cell
 from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Recording, Resumed, Waiting
 
-CELL = Cell("alpha:135m", "v1", "nurse@morning")
+CELL = ("alpha:135m", "v1", "nurse@morning")
 
 
 def test_lines_show_blocks_failures_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress() as view:
         view(BlockStarted("alpha:135m", 24, 10))
-        view(CellFinished(CELL))
-        view(CellFinished(CELL, failure="x\x1b[2J: incomplete"))
+        view(CellFinished(*CELL, done=11, total=24))
+        view(CellFinished(*CELL, done=12, total=24, failed=1, failure="x\x1b[2J: incomplete"))
         view(BlockFinished("alpha:135m"))
         view(Message("careful", warning=True))
         view(Recording(3))  # only now and then
@@ -70,7 +69,7 @@ def _on_a_terminal(width: int, *arguments: str) -> str:
     try:
         while chunk := os.read(terminal, 65536):
             received += chunk
-    except OSError:  # how Linux says that the other side has closed
+    except OSError:  # on Linux: the other side has closed
         pass
     finally:
         os.close(terminal)

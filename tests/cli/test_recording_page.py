@@ -44,7 +44,7 @@ def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping
 
 @pytest.fixture
 def recorded(mlflow_url: str, tmp_path: Path) -> Names:
-    """A collect with an answer, an answer without tips, a failure, a refusal; one that mends the failure; judges."""
+    """A collect with an answer, an answer without tips, a failure, a refusal; one that replaces the failure; judges."""
     faults = [Fault("error_line", value=3, calls=(2,))]
     with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)], faults, reply=reply) as server:
         options = (
@@ -64,14 +64,14 @@ def recorded(mlflow_url: str, tmp_path: Path) -> Names:
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
-        assert set(experiment.tags) == {"tipbench.revision"}
+        assert set(experiment.tags) == {"tipbench.design", "tipbench.revision"}
         for found in store.search(experiment.experiment_id, where={}):
             run, texts = store.get(found.run_id)
             for heading, values in zip(
                 ("Params", "Metrics", "Tags", "Texts"), (run.params, run.metrics, run.tags, texts), strict=True
             ):
                 if values:
-                    names[run.tags["kind"], heading] |= set(values)
+                    names[run.tags["kind"], heading] |= {re.sub(r"hidden_\w+", "hidden_…", name) for name in values}
     return names
 
 
@@ -87,7 +87,7 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
         judging = find_sheet(store, experiment.experiment_id, EXPERIMENT, sheet)
     assert judging is not None
     filled = fill(judging, judge=name)
-    for item in filled["items"]:  # every answer alike, so that nobody leads by chance; its tips are not
+    for item in filled["items"]:  # equal answers, so that no row leads by chance; their tips differ
         for score, tip in zip((2, 4), item["tips"], strict=False):
             tip["scores"] = dict.fromkeys(tip["scores"], score)
     out.write_text(json.dumps(filled), "utf-8")

@@ -158,7 +158,7 @@ def test_show_prints_a_run_with_its_texts() -> None:
     assert invoke("runs", "show", run_id[:8]).stdout == shown.stdout
 
 
-def test_show_as_json_gives_texts_back_exactly() -> None:
+def test_show_as_json_has_the_exact_texts() -> None:
     run = listed("--model", "beta:135m", "--limit", "1")[0]
     shown = invoke("runs", "show", str(run["run_id"]), "--json").json
     assert {key: value for key, value in shown.items() if key != "texts"} == run
@@ -168,7 +168,7 @@ def test_show_as_json_gives_texts_back_exactly() -> None:
 
 
 @pytest.mark.process
-def test_show_prints_an_answer_that_would_command_the_terminal_harmlessly(home: Path, reading: str) -> None:
+def test_show_prints_an_answer_without_control_characters(home: Path, reading: str) -> None:
     run_id = str(listed("--model", "beta:135m", "--limit", "1")[0]["run_id"])
     done = tipbench("runs", "show", run_id, "--mlflow-url", reading, home=home)
     assert "owned" in done.stdout
@@ -176,7 +176,7 @@ def test_show_prints_an_answer_that_would_command_the_terminal_harmlessly(home: 
 
 
 @pytest.mark.process
-def test_show_as_json_of_half_a_character_can_be_read_back(home: Path, reading: str) -> None:
+def test_show_as_json_of_a_lone_surrogate_is_valid_json(home: Path, reading: str) -> None:
     with MlflowStore(reading) as store:
         found = store.ensure_experiment("tip-bench-halves")
         texts = {"artifact:raw.txt": "half \ud800 and 🌿 \x00"}
@@ -190,10 +190,10 @@ def test_show_as_json_of_half_a_character_can_be_read_back(home: Path, reading: 
 
 def test_an_unknown_run_is_refused() -> None:
     for run_id in ["0" * 32, "../../health", "' OR 1=1"]:
-        assert "No run begins with" in (said := refused("runs", "show", run_id)) or "Unknown run" in said
+        assert "No run begins with" in (message := refused("runs", "show", run_id)) or "Unknown run" in message
 
 
-def test_a_beginning_of_several_ids_is_refused() -> None:
+def test_an_ambiguous_id_prefix_is_refused() -> None:
     assert "8 runs begin with ''" in refused("runs", "show", "")
 
 
@@ -213,7 +213,7 @@ def test_experiments_are_listed_with_their_cells(reading: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("format_", ["csv"])
 def test_a_reader_that_leaves_early_is_not_a_failure(format_: str, reading: str) -> None:
-    """As in `tipbench runs list | head -1`, and with nobody reading at all."""
+    """As in `tipbench runs list | head -1`, and with a closed stdout."""
     command = [sys.executable, "-m", "tipbench", "runs", "list", "--format", format_, "--mlflow-url", reading]
     reader, writer = os.pipe()
     process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE)

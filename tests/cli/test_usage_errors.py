@@ -12,10 +12,10 @@ from support.command import tipbench
 
 def test_an_experiment_of_another_name_is_refused() -> None:
     for command in [("collect",), ("plan",), ("runs", "list"), ("runs", "show", "abc")]:
-        said = refused(*command, "--experiment", "my-bench")
-        assert said.startswith("error: --experiment: ")
-        assert "tip-bench-" in said
-        assert "'my-bench'" in said
+        message = refused(*command, "--experiment", "my-bench")
+        assert message.startswith("error: --experiment: ")
+        assert "tip-bench-" in message
+        assert "'my-bench'" in message
 
 
 def test_an_unknown_option_is_refused() -> None:
@@ -45,9 +45,9 @@ def test_a_bad_value_is_named_by_its_flag() -> None:
 
 def test_a_bad_value_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIPBENCH_N_TIPS", "99")
-    said = refused("plan")
-    assert said.startswith("error: TIPBENCH_N_TIPS: ")
-    assert "'99'" in said
+    message = refused("plan")
+    assert message.startswith("error: TIPBENCH_N_TIPS: ")
+    assert "'99'" in message
 
 
 def test_a_bad_value_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,22 +58,22 @@ def test_a_bad_value_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_bad_values_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIPBENCH_SEED", "-1")
-    said = refused("collect", "--n-tips", "0")
-    assert "--n-tips: " in said
-    assert "TIPBENCH_SEED: " in said
+    message = refused("collect", "--n-tips", "0")
+    assert "--n-tips: " in message
+    assert "TIPBENCH_SEED: " in message
 
 
 def test_a_broken_toml_file_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tipbench.toml").write_text("n_tips = 3\nn_tips = = 4\n")
-    said = refused("plan")
-    assert "tipbench.toml" in said
-    assert "line 2" in said
+    message = refused("plan")
+    assert "tipbench.toml" in message
+    assert "line 2" in message
 
 
 def test_an_answer_longer_than_the_context_is_refused() -> None:
-    said = refused("collect", "--num-ctx", "512", "--num-predict", "512")
-    assert "num_predict (512) must be smaller than num_ctx (512)" in said
+    message = refused("collect", "--num-ctx", "512", "--num-predict", "512")
+    assert "num_predict (512) must be smaller than num_ctx (512)" in message
 
 
 def test_an_unknown_suite_is_refused() -> None:
@@ -85,10 +85,10 @@ def test_a_broken_suite_is_refused_with_file_and_line(tmp_path: Path) -> None:
     assert f"{tmp_path}/suite.toml:4: " in refused("plan", "--suite", str(tmp_path))
 
 
-def test_an_unknown_prompt_is_refused_with_those_there_are() -> None:
-    said = refused("collect", "--prompts", "v9")
-    assert "v9" in said
-    assert "v2-mentor" in said
+def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
+    message = refused("collect", "--prompts", "v9")
+    assert "v9" in message
+    assert "v2-mentor" in message
 
 
 def test_a_filter_without_key_and_value_is_refused() -> None:
@@ -96,11 +96,30 @@ def test_a_filter_without_key_and_value_is_refused() -> None:
         assert "--where takes key=value" in refused("runs", "list", "--where", where)
 
 
+def test_an_unknown_judge_is_refused_before_mlflow_is_opened() -> None:
+    for judge in ("nonsense", "rules:strict", "ollama:", "command: "):
+        assert f"--with takes rules, command:PROGRAM or ollama:MODEL (got '{judge}')" in refused(
+            "judge", "run", "--with", judge, "--mlflow-url", "http://127.0.0.1:9"
+        )
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    for command in (("serve", "--port", "0", "--active"), ("simulate", "--no-record", "--policies")):
+        message = refused(*command, "egreedy/v9")
+        assert "no policy 'egreedy/v9'" in message
+        assert "egreedy/v1" in message
+
+
+def test_a_reason_without_the_policy_that_it_is_for_is_refused() -> None:
+    message = refused("serve", "--unchecked", "first start")
+    assert message.startswith("error: --unchecked is the reason for switching with --active")
+
+
 def test_an_unknown_state_is_refused() -> None:
     assert "pending, judged, failed" in refused("runs", "list", "--state", "done")
 
 
-def test_an_mlflow_address_that_is_none_is_refused() -> None:
+def test_an_invalid_mlflow_address_is_refused() -> None:
     for url in ["localhost:5000", "sqlite:///mlflow.db", "http://"]:
         assert "URL" in refused("runs", "list", "--mlflow-url", url)
 
@@ -110,7 +129,7 @@ def test_a_port_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert "OLLAMA_HOST is 'box:eleven'" in refused("models", "list")
 
 
-def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_created_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TIPBENCH_HOME", str(tmp_path / "file" / "home"))
     assert "Set TIPBENCH_HOME" in refused("collect", "--models", "baseline:template")
@@ -118,7 +137,7 @@ def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.process
-def test_the_real_command_ends_the_same_way(home: Path) -> None:
+def test_the_real_command_exits_with_the_same_error(home: Path) -> None:
     done = tipbench("collect", "--n-tips", "99", home=home, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -126,7 +145,7 @@ def test_the_real_command_ends_the_same_way(home: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_misuse_leaves_no_trace(home: Path) -> None:
+def test_a_usage_error_writes_no_file(home: Path) -> None:
     invoke("collect", "--n-tips", "99")
     assert not home.exists()
 
@@ -136,8 +155,8 @@ def test_a_file_where_a_folder_of_the_home_should_be_is_named(home: Path) -> Non
     for name in ["locks", "mlflow"]:
         (home / name).touch()
         command = ("mlflow", "up") if name == "mlflow" else ("collect", "--mlflow-url", "http://127.0.0.1:9")
-        said = refused(*command, *(("--models", "baseline:template") if name == "locks" else ()))
-        assert f"{home / name} cannot be created: File exists. Set TIPBENCH_HOME" in said
+        message = refused(*command, *(("--models", "baseline:template") if name == "locks" else ()))
+        assert f"{home / name} cannot be created: File exists. Set TIPBENCH_HOME" in message
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "foo://ann:secret@proxy.example"])
@@ -154,6 +173,6 @@ def test_a_proxy_that_cannot_be_used_is_named(
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", proxy)
-    said = refused(*command)
-    assert f"ALL_PROXY={proxy.replace('ann:secret@', '')}" in said
-    assert "secret" not in said
+    message = refused(*command)
+    assert f"ALL_PROXY={proxy.replace('ann:secret@', '')}" in message
+    assert "secret" not in message

@@ -9,6 +9,7 @@ as on SIGTERM when its stdin closes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -23,21 +24,22 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tipbench.cli.console import print_message
-from tipbench.cli.events import VARIABLE
-from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, OllamaUnavailable, TipbenchError, UsageError
-from tipbench.files import ResourceLock, writable_home
+from tipbench.cli.options import open_store, open_tracking_store
+from tipbench.cli.progress import LineProgress
+from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
+from tipbench.files import writable_home
+from tipbench.generate.engine import ENGINES, engine_locks, engine_of
 from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
-from tipbench.jobs.events import Collected, Failure, parse_line
+from tipbench.jobs.folder import EVENTS_VARIABLE
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from tipbench.generate.engine import ModelFacts
-    from tipbench.jobs import events as wire
     from tipbench.judge.sheet_store import StoredSheet
     from tipbench.plan.suite import Suite
-    from tipbench.record.events import Event
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.plan_check import Plan
     from tipbench.record.store import Experiment
@@ -54,6 +56,8 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
 
     With `uses_ollama` the conf's Ollama is checked too; otherwise it is not used, or the DAG lists its hosts.
     """
+    from tipbench.record.mlflow import default_servers
+
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
             f"conf has {'keys' if len(unknown) > 1 else 'a key'} that are unknown: {', '.join(unknown)[:200]}. "
@@ -72,26 +76,14 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
     given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
     config = make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
     if "mlflow_url" in given:
-        _check_server(config.mlflow_url or "", "mlflow_url", _mlflow_servers(settings))
+        own = settings.get("mlflow_url")
+        servers = (own,) if own else default_servers(settings.home)
+        _check_server(config.mlflow_url or "", "mlflow_url", (*servers, *settings.listed("panel_mlflow_urls")))
     if "ollama_url" in given and uses_ollama:
         hosts = (entry.partition("=")[2] for entry in settings.listed("ollama_hosts"))
         own = settings.get("ollama_url") or DEFAULT_OLLAMA_URL
         _check_server(config.ollama_url, "ollama_url", (own, *hosts, *settings.listed("panel_urls")))
     return config
-
-
-def _mlflow_servers(settings: Settings) -> Iterator[str]:
-    """Yield the configured MLflow, or without one those that are found by default; and the listed ones."""
-    from tipbench.record.local_mlflow import LocalMlflow
-    from tipbench.record.mlflow import USUAL_URLS
-
-    if configured := settings.get("mlflow_url"):
-        yield configured
-    else:
-        yield from USUAL_URLS
-        if url := LocalMlflow(settings.home).status().url:
-            yield url
-    yield from settings.listed("panel_mlflow_urls")
 
 
 def _check_server(url: str, key: str, allowed: Iterable[str]) -> None:
@@ -107,71 +99,43 @@ def _check_server(url: str, key: str, allowed: Iterable[str]) -> None:
 
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     """Unload the model that a crashed collect on this machine left in the server's memory; skips a server in use."""
-    from tipbench.cli.console import print_message
-
     settings = load_settings()
-    url = ollama_url or read_conf(conf, settings, uses_ollama=True).ollama_url
-    lock = ResourceLock(writable_home(settings.home), f"Ollama at {canonical_url(url)}", "an unload after a collect")
-    if not _acquire(lock):
-        print_message("another collect uses the server; it unloads the model itself")
-        return {"unloaded": None, "in_use": True}
-    try:
-        left = lock.left_behind
-        if left is not None:
-            _unload(url, left.model, left.digest)
-            lock.note_empty()
-            print_message(f"{left.model} unloaded")
-    finally:
-        lock.release()
-    return {"unloaded": left.model if left else None, "in_use": False}
-
-
-def _acquire(lock: ResourceLock) -> bool:
-    """Whether the lock was acquired before the timeout."""
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
+    config = read_conf(conf, settings, uses_ollama=ollama_url is None)
+    config = config.model_copy(update={"ollama_url": ollama_url or config.ollama_url})
+    unloaded = None
+    for name, lock in engine_locks(config, writable_home(settings.home), "an unload after a collect").items():
         try:
-            lock.acquire(wait=False, report=lambda _text: None)
+            lock.acquire(wait=True, report=lambda _text: None, poll_s=_POLL_S, timeout_s=_LOCK_WAIT_S)
         except LockHeld:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True
+            print_message("another collect uses the server; it unloads the model itself")
+            return {"unloaded": None, "in_use": True}
+        try:
+            left, engine = lock.left_behind, ENGINES[name]
+            if left is not None and engine.unload and engine.server:
+                engine.unload(getattr(config, engine.server), left.model, left.digest)
+                lock.note_empty()
+                unloaded = left.model
+                print_message(f"{unloaded} unloaded")
+        finally:
+            lock.release()
+    return {"unloaded": unloaded, "in_use": False}
 
 
-def _unload(url: str, model: str, digest: str) -> None:
-    from tipbench.generate.ollama_api import OllamaApi
-    from tipbench.generate.residency import wait_until_gone
-
-    rest = OllamaApi(url)
-    try:
-        if any(each.digest == digest for each in rest.resident() or ()):
-            rest.unload(model)
-        wait_until_gone(rest, digest)
-    finally:
-        rest.close()
-
-
-def print_event(event: wire.Event) -> None:
+def print_event(event: Event) -> None:
     """Print an event to the task's log, where the panel reads it."""
-    from tipbench.jobs.events import event_line
-
     print(event_line(event, time.time()).decode().rstrip(), flush=True)
 
 
 def log_event(event: Event) -> None:
     """Print a line about an event to the task's log."""
-    from tipbench.cli.progress import LineProgress
-
     LineProgress()(event)
 
 
 @contextmanager
 def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experiment]]:
     """Open the configuration, store and experiment of a DAG run."""
-    from tipbench.cli.session import existing_experiment, open_store
     from tipbench.record.collect import retry_while_unavailable
+    from tipbench.workflows.mlflow import existing_experiment
 
     settings = load_settings()
     config = read_conf(conf, settings)
@@ -186,7 +150,8 @@ def _recorded(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowStore, Experime
 
 def pending_cells(conf: Conf) -> int:
     """Return how many cells of the run wait for a judge."""
-    from tipbench.record.plan_check import configured_cells, count_states
+    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.reader import count_states
 
     with _recorded(conf) as (config, store, experiment):
         return count_states(configured_cells(store, experiment.experiment_id, config)).pending
@@ -194,8 +159,9 @@ def pending_cells(conf: Conf) -> int:
 
 def export_for_judge(conf: Conf) -> dict[str, Any]:
     """Export a sheet of the run's pending cells to MLflow; returns its id and the cell counts."""
-    from tipbench.cli.console import print_message
-    from tipbench.record.plan_check import configured_cells, count_states
+    from tipbench.judge.sheet import sheet_text
+    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.reader import count_states
     from tipbench.record.run import RunState
 
     with _recorded(conf) as (config, store, experiment):
@@ -215,7 +181,7 @@ def export_for_judge(conf: Conf) -> dict[str, Any]:
         return {
             "experiment": experiment.name,
             "sheet": judging.sheet.id if judging else None,
-            "sha256": _digest(judging) if judging else None,
+            "sha256": hashlib.sha256(sheet_text(judging.sheet).encode()).hexdigest() if judging else None,
             "pending": now.pending,
             "judged": now.judged,
             "failed": now.failed,
@@ -227,7 +193,6 @@ def _sheet(
     store: MlflowStore, experiment: Experiment, config: CollectConfig, pending: frozenset[str]
 ) -> StoredSheet | None:
     """Return a sheet of exactly these cells, from an earlier attempt or new; None if none can be exported."""
-    from tipbench.cli.console import print_message
     from tipbench.judge.export import ExportRequest, export_sheet
     from tipbench.judge.sheet_store import ItemKind, SheetStatus, stored_sheets
 
@@ -242,21 +207,13 @@ def _sheet(
         return None
 
 
-def _digest(judging: StoredSheet) -> str:
-    import hashlib
-
-    from tipbench.judge.sheet import sheet_text
-
-    return hashlib.sha256(sheet_text(judging.sheet).encode()).hexdigest()
-
-
 def compare(conf: Conf) -> dict[str, Any]:
     """Rank the cells judged under this run's conditions, save the leaderboard in MLflow and return cell counts."""
     from tipbench.cli.compare import show_board
-    from tipbench.cli.console import print_message
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
-    from tipbench.record.plan_check import config_conditions, configured_cells, count_states
+    from tipbench.record.plan_check import config_conditions, configured_cells
+    from tipbench.record.reader import count_states
 
     with _recorded(conf) as (config, store, experiment):
         now = count_states(configured_cells(store, experiment.experiment_id, config))
@@ -281,9 +238,6 @@ def compare(conf: Conf) -> dict[str, Any]:
 
 
 Hosts = Mapping[str, str | None]  # collect task id → URL; None for the server of the configuration
-_QueryResult = tuple[
-    str, "dict[str, ModelFacts]", dict[str, str]
-]  # task id, accepted models, refused models with reasons
 
 
 @dataclass(frozen=True)
@@ -309,7 +263,11 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     made = _recorded_plan(config, suite, found, settings)
     if not found.facts:
         raise ModelRefused(" ".join(found.refused.values()))
-    _report_refused(config, found)
+    reasons = tuple(found.refused.values())
+    for reason in reasons:
+        print_message(f"refused: {reason}")
+    if reasons:  # for the panel's summary of the run
+        print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
     sizes = {model: facts.params_b or 0.0 for model, facts in found.facts.items() if model not in made.aliases}
     given = assign_models(sizes, found.places)
     shares = {task: given.get(task, []) for task in hosts}
@@ -322,15 +280,6 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
         "cells": len(made.cells),
         "to_generate": len(made.missing),
     }
-
-
-def _report_refused(config: CollectConfig, found: ModelSurvey) -> None:
-    """Log refused models, and emit them as an event for the panel's summary of the run."""
-    reasons = tuple(found.refused.values())
-    for reason in reasons:
-        print_message(f"refused: {reason}")
-    if reasons:
-        print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
 
 
 def choose_hosts(config: CollectConfig, hosts: Hosts, *, named: bool) -> dict[str, str]:
@@ -367,46 +316,41 @@ def assign_models(sizes: Mapping[str, float], places: Mapping[str, Sequence[str]
 
 
 def _survey(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
-    """Query each server for its models; embedded and baseline models run with the first task."""
-    from tipbench.generate.engine import engine_of
+    """Query each server for its models; models that need no server run with the first task.
 
-    local = [model for model in config.model_names if engine_of(model) != "ollama"]
-    remote = [model for model in config.model_names if engine_of(model) == "ollama"]
-    results: list[_QueryResult] = [(next(iter(servers)), *_query(config, local, settings))] if local else []
-    results += _query_servers(config, servers, remote, settings) if remote else []
-    return _merged(config.model_names, results)
-
-
-def _query_servers(
-    config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
-) -> list[_QueryResult]:
-    """Query the servers; a model that only an unavailable one may have is refused.
-
-    Raises OllamaUnavailable, for Airflow to try again, if all servers are unavailable, or for such a model if
-    `skip_refused` is off.
+    A model that only an unavailable server may have is refused. Raises ServerUnavailable, for Airflow to try again, if
+    all servers are unavailable, or for such a model if `skip_refused` is off.
     """
-    results, unavailable = _query_each(config, servers, models, settings)
-    found = {model for _task, facts, _refused in results for model in facts}
-    if unavailable and (len(unavailable) == len(servers) or (found != set(models) and not config.skip_refused)):
+    local = [model for model in config.model_names if engine_of(model).server is None]
+    remote = [model for model in config.model_names if model not in local]
+    found: list[tuple[str, dict[str, ModelFacts]]] = []  # by task
+    reasons: dict[str, list[str]] = {model: [] for model in config.model_names}
+    unavailable: list[ServerUnavailable] = []
+    queries = [(next(iter(servers)), config.ollama_url, local)] if local else []
+    queries += [(task, url, remote) for task, url in servers.items() if remote]
+    for task, url, models in queries:
+        try:
+            accepted, refused = _query(config.model_copy(update={"ollama_url": url}), models, settings)
+        except ServerUnavailable as exc:
+            accepted, refused = {}, dict.fromkeys(models, str(exc))
+            unavailable.append(exc)
+        found.append((task, accepted))
+        for model, reason in refused.items():
+            reasons[model].append(reason)
+    facts = {model: known for _, accepted in reversed(found) for model, known in accepted.items()}  # of the first task
+    missing = [model for model in config.model_names if model not in facts]
+    if unavailable and (len(unavailable) == len(servers) or (set(remote) & set(missing) and not config.skip_refused)):
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
-    return results
-
-
-def _query_each(
-    config: CollectConfig, servers: Mapping[str, str], models: Sequence[str], settings: Settings
-) -> tuple[list[_QueryResult], list[OllamaUnavailable]]:
-    """Query each server once; models of an unavailable server are refused with the error as reason."""
-    results: list[_QueryResult] = []
-    unavailable: list[OllamaUnavailable] = []
-    for task, url in servers.items():
-        try:
-            results.append((task, *_query(config.model_copy(update={"ollama_url": url}), models, settings)))
-        except OllamaUnavailable as exc:
-            results.append((task, {}, dict.fromkeys(models, str(exc))))
-            unavailable.append(exc)
-    return results, unavailable
+    return ModelSurvey(
+        facts={model: facts[model] for model in config.model_names if model in facts},
+        places={
+            model: tuple(task for task, known in found if model in known and known[model].digest == facts[model].digest)
+            for model in facts
+        },
+        refused={model: " ".join(dict.fromkeys(reasons[model])) for model in missing},
+    )
 
 
 def _query(
@@ -414,55 +358,35 @@ def _query(
 ) -> tuple[dict[str, ModelFacts], dict[str, str]]:
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
-    asked = config.model_copy(update={"models": ",".join(models)})
-    engines = build_engines(asked.model_names, EngineDependencies(asked, settings.home, print_message))
+    selected = config.model_copy(update={"models": ",".join(models)})
+    engines = build_engines(selected.model_names, EngineDependencies(selected, settings.home, print_message))
     try:
-        return model_facts(engines, asked)
+        return model_facts(engines, selected)
     finally:
         close_engines(engines, print_message)
 
 
-def _merged(models: Iterable[str], results: Sequence[_QueryResult]) -> ModelSurvey:
-    facts: dict[str, ModelFacts] = {}
-    places: dict[str, tuple[str, ...]] = {}
-    refused: dict[str, str] = {}
-    for model in models:
-        hosts_with = [(task, found[model]) for task, found, _ in results if model in found]
-        if hosts_with:
-            facts[model] = hosts_with[0][1]
-            places[model] = tuple(task for task, fact in hosts_with if fact.digest == facts[model].digest)
-        else:
-            refused[model] = " ".join(dict.fromkeys(no[model] for _, _, no in results if model in no))
-    return ModelSurvey(facts, places, refused)
-
-
 def _recorded_plan(config: CollectConfig, suite: Suite, found: ModelSurvey, settings: Settings) -> Plan:
     """Record refusals, and plan against the cells already recorded."""
-    import time
-
-    from tipbench.cli.session import free_memory_for, open_tracking_store
-    from tipbench.record.cell_run import RunContext
+    from tipbench.generate.engine import free_memory
+    from tipbench.plan.grid import conditions_of
     from tipbench.record.collect import retry_while_unavailable
     from tipbench.record.plan_check import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
-    tracking = open_tracking_store(settings, config.mlflow_url)
-    try:
+    with open_tracking_store(settings, config.mlflow_url) as tracking:
         print_message(f"MLflow: {tracking.how}")
         store = tracking.store
-        wait_s = config.server_wait_s
         experiment = retry_while_unavailable(
-            lambda: store.ensure_experiment(config.experiment), "MLflow", wait_s, log_event
+            lambda: store.ensure_experiment(config.experiment), "MLflow", config.server_wait_s, log_event
         )
         for model, reason in found.refused.items():
             run = refused_run(model, reason, int(time.time() * 1000))
             store.record(experiment.experiment_id, run, maybe_there=True)
         if found.refused:
             store.touch(experiment.experiment_id)
-        recorded = read_recorded(store, experiment.experiment_id, RunContext(config, suite, "").conditions)
-    finally:
-        tracking.close()
-    return make_plan(suite, config, found.facts, found.refused, recorded, lambda m: free_memory_for(m, config))
+        recorded = read_recorded(store, experiment.experiment_id, conditions_of(config, suite))
+    return make_plan(suite, config, found.facts, found.refused, recorded, lambda m: free_memory(m, config))
 
 
 _USAGE_ERROR = 2
@@ -481,8 +405,10 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     order = collect_request(config.model_copy(update=changed))
     child = ChildProcess([*command_arguments(order), "--json"], order.private)
     code = child.run()
-    summary = _summary(child.printed)
-    if code == 0 and summary is not None:
+    summary: dict[str, Any] = {}
+    with suppress(ValueError, TypeError):
+        summary = dict(json.loads(child.printed))
+    if code == 0 and summary:
         return {"model": model} | {key: summary.get(key) for key in _SUMMARY_KEYS}
     reason = _reason(child, code, summary)
     if not child.failure:
@@ -490,17 +416,10 @@ def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, A
     raise (UsageError if code == _USAGE_ERROR else TipbenchError)(reason)
 
 
-def _summary(printed: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError):
-        found = json.loads(printed)
-        return found if isinstance(found, dict) else None
-    return None
-
-
-def _reason(child: ChildProcess, code: int, summary: dict[str, Any] | None) -> str:
+def _reason(child: ChildProcess, code: int, summary: Mapping[str, Any]) -> str:
     if child.failure:
         return child.failure
-    if summary and summary.get("failed"):
+    if summary.get("failed"):
         first = next(iter(summary.get("failures") or ()), "")
         return f"{summary['failed']} of {summary.get('cells')} cells failed; the first: {first}"
     if code in (_INTERRUPTED, -signal.SIGTERM):
@@ -527,7 +446,7 @@ class ChildProcess:
             try:
                 process = subprocess.Popen(
                     self._command,
-                    env=os.environ | self._private | {VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
+                    env=os.environ | self._private | {EVENTS_VARIABLE: f"/dev/fd/{writing}", "PYTHONUNBUFFERED": "1"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -537,30 +456,27 @@ class ChildProcess:
             finally:
                 os.close(writing)
             assert process.stdin is not None  # noqa: S101 - PIPE is passed to Popen
+            assert process.stdout is not None  # noqa: S101
+            assert process.stderr is not None  # noqa: S101
             with process, _closed_on_exit(process.stdin):
-                return self._read_output(process, events)
-
-    def _read_output(self, process: subprocess.Popen[bytes], events: IO[bytes]) -> int:
-        assert process.stdout is not None  # noqa: S101 - PIPE is passed to Popen
-        assert process.stderr is not None  # noqa: S101
-        readers = [
-            threading.Thread(target=_each_line, args=(stream, take), daemon=True)
-            for stream, take in ((process.stderr, self._read_message), (events, self._event))
-        ]
-        for reader in readers:
-            reader.start()
-        self.printed = process.stdout.read(_MOST_JSON)
-        code = process.wait()
-        for reader in readers:
-            reader.join(timeout=5.0)  # do not wait for a grandchild that keeps the pipe open
-        return code
+                readers = [
+                    threading.Thread(target=_each_line, args=(stream, take), daemon=True)
+                    for stream, take in ((process.stderr, self._read_message), (events, self._read_event))
+                ]
+                for reader in readers:
+                    reader.start()
+                self.printed = process.stdout.read(_MOST_JSON)
+                code = process.wait()
+                for reader in readers:
+                    reader.join(timeout=5.0)  # do not wait for a grandchild that keeps the pipe open
+                return code
 
     def _read_message(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip()
         self.last_line = text or self.last_line
         _log(f"| {text}" if parse_line(line) is not None else text)  # prefix output that could be parsed as an event
 
-    def _event(self, line: bytes) -> None:
+    def _read_event(self, line: bytes) -> None:
         _log(line.decode("ascii", "replace").rstrip())
         known = parse_line(line)
         if known is not None and isinstance(known[1], Failure):

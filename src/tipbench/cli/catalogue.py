@@ -9,18 +9,13 @@ from typing import Annotated
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, command_group, open_experiment
 from tipbench.errors import UsageError
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import plural, printable_lines
 
-app = typer.Typer(help="Tips for the policy server.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _group() -> None:
-    """Tips for the policy server."""
+app = command_group("Build tips for the policy server from a judged experiment.")
 
 
 @app.command("build")
@@ -43,16 +38,15 @@ def build(
 
       tipbench catalogue build --experiment tip-bench-may --pair qwen2.5:0.5b/v2-mentor --out tips.toml
     """
-    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.workflows.board import parse_pair_option
     from tipbench.workflows.catalogue import build_catalogue
 
-    settings = load_settings()
-    chosen, name = read_pair(pair, "--pair"), chosen_experiment(settings, experiment)
+    chosen = parse_pair_option(pair, "pair")
     if out.exists():
         raise UsageError(f"--out {out} exists, and may have been edited. Choose another file, or delete it first.")
     check_output(out, "--out")
-    with open_store(settings, mlflow_url) as store:
-        built = build_catalogue(store, existing_experiment(store, name), chosen)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
+        built = build_catalogue(store, found, chosen)
     write_output(out, built.to_toml(), "--out")
     categories = Counter(tip.category for tip in built.tips)
     if built.provisional:

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tipbench.cli.console import percent, print_dropped_columns, print_json, print_message, print_table
-from tipbench.cli.events import emit_collected, observed
-from tipbench.cli.options import JsonOption, with_collect_options
+from tipbench.cli.console import print_dropped_columns, print_json, print_message, print_table
+from tipbench.cli.models import installed_hint
+from tipbench.cli.options import JsonOption, open_tracking_store, with_collect_options
+from tipbench.cli.progress import emit, progress_view
+from tipbench.errors import ModelRefused
+from tipbench.files import writable_home
 from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings
-from tipbench.text import duration
+from tipbench.text import duration, percent
 
 if TYPE_CHECKING:
+    from tipbench.record.events import Event
     from tipbench.record.summary import Summary
 
 _SHOWN_FAILURES = 10
@@ -45,14 +49,27 @@ def collect(config: CollectConfig, settings: Settings, json_: JsonOption = False
 
 def run(config: CollectConfig, settings: Settings) -> Summary:
     """Run a collect with progress on stderr."""
-    from tipbench.cli.progress import progress_view
-    from tipbench.cli.session import collect_environment
-    from tipbench.record.collect import run_collect
+    from tipbench.generate.engine import free_memory
+    from tipbench.record.collect import CollectEnvironment, run_collect
 
-    with progress_view() as view:
-        summary = run_collect(config, collect_environment(settings, config, observed(view)))
-    emit_collected(summary)
-    return summary
+    try:
+        with progress_view() as view:
+
+            def observer(event: Event) -> None:
+                view(event)
+                emit(event)
+
+            environment = CollectEnvironment(
+                home=writable_home(settings.home),
+                open_store=lambda: open_tracking_store(settings, config.mlflow_url),
+                free_memory=lambda model: free_memory(model, config),
+                observer=observer,
+            )
+            return run_collect(config, environment)
+    except ModelRefused as exc:
+        if (hint := installed_hint("collect", config, settings)) is None:
+            raise
+        raise ModelRefused(f"{exc} {hint}") from exc
 
 
 def show_summary(summary: Summary) -> None:

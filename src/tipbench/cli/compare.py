@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import out, print_dropped_columns, print_json, print_message, print_table
-from tipbench.cli.judge import checked_judge
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, open_store
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.files import check_output, write_output
-from tipbench.settings import Settings, load_settings
+from tipbench.settings import load_settings
 from tipbench.text import printable_lines
 
 if TYPE_CHECKING:
@@ -78,6 +77,10 @@ ClusterOption = Annotated[
     typer.Option("--cluster", metavar="persona", help="Cluster by persona; generalises to new personas."),
 ]
 ProvisionalOption = Annotated[bool, typer.Option("--provisional", help="Use provisional scores instead of human ones.")]
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="PAIR|MODEL", help="Leave this pair or model out; repeatable, and recorded."),
+]
 MapOption = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="PAIR1=PAIR2", help="With two experiments: compare these two pairs; repeatable."),
@@ -96,6 +99,7 @@ def compare(
     cluster: ClusterOption = None,
     provisional: ProvisionalOption = False,
     where: WhereOption = None,
+    exclude: ExcludeOption = None,
     map_: MapOption = None,
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
@@ -115,101 +119,59 @@ def compare(
 
       tipbench compare tip-bench-may tip-bench-june --format md
     """
-    from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.leaderboard import read_leaderboard
+    from tipbench.charts import LIGHT, check_chart_file, import_altair, save_chart
+    from tipbench.compare.cells import is_excluded
+    from tipbench.compare.charts import forest
+    from tipbench.compare.leaderboard import record_board
+    from tipbench.workflows.board import board_query
+    from tipbench.workflows.mlflow import existing_experiment
 
     settings = load_settings()
-    names = _names(settings, experiments, experiment)
-    _check_files(html, plot)
-    chosen = BoardFormat.JSON if json_ else format_
-    question = _question(where, judge, provisional=provisional)
-    with open_store(settings, mlflow_url) as store:
-        found = [existing_experiment(store, name) for name in names]
-        if len(found) == 2:
-            _check_unused(html=html, plot=plot, baseline=baseline, by=by, cluster=cluster)
-            _compare_two(store, found, question, map_ or [], chosen)
-            return
-        if map_:
-            raise UsageError("--map needs two experiments.")
-        board, cells = read_leaderboard(
-            store,
-            found[0],
-            question,
-            baseline=_baseline(baseline, by),
-            by=by.value if by else None,
-            cluster=cluster.value if cluster else None,
-        )
-        if html is not None:
-            _write_html(store, found[0], board, cells, html)
-        if plot is not None:
-            _draw(board, plot)
-        _print(board, chosen)
-        _save_board(store, found[0], board)
-
-
-def _save_board(store: MlflowStore, experiment: Experiment, board: Leaderboard) -> None:
-    """Save the leaderboard in MLflow; without write access, prints a note instead."""
-    from tipbench.compare.leaderboard import record_board
-
-    try:
-        record_board(store, experiment.experiment_id, board)
-    except TipbenchError as exc:
-        print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
-
-
-def _names(settings: Settings, given: list[str] | None, flag: str | None) -> list[str]:
-    names = [*(given or []), *([flag] if flag else [])]
-    if len(names) > 2:
-        raise UsageError(f"Name one experiment to rank or two to compare (got {len(names)}).")
-    if len(names) == 2 and names[0] == names[1]:
-        raise UsageError(f"{names[0]} is given twice; name two different experiments.")
-    return [chosen_experiment(settings, name) for name in names] or [chosen_experiment(settings, None)]
-
-
-def _baseline(text: str | None, by: Side | None) -> Pair | None:
-    """Parse --baseline; with --by, a model or prompt name is enough."""
-    from tipbench.compare.matrix import ALL, Pair
-
-    if text is None or by is None:
-        return read_pair(text, "--baseline") if text is not None else None
-    if by is Side.MODEL:
-        return Pair(text.strip().removesuffix(f"/{ALL}"), ALL)
-    return Pair(ALL, text.strip().removeprefix(f"{ALL}/"))
-
-
-def _check_files(html: Path | None, plot: Path | None) -> None:
-    from tipbench.charts import check_chart_file, import_altair
-
+    given = [*(experiments or []), *([experiment] if experiment else [])]
+    if len(given) > 2:
+        raise UsageError(f"Name one experiment to rank or two to compare (got {len(given)}).")
+    if len(given) == 2 and given[0] == given[1]:
+        raise UsageError(f"{given[0]} is given twice; name two different experiments.")
+    names = [chosen_experiment(settings, name) for name in given] or [chosen_experiment(settings, None)]
     if plot is not None:
         check_chart_file(plot)
     if html is not None:
         check_output(html, "--html")
         import_altair()
-
-
-def _check_unused(**options: object) -> None:
-    given = [f"--{name}" for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)} cannot be used with two experiments.")
-
-
-def _question(where: list[str] | None, judge: str | None, *, provisional: bool) -> CellFilter:
-    from tipbench.compare.cells import CellFilter
-
-    if judge is not None and provisional:
-        raise UsageError("--judge cannot be combined with --provisional. Choose one.")
-    return CellFilter(read_filters(where), checked_judge(judge), provisional)
-
-
-def read_filters(where: list[str] | None) -> dict[str, str]:
-    """Parse all --where options. Raises UsageError if two of them contradict each other."""
-    from tipbench.record.reader import parse_filter
-
-    filters: dict[str, str] = {}
-    for key, value in map(parse_filter, where or []):
-        if filters.setdefault(key, value) != value:
-            raise UsageError(f"--where {key} is given twice with different values, {filters[key]} and {value}.")
-    return filters
+    chosen = BoardFormat.JSON if json_ else format_
+    query = board_query(
+        baseline=baseline,
+        where=where or (),
+        judge=judge,
+        by=by.value if by else None,
+        cluster=cluster.value if cluster else None,
+        provisional=provisional,
+        exclude=exclude or (),
+    )
+    with open_store(settings, mlflow_url) as store:
+        found = [existing_experiment(store, name) for name in names]
+        if len(found) == 2:
+            options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
+            if unused := [f"--{name}" for name, value in options.items() if value is not None]:
+                raise UsageError(f"{', '.join(unused)} cannot be used with two experiments.")
+            _compare_two(store, found, query.question, map_ or [], chosen)
+            return
+        if map_:
+            raise UsageError("--map needs two experiments.")
+        board, cells = query.read(store, found[0])
+        for name in query.exclude:
+            if not any(is_excluded(row, (name,)) for row in cells.excluded):
+                print_message(f"warning: --exclude {name} matches no row of {names[0]}")
+        if html is not None:
+            _write_html(store, found[0], board, cells, html)
+        if plot is not None:
+            save_chart(forest(board, LIGHT), plot)
+            print_message(f"chart: {plot}")
+        _print(board, chosen)
+        try:
+            record_board(store, found[0].experiment_id, board)
+        except TipbenchError as exc:  # no write access
+            print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
 
 
 def _compare_two(
@@ -237,10 +199,12 @@ def _compare_two(
 
 
 def _mapping(text: str) -> tuple[Pair, Pair]:
+    from tipbench.workflows.board import parse_pair_option
+
     first, separator, second = text.partition("=")
     if not separator:
         raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
-    return read_pair(first, "--map"), read_pair(second, "--map")
+    return parse_pair_option(first, "map"), parse_pair_option(second, "map")
 
 
 def _print(board: Leaderboard, format_: BoardFormat) -> None:
@@ -258,16 +222,19 @@ def _print(board: Leaderboard, format_: BoardFormat) -> None:
 
 
 def show_board(board: Leaderboard) -> None:
-    """Print the verdict, the table, and what explains the differences."""
+    """Print the answer card, the table, and what explains the differences."""
     from rich.text import Text
 
     from tipbench.compare import report
+    from tipbench.compare.card import answer_card
 
-    console = out()
-    console.print(Text(printable_lines(board.verdict), style="bold"))
+    console, card = out(), answer_card(board)
+    console.print(Text(printable_lines(card.title), style="bold"))
+    for line in card.sentences:
+        console.print(Text(printable_lines(line.replace("`", ""))))
     print()
     columns, rows = report.table_rows(board)
-    dropped = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("P(best)"))
+    dropped = print_table(columns, rows, text=report.TEXT_COLUMNS, keep=columns.index("standing") + 1)
     print(flush=True)
     print_dropped_columns(dropped, "--format csv")
     for line in report.footer_lines(board):
@@ -278,14 +245,6 @@ def show_board(board: Leaderboard) -> None:
 def _print_notes(board: Leaderboard) -> None:
     for note in board.notes:
         print_message(f"note: {note}")
-
-
-def _draw(board: Leaderboard, path: Path) -> None:
-    from tipbench.charts import LIGHT, save_chart
-    from tipbench.compare.charts import forest
-
-    save_chart(forest(board, LIGHT), path)
-    print_message(f"chart: {path}")
 
 
 def _write_html(store: MlflowStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, path: Path) -> None:

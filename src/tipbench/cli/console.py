@@ -1,4 +1,4 @@
-"""Console output: results on stdout, messages and progress on stderr; tables or JSON."""
+"""Console output: results on stdout, messages on stderr; tables or JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import io
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tipbench.text import printable, printable_lines
@@ -21,17 +19,17 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 10_000  # do not wrap tables when stdout is a pipe
 
 
-class _Outlet(io.FileIO):
-    """A standard stream that discards output after a write error, as in `tipbench collect 2>&1 | head`."""
+class _TolerantFile(io.FileIO):
+    """A standard stream that discards what cannot be written, as in `tipbench collect 2>&1 | head`."""
 
-    def __init__(self, number: int, forgiven: type[OSError]) -> None:
-        super().__init__(number, "w", closefd=False)
-        self._forgiven = forgiven
+    def __init__(self, descriptor: int, ignored: type[OSError]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._ignored = ignored
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except self._forgiven:
+        except self._ignored:
             return len(data)
 
 
@@ -40,20 +38,20 @@ def wrap_streams() -> None:
 
     On stderr every OSError is ignored; on stdout, which carries results, only a broken pipe.
     """
-    sys.stdout = _settled(sys.stdout, 1, BrokenPipeError)
-    sys.stderr = _settled(sys.stderr, 2, OSError)
+    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)
+    sys.stderr = _tolerant_stream(sys.stderr, 2, OSError)
 
 
-def _settled(stream: TextIO | None, number: int, forgiven: type[OSError]) -> TextIO:
+def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
-        return stream
-    if stream is None:  # closed by the caller; a file opened later must not reuse the descriptor
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        if nowhere != number:
-            os.dup2(nowhere, number)
-            os.close(nowhere)
+        return stream  # already replaced, as by a test
+    if stream is None:  # started with it closed: open it, or the next file would get its descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
     return io.TextIOWrapper(
-        io.BufferedWriter(_Outlet(number, forgiven)),
+        io.BufferedWriter(_TolerantFile(descriptor, ignored)),
         encoding=stream.encoding if stream else "utf-8",
         errors="backslashreplace",  # model output may not be encodable
         line_buffering=stream.line_buffering if stream else True,
@@ -86,8 +84,8 @@ def print_message(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print indented JSON to stdout; non-ASCII characters are escaped unless the encoding is UTF-8."""
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(value, indent=2, ensure_ascii=not unicode, default=str)
+    is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    text = json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str)
     print(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # lone surrogates become JSON escapes
 
 
@@ -104,10 +102,12 @@ def print_table(
     """
     from rich.measure import Measurement
 
-    rows, console, shown = list(rows), out(), len(columns)
+    rows, console = list(rows), out()
     unbounded = console.options.update(max_width=_PIPE_WIDTH)
+    shown = len(columns)
+    fewest = keep or len(columns)
     table = _table(columns, rows, text)
-    while shown > (keep or shown) and Measurement.get(console, unbounded, table).maximum > console.width:
+    while shown > fewest and Measurement.get(console, unbounded, table).maximum > console.width:
         shown -= 1
         table = _table(columns[:shown], rows, text)
     if console.is_terminal:
@@ -147,46 +147,3 @@ def cell_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     return printable(str(value))
-
-
-def percent(share: float | None) -> str | None:
-    """Format a fraction as a percentage, such as 42%."""
-    return None if share is None else f"{share:.0%}"
-
-
-_LINE_EVERY_S = 5.0
-_BAR_FROM = 5  # no bar for fewer steps
-
-Count = Callable[[int, int], None]  # done, total
-
-
-@contextmanager
-def progress_counter(what: str) -> Iterator[Count]:
-    """Show progress on stderr; yields a function to call with (done, total)."""
-    if sys.stderr.isatty():
-        with _bar(what) as count:
-            yield count
-    else:
-        yield _lines(what)
-
-
-def _lines(what: str) -> Count:
-    next_at = time.monotonic() + _LINE_EVERY_S
-
-    def count(done: int, of: int) -> None:
-        nonlocal next_at
-        if time.monotonic() >= next_at and done < of:
-            next_at = time.monotonic() + _LINE_EVERY_S
-            print_message(f"{what}: {done} of {of}")
-
-    return count
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Count]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err(), transient=True) as progress:
-        task = progress.add_task(what, visible=False)
-        yield lambda done, of: progress.update(task, completed=done, total=of, visible=of >= _BAR_FROM)

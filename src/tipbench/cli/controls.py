@@ -10,18 +10,13 @@ import typer
 
 from tipbench.cli.console import print_json, print_message
 from tipbench.cli.judge import SuiteOption
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, command_group, open_experiment
 from tipbench.errors import NotEnoughData
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import plural
 
-app = typer.Typer(help="Controls that measure judges.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _group() -> None:
-    """Controls that measure judges."""
+app = command_group("Make private controls that measure judges.")
 
 
 @app.command("make")
@@ -36,24 +31,22 @@ def make(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Make private controls from tips that several judges scored at most one step apart on every scale.
+    """Make private controls from tips that judges agree on.
 
-    The built-in controls are public, so a judge may have read them. Use private ones for decisions that matter: put
-    the file into your own suite (`extends = "tips"`), keep it from judges, and use it for later experiments only,
-    because the judges of this one have seen its tips. Exit 3 if no tip qualifies.
+    They are tips that several judges scored at most one step apart on every scale. The built-in controls are public, so
+    a judge may have read them. Use private ones for decisions that matter: put the file into your own suite (`extends =
+    "tips"`), keep it from judges, and use it for later experiments only, because the judges of this one have seen its
+    tips. Exit 3 if no tip qualifies.
 
     Examples:
 
       tipbench controls make --experiment tip-bench-pilot --judges 3 --out our-suite/controls.toml
     """
-    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.judge.controls import agreed_controls, controls_toml
     from tipbench.judge.material import combine_material, load_suites, read_cells
-    from tipbench.judge.private_controls import agreed_controls, controls_toml
 
-    settings = load_settings()
     check_output(out, "--out")
-    with open_store(settings, mlflow_url) as store:
-        found = existing_experiment(store, chosen_experiment(settings, experiment))
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         cells = read_cells(store, found.experiment_id)
     if not cells:
         raise NotEnoughData(f"{found.name} has no answered cells yet. Run `tipbench collect` first.")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, open_experiment
 from tipbench.errors import UsageError
 from tipbench.files import check_output, write_output
 from tipbench.settings import load_settings
 from tipbench.text import printable_lines
-
-if TYPE_CHECKING:
-    from tipbench.compare.decision import Decision
-    from tipbench.compare.matrix import Pair
-    from tipbench.record.mlflow import MlflowStore
-    from tipbench.record.store import Experiment
 
 
 def decide(
@@ -49,19 +42,17 @@ def decide(
 
       tipbench decide --experiment tip-bench-may --choose gemma3:1b/v1 --because "Licence." --out docs/choice.md
     """
-    from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.decision import decision_markdown, decision_run, validate_reason
-    from tipbench.judge.sheet_store import milliseconds, now_iso
+    from tipbench.compare.decision import decide as record_decision
+    from tipbench.compare.decision import decision_markdown, validate_reason
+    from tipbench.judge.sheet_store import now_iso
+    from tipbench.workflows.board import parse_pair_option
 
     settings = load_settings()
-    chosen, reason, at = read_pair(choose, "--choose"), validate_reason(because), now_iso()
+    chosen, reason, at = parse_pair_option(choose, "choose"), validate_reason(because), now_iso()
     name = chosen_experiment(settings, experiment)
     path = _target(out, name, at)
-    with open_store(settings, mlflow_url) as store:
-        found = existing_experiment(store, name)
-        decision = _decision(store, found, chosen, reason, at)
-        run_id = store.record(found.experiment_id, decision_run(decision, milliseconds(at)))
-        store.touch(found.experiment_id)
+    with open_experiment(settings, mlflow_url, name) as (store, found):
+        decision, run_id = record_decision(store, found, chosen, reason, at=at)
     text = decision_markdown(decision)
     if path is not None:
         saved = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
@@ -88,12 +79,3 @@ def _target(out: Path | None, experiment: str, at: str) -> Path | None:
     if path.exists():
         raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
     return path
-
-
-def _decision(store: MlflowStore, experiment: Experiment, chosen: Pair, reason: str, at: str) -> Decision:
-    from tipbench.compare.cells import CellFilter
-    from tipbench.compare.decision import make_decision
-    from tipbench.compare.leaderboard import read_leaderboard
-
-    board, cells = read_leaderboard(store, experiment, CellFilter())
-    return make_decision(board, cells, chosen, reason, decision_id=uuid.uuid4().hex, at=at)

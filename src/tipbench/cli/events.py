@@ -1,195 +1,128 @@
-"""Event output: with TIPBENCH_EVENTS=FILE a command also writes its events to that file, one JSON object per line.
-
-Without that variable, the functions in this module do nothing.
-"""
+"""`tipbench events`: the policy server's event log, exported for other programs, and evaluated."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, TextIO
 
-import tipbench
+import typer
+
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.options import JsonOption, command_group
+from tipbench.cli.promote import interval_text, validity_text
 from tipbench.errors import UsageError
+from tipbench.files import check_output
+from tipbench.settings import load_settings
+from tipbench.text import plural
 
-if TYPE_CHECKING:
-    from tipbench.jobs.event_file import EventWriter
-    from tipbench.jobs.events import Event
-    from tipbench.judge.run import JudgeResult
-    from tipbench.record import events as record
-    from tipbench.record.summary import Summary
+app = command_group("Export and evaluate the policy server's event log.")
 
-VARIABLE = "TIPBENCH_EVENTS"
-_INTERRUPTED = 130
-_writer: EventWriter | None = None  # one command, one process, one file
+
+class ExportFormat(StrEnum):
+    """Format of an export."""
+
+    JSONL = "jsonl"
+    DSJSON = "dsjson"
+    OBP = "obp"
+
+
+@app.command("export")
+def export(
+    format_: Annotated[
+        ExportFormat, typer.Option("--format", metavar="jsonl|dsjson|obp", help="The format; see above.")
+    ] = ExportFormat.JSONL,
+    policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Only events of this policy.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file. [default: stdout]")] = None,
+) -> None:
+    """Export decisions, rewards and signals; the server may run.
+
+    jsonl has one line per decision, reward and shadow signal. dsjson has one line per rewarded decision, for `vw
+    --dsjson --cb_explore_adf`. obp is one JSON object with the arrays of the Open Bandit Pipeline's bandit feedback.
+    Users appear as keyed hashes, never by id.
+
+    Examples:
+
+      tipbench events export > events.jsonl
+
+      tipbench events export --format dsjson --policy egreedy/v1 --out decisions.dsjson
+    """
+    from tipbench.serve.event_export import export_events
+    from tipbench.workflows.promotion import existing_log
+
+    with existing_log(load_settings().home) as database, _target(out) as file:
+        count = 0
+        for line in export_events(database, format_.value, policy=policy):
+            file.write(line + "\n")
+            count += 1
+    print_message(f"{plural(count, 'line')} exported")
+
+
+@app.command("evaluate")
+def evaluate(
+    policy: Annotated[str, typer.Option("--policy", metavar="POLICY", help="The policy to evaluate.")],
+    logged_by: Annotated[
+        str | None,
+        typer.Option("--logged-by", metavar="POLICY", help="Whose decisions are used. [default: the active policy]"),
+    ] = None,
+    prior: Annotated[
+        Path | None, typer.Option("--prior", metavar="FILE", help="A prior of the evaluated policy.")
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option("--catalogue", metavar="FILE", help="A tip catalogue with the judges' scores by scale."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Estimate a policy's value from another one's decisions.
+
+    Also shows whether judged quality predicts completion. The policy's probabilities are computed again at every logged
+    decision, from the same user's earlier rewards. IPS, SNIPS and DR are estimates of its mean reward; DM, the reward
+    model alone, is shown and decides nothing. Intervals are 95 %, clustered by user. A scale's rank correlation with
+    completion needs 30 tips with outcomes. Exit 3 if there is not enough data.
+
+    Examples:
+
+      tipbench events evaluate --policy egreedy/v3
+
+      tipbench events evaluate --policy egreedy/v3 --logged-by egreedy/v1 --catalogue tips.toml --json
+    """
+    from tipbench.serve.catalogue import load_catalogue
+    from tipbench.serve.prior import load_prior
+    from tipbench.workflows.promotion import evaluate_log
+
+    scores = load_catalogue(catalogue).scores if catalogue is not None else {}
+    fitted = load_prior(prior) if prior is not None else None
+    found = evaluate_log(load_settings().home, policy, logged_by, prior=fitted, scores=scores)
+    if json_:
+        print_json(found)
+        return
+    decisions, users = plural(found["decisions"], "decision"), plural(found["users"], "user")
+    print(f"{policy} from {decisions} of {found['logged_by']} for {users}")
+    print(f"logged reward  {interval_text(found['logged_reward'])}")
+    for name, estimate in found["estimates"].items():
+        print(f"{name:14} {interval_text(estimate)}")
+    print(f"gain (DR)      {interval_text(found['gain'])}")
+    weights = found["weights"]
+    print(
+        f"weights: mean {weights['mean']['mean']:.3f}{'' if weights['plausible'] else ' (implausible: not near 1)'}, "
+        f"largest {weights['largest']:.1f}, effective sample {weights['effective_sample']:,.0f}"
+    )
+    for one in found["validity"]:
+        print(validity_text(one))
 
 
 @contextmanager
-def command_events() -> Iterator[None]:
-    """Write the events of a command; the last one is its exit code, on disk before the process ends."""
-    global _writer  # noqa: PLW0603 - process-wide, like stdout
-    # Removed from the environment, so that a child process that is also tipbench does not write to the same file.
-    name = os.environ.pop(VARIABLE, "")
-    if not name:
-        yield
+def _target(out: Path | None) -> Iterator[TextIO]:
+    if out is None:
+        yield sys.stdout
         return
-    from tipbench.jobs.event_file import EventWriter
-    from tipbench.jobs.events import Exit, Started
-
+    check_output(out, "--out")
     try:
-        _writer = EventWriter(Path(name))
+        with out.open("w", encoding="utf-8") as file:
+            yield file
     except OSError as exc:
-        raise UsageError(f"{VARIABLE} takes a file; {name} cannot be written: {exc.strerror}.") from exc
-    emit(Started(tipbench.__version__))
-    code = 1
-    try:
-        yield
-        code = 0
-    except SystemExit as exc:
-        code = exit_code(exc)
-        raise
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cancel during exit must not lose the exit code
-        writer, _writer = _writer, None
-        writer.write(Exit(code), durable=True)
-        writer.close()
-
-
-def exit_code(exc: SystemExit) -> int:
-    """Return the process exit code: 0 for None, 1 for a message."""
-    if exc.code is None:
-        return 0
-    return exc.code if isinstance(exc.code, int) else 1
-
-
-def emit(event: Event) -> None:
-    """Write an event, if event output is enabled."""
-    if _writer is not None:
-        _writer.write(event)
-
-
-def emit_failure(text: str) -> None:
-    """Write a failure event."""
-    if _writer is not None:
-        from tipbench.jobs.events import Failure
-
-        emit(Failure(text))
-
-
-def observed(view: Callable[[record.Event], None]) -> Callable[[record.Event], None]:
-    """Return an observer that calls the view and also writes events."""
-    if _writer is None:
-        return view
-    translate = _Translation()
-
-    def report(event: record.Event) -> None:
-        view(event)
-        translate(event)
-
-    return report
-
-
-def tee_events(show: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that calls `show` and also writes a message event."""
-    if _writer is None:
-        return show
-    from tipbench.jobs.events import Message
-
-    def report(text: str) -> None:
-        show(text)
-        emit(Message(text))
-
-    return report
-
-
-def counted(judge: str, count: Callable[[int, int], None]) -> Callable[[int, int, int], None]:
-    """Return a progress callback (scored, unscored, total) that also writes judging events."""
-
-    def report(scored: int, unscored: int, total: int) -> None:
-        count(scored + unscored, total)
-        if _writer is not None:
-            from tipbench.jobs.events import Judging
-
-            emit(Judging(judge, scored, unscored, total))
-
-    return report
-
-
-def emit_collected(summary: Summary) -> None:
-    """Write the memory evidence and the result of a collect."""
-    if _writer is None:
-        return
-    from tipbench.jobs.events import Collected, Memory
-
-    if (seen := summary.evidence) is not None:
-        emit(
-            Memory(
-                samples=seen.samples,
-                most_resident=seen.most_resident,
-                largest_gap_s=seen.largest_gap_s,
-                handovers=seen.handovers,
-                unknown_samples=seen.unknown_samples,
-                foreign=seen.foreign,
-            )
-        )
-    emit(
-        Collected(
-            experiment=summary.experiment,
-            cells=summary.cells,
-            recorded_before=summary.recorded_before,
-            generated=summary.generated,
-            failed=summary.failed,
-            refused=tuple(summary.refused.values()),
-            seconds=summary.seconds,
-            url=summary.experiment_url,
-        )
-    )
-
-
-def emit_judged(ran: JudgeResult, *, provisional: bool) -> None:
-    """Write the result of an automatic judge's run."""
-    if _writer is None:
-        return
-    from tipbench.jobs.events import Judged
-
-    applied = ran.applied
-    emit(Judged(applied.sheet, applied.judge, applied.finished, len(ran.unscored), applied.held, provisional))
-
-
-class _Translation:
-    """Translates a collect's events to output events, with running totals so that each event shows the progress."""
-
-    def __init__(self) -> None:
-        self._done = self._total = self._failed = 0
-
-    def __call__(self, event: record.Event) -> None:
-        from tipbench.jobs import events as wire
-        from tipbench.record import events as record
-
-        if isinstance(event, record.BlockStarted):
-            self._done, self._total, self._failed = event.done, event.total, 0
-        if not isinstance(event, record.CellFinished):
-            emit(event)
-            return
-        self._done += 1
-        self._failed += event.failure is not None
-        cell = event.cell
-        emit(
-            wire.CellFinished(
-                cell.model,
-                cell.prompt,
-                cell.scenario,
-                done=self._done,
-                total=self._total,
-                failed=self._failed,
-                failure=event.failure,
-                output_tokens=event.output_tokens,
-                tokens_per_s=event.tokens_per_s,
-            )
-        )
+        raise UsageError(f"--out {out} could not be written: {exc.strerror}. Choose another file.") from exc

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tipbench.cli.console import print_dropped_columns, print_json, print_message, print_table
-from tipbench.cli.options import JsonOption, MlflowOption
+from tipbench.cli.options import JsonOption, MlflowOption, open_store
 from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.settings import load_settings
 from tipbench.text import escape_formula
@@ -43,12 +43,11 @@ def experiments(
 
       tipbench experiments --format csv --mlflow-url http://mlflow.example:5000
     """
-    from tipbench.cli.session import open_store
-    from tipbench.record.reader import count_cells
+    from tipbench.record.reader import cells, count_states
 
     with open_store(load_settings(), mlflow_url) as store:
         rows = [
-            {"experiment": found.name, **vars(count_cells(store, found.experiment_id)), "url": found.url}
+            {"experiment": found.name, **vars(count_states(cells(store, found.experiment_id, {}))), "url": found.url}
             for found in sorted(store.experiments(), key=lambda experiment: experiment.name)
             if found.name.startswith(EXPERIMENT_PREFIX)
         ]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tipbench.cli.compare import OneJudgeOption, WhereOption, read_filters
+from tipbench.cli.compare import OneJudgeOption, WhereOption
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.judge import checked_judge
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, read_pair
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment, open_experiment
 from tipbench.errors import NotEnoughData, TipbenchError, UsageError
 from tipbench.files import check_output, write_output
-from tipbench.settings import Settings, load_settings
+from tipbench.settings import load_settings
 from tipbench.text import printable_lines
-
-if TYPE_CHECKING:
-    from tipbench.compare.cells import CellFilter
-    from tipbench.compare.gate import GateResult
-    from tipbench.compare.matrix import Pair
-
 
 MarginOption = Annotated[
     float,
@@ -29,6 +22,9 @@ MarginOption = Annotated[
 ]
 JunitOption = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML.")
+]
+FloorOption = Annotated[
+    bool, typer.Option("--failed-as-floor", help="Count the candidate's failed cells at the rubric's floor.")
 ]
 AnnotationsOption = Annotated[bool, typer.Option("--annotations", help="Also print a GitHub workflow annotation.")]
 
@@ -39,6 +35,7 @@ def gate(
     experiment: ExperimentOption = None,
     margin: MarginOption = 1.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if undecided.")] = False,
+    failed_as_floor: FloorOption = False,
     junit: JunitOption = None,
     annotations: AnnotationsOption = False,
     where: WhereOption = None,
@@ -50,8 +47,8 @@ def gate(
 
     For CI. Uses the 95 % confidence interval of the paired difference over the scenarios judged for both. Not worse:
     the interval is above −margin; exit 0. Worse: it is below; exit 1.
-    Otherwise undecided: exit 0 with a warning, 1 with --strict. Exit 3 with fewer than two shared judged scenarios,
-    or if there are only provisional scores.
+    Otherwise undecided: exit 0 with a warning, 1 with --strict. The candidate must be judged wherever the baseline is,
+    in at least six scenarios; otherwise, or with only provisional scores, exit 3 with what is missing.
 
     Examples:
 
@@ -59,22 +56,27 @@ def gate(
 
       tipbench gate --candidate gemma3:1b/v1 --baseline qwen2.5:0.5b/v1 --strict --junit gate.xml --annotations
     """
-    from tipbench.compare.cells import CellFilter
-    from tipbench.compare.gate import annotation, junit_xml, unknown
+    from tipbench.compare.cells import read_board
+    from tipbench.compare.gate import GateOptions, Outcome, annotation, evaluate_gate, junit_xml, unknown
+    from tipbench.workflows.board import board_query, parse_pair_option
 
     settings = load_settings()
-    pairs = read_pair(candidate, "--candidate"), read_pair(baseline, "--baseline")
+    pairs = parse_pair_option(candidate, "candidate"), parse_pair_option(baseline, "baseline")
     if not isfinite(margin) or margin < 0:
         raise UsageError(f"--margin must be 0 or more (got {margin:g}).")
-    question = CellFilter(read_filters(where), checked_judge(judge))
+    options = GateOptions(*pairs, margin, failed_as_floor=failed_as_floor)
+    question = board_query(where=where or (), judge=judge).question
     name = chosen_experiment(settings, experiment)
     if junit is not None:
         check_output(junit, "--junit")
     try:
-        result = _result(settings, mlflow_url, name, question, pairs, margin)
+        with open_experiment(settings, mlflow_url, name) as (store, found):
+            result = evaluate_gate(read_board(store, found.experiment_id, question), options)
+    except NotEnoughData as exc:
+        result = unknown(options, str(exc))
     except TipbenchError as exc:
         if junit is not None:  # replace the report of an earlier build
-            write_output(junit, junit_xml(name, unknown(*pairs, margin, str(exc))), "--junit")
+            write_output(junit, junit_xml(name, unknown(options, str(exc))), "--junit")
         raise
     if junit is not None:
         write_output(junit, junit_xml(name, result, strict=strict), "--junit")
@@ -84,34 +86,10 @@ def gate(
     code = result.exit_code(strict=strict)
     if json_:
         print_json({"experiment": name, **result.to_json(), "strict": strict, "exit_code": code})
-    else:
-        _print_result(result)
-    raise typer.Exit(code)
-
-
-def _result(
-    settings: Settings, url: str | None, name: str, question: CellFilter, pairs: tuple[Pair, Pair], margin: float
-) -> GateResult:
-    from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.compare.cells import read_board
-    from tipbench.compare.gate import evaluate_gate, unknown
-
-    try:
-        with open_store(settings, url) as store:
-            found = existing_experiment(store, name)
-            cells = read_board(store, found.experiment_id, question)
-        return evaluate_gate(cells, *pairs, margin)
-    except NotEnoughData as exc:  # also written to the JUnit report
-        return unknown(*pairs, margin, str(exc))
-
-
-def _print_result(result: GateResult) -> None:
-    from tipbench.compare.gate import Outcome
-
-    if result.outcome is Outcome.UNKNOWN:
+    elif result.outcome is Outcome.UNKNOWN:
         raise NotEnoughData(result.reason)
-    print(printable_lines(result.reason))
-    if result.evidence and result.evidence.unfinished:
-        print_message(f"warning: based on part of the candidate's cells: {result.evidence.unfinished}")
-    if result.outcome is Outcome.UNDECIDED:
-        print_message("warning: the gate is undecided; pass --strict to fail in this case")
+    else:
+        print(printable_lines(result.reason))
+        if result.outcome is Outcome.UNDECIDED and not strict:
+            print_message("warning: the gate is undecided; pass --strict to fail in this case")
+    raise typer.Exit(code)

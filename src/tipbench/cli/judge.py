@@ -1,11 +1,10 @@
-"""`tipbench judge export / apply`: export and apply blind sheets."""
+"""`tipbench judge export / duel / apply`: blind sheets and comparisons as files."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,194 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import print_json, print_message, progress_counter
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.console import print_json, print_message
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, command_group, open_experiment, open_store
+from tipbench.cli.progress import progress_counter
 from tipbench.errors import SheetRefused, UsageError
-from tipbench.files import ResourceLock, check_output, writable_home, write_output
-from tipbench.http import canonical_url
-from tipbench.settings import Settings, load_settings
+from tipbench.files import check_output, writable_home, write_output
+from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.apply import ApplyResult, ItemChange
+    from tipbench.judge.apply import ApplyResult
+    from tipbench.judge.duels import DuelApplyResult, StoredDuelSheet
     from tipbench.judge.export import ExportRequest, ExportResult
     from tipbench.judge.sheet_store import StoredSheet
-    from tipbench.plan.rubric import Rubric
-    from tipbench.record.mlflow import MlflowStore
 
-STREAM = "-"  # stdout, or stdin
 _MOST_KEPT = 1000
-
-
-def is_stream(path: Path) -> bool:
-    """Whether a path means stdout or stdin."""
-    return str(path) == STREAM
-
-
-def check_target(path: Path) -> None:
-    """Raise UsageError if the output file cannot be written."""
-    if is_stream(path):
-        return
-    check_output(path, "--out")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--out {path} is not a regular file; choose another file.")
-
-
-def _worth_keeping(path: Path) -> bool:
-    """Whether a file must not be overwritten: it is not empty, and not an unfilled sheet or duel file."""
-    from tipbench.judge.sheet_file import read_sheet_file
-
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    try:
-        return _is_filled(read_sheet_file(path))
-    except (SheetRefused, UsageError, KeyError, TypeError, AttributeError):
-        return True
-
-
-def _keep_aside(path: Path) -> None:
-    """Rename a file that would be overwritten, so that an export never loses scores."""
-    if not _worth_keeping(path):
-        return
-    names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MOST_KEPT))
-    free = next((name for name in names if not name.exists()), None)
-    if free is None:
-        raise UsageError(f"{path} and {_MOST_KEPT - 1} older versions exist; choose another file or delete some.")
-    path.rename(free)
-    print_message(f"{path} already existed; it was renamed to {free}")
-
-
-def _is_filled(raw: dict[str, Any]) -> bool:
-    """Whether a sheet or duel file has any entries. Raises KeyError, TypeError or AttributeError if it is neither."""
-    from tipbench.judge.duels import FORMAT as DUELS
-    from tipbench.judge.sheet import FORMAT
-
-    if raw["format"] == DUELS:
-        return any(item["winner"] is not None for item in raw["items"])
-    if raw["format"] != FORMAT:
-        raise KeyError(raw["format"])
-    tips = [tip for item in raw["items"] for tip in item["tips"]]
-    return any(tip.get("note") or any(score is not None for score in tip["scores"].values()) for tip in tips)
-
-
-def read_filled(path: Path) -> dict[str, Any]:
-    """Read a filled sheet from a file or stdin."""
-    from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
-
-    if is_stream(path):
-        return parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1))
-    return read_sheet_file(path)
-
-
-def write_text(path: Path, text: str, otherwise: str) -> None:
-    """Write a sheet to a file, atomically, or to stdout; `otherwise` is appended to the error message."""
-    if is_stream(path):
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
-        sys.stdout.buffer.flush()
-        return
-    _keep_aside(path)
-    write_output(path, text, "--out", otherwise)
-
-
+_MANY_DUELS = 200  # above which a hint is printed
 _ANCHORS_SHOWN = 5
 
-
-@contextmanager
-def judging_lock(settings: Settings, store: MlflowStore) -> Iterator[None]:
-    """Lock the store for writing scores on this machine; a second command waits."""
-    with _locked(settings, "judging at {server}", "another judge command", store, wait=True):
-        yield
-
-
-@contextmanager
-def judge_run_lock(
-    settings: Settings, store: MlflowStore, experiment: str, judge: str, *, wait: bool
-) -> Iterator[None]:
-    """Allow one `judge run` per judge and experiment on this machine. Raises LockHeld unless `wait`."""
-    resource = f"judge {judge} in {experiment} at {{server}}"
-    with _locked(settings, resource, f"a judge run for {judge} in {experiment}", store, wait=wait):
-        yield
-
-
-@contextmanager
-def _locked(settings: Settings, resource: str, purpose: str, store: MlflowStore, *, wait: bool) -> Iterator[None]:
-    name = resource.replace("{server}", canonical_url(store.url))
-    lock = ResourceLock(writable_home(settings.home), name, purpose)
-    lock.acquire(wait=wait, report=print_message)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def refused_json(exc: SheetRefused, sheet: object) -> dict[str, Any]:
-    """Return the JSON output for a refused sheet."""
-    from tipbench.judge.check import Problem
-
-    errors = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
-    told = errors or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    name = sheet if isinstance(sheet, str) and len(sheet) <= 64 else None
-    return {"sheet": name, "status": "refused", "applied": 0, "unfinished": 0, "errors": told, "drift": None}
-
-
-def applied_json(applied: ApplyResult) -> dict[str, Any]:
-    """Return the JSON output of an apply; a dry run includes all changes."""
-    changes = {"dry_run": True, "changes": [change.to_json() for change in applied.changes]}
-    return {**applied.to_json(), **(changes if applied.dry_run else {})}
-
-
-def show_applied(applied: ApplyResult) -> None:
-    """Print what was applied, or would be in a dry run."""
-    for change in applied.changes if applied.dry_run else ():
-        print(_change_line(change, held=applied.held))
-    would = "would be " if applied.dry_run else ""
-    left = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
-    state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
-    show_verdict(applied)
-
-
-def show_verdict(applied: ApplyResult) -> None:
-    """Print the drift verdict, and what follows from it."""
-    for sentence in applied.sentences():
-        print(sentence)
-    if applied.held:
-        show_held(applied)
-    elif applied.accepted:
-        print(f"The drift is accepted: {applied.accepted}")
-
-
-def _change_line(change: ItemChange, *, held: bool) -> str:
-    if held:
-        return f"  {change.item}: {_numbers(change.before)} → held, does not count: {_numbers(change.given)}"
-    return f"  {change.item}: {_numbers(change.before)} → {_numbers(change.after)}"
-
-
-def _numbers(values: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
-
-
-def show_held(applied: ApplyResult) -> None:
-    """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
-    scales = applied.drift.scales if applied.drift is not None and not applied.revision else ()
-    drifted = {scale.scale for scale in scales if scale.beyond}
-    for name in applied.rubric.scale_names:
-        if scales and (name in drifted or not drifted):
-            print(f"\nAnchors for {name}:")
-            for line in _anchor_lines(applied.rubric, name):
-                print(line)
-    print(
-        "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
-        "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."
-    )
-
-
-def _anchor_lines(rubric: Rubric, scale: str) -> list[str]:
-    by_step = {anchor.scores[scale]: anchor for anchor in reversed(rubric.anchors)}
-    shown = [by_step[step] for step in sorted(by_step)]
-    return [f"  {anchor.scores[scale]}  “{anchor.tip}” ({anchor.why})" for anchor in shown[:_ANCHORS_SHOWN]]
-
-
-app = typer.Typer(help="Score answers blind against the pinned rubric.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Score answers blind against the pinned rubric.")
 
 JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
 SuiteOption = Annotated[
@@ -267,9 +96,10 @@ def export(
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
 ) -> None:
-    """Export a blind sheet for a judge: answers without model or prompt names, in random order, with the rubric.
+    """Export a blind sheet for a judge.
 
-    It includes hidden control items that measure the judge. The key is stored in MLflow, so the sheet can be applied
+    It has answers without model or prompt names, in random order, with the rubric, and hidden control items that
+    measure the judge. The key is stored in MLflow, so the sheet can be applied
     from any machine. Fill in the scores, then run `tipbench judge apply FILE`.
 
     Examples:
@@ -278,12 +108,13 @@ def export(
 
       tipbench judge export --judge ben --limit 40 --format csv --out ben.csv
     """
-    from tipbench.cli.session import existing_experiment, open_store
     from tipbench.judge.export import ExportRequest, export_sheet
+    from tipbench.judge.sheet_store import find_sheet
+    from tipbench.workflows.board import judge_name
+    from tipbench.workflows.judging import focused
 
-    settings = load_settings()
     request = ExportRequest(
-        judge=checked_judge(judge),
+        judge=judge_name(judge),
         limit=limit,
         overlap=overlap,
         everything=all_,
@@ -293,82 +124,28 @@ def export(
     )
     if filled and sheet is None:
         raise UsageError("--filled applies to an existing sheet: name it with --sheet ID.")
-    check_target(out)
-    with open_store(settings, mlflow_url) as store:
-        found = existing_experiment(store, chosen_experiment(settings, experiment))
+    _check_target(out)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         if sheet is not None:
-            _write_again(out, format_, _recorded(store, found.experiment_id, found.name, sheet), filled=filled)
+            stored = find_sheet(store, found.experiment_id, found.name, sheet)
+            if stored is None:
+                raise UsageError(f"{found.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
+            if filled:  # keep the judge's name in the file
+                stored = replace(stored, sheet=replace(stored.sheet, judge=stored.owner))
+            _write_sheet(out, format_, stored, filled=filled)
+            scored = f", {stored.finished} with the scores applied so far" if filled else ""
+            print_message(f"sheet {stored.sheet.id} again: {len(stored.entries)} items {_place(out)}{scored}")
             return
         if focus:
-            request = _focused(store, found.experiment_id, request)
+            request, wanted = focused(store, found, request)
+            # no names, as judging is blind
+            print_message(f"in focus: {len(wanted.pairs)} pairs in {len(wanted.scenarios)} scenarios")
         done = export_sheet(store, found, request)
-    _write(out, format_, done.stored)
-    _say_exported(done, request, out)
+    _write_sheet(out, format_, done.stored)
+    _print_exported(done, request, out)
 
 
-def _focused(store: MlflowStore, experiment_id: str, request: ExportRequest) -> ExportRequest:
-    """Restrict a request to the leader and pairs tied with it, most informative scenarios first."""
-    from tipbench.compare.cells import CellFilter, read_board
-    from tipbench.compare.focus import focus
-    from tipbench.compare.leaderboard import BoardOptions, make_board
-    from tipbench.errors import NotEnoughData
-
-    cells = read_board(store, experiment_id, CellFilter())
-    found = None if cells.provisional else focus(cells, make_board("", cells, BoardOptions()).ranking)
-    if found is None:
-        raise NotEnoughData(
-            "--focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
-            "See `tipbench compare`, or leave --focus out to judge all pending cells."
-        )
-    print_message(
-        f"in focus: {len(found.pairs)} pairs in {len(found.scenarios)} scenarios"
-    )  # no names, as judging is blind
-    return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0)
-
-
-def checked_judge(name: str | None) -> str | None:
-    """Return the normalized judge name. Raises UsageError if it is invalid."""
-    from tipbench.judge.check import name_problem, normalize_name
-
-    if name is None:
-        return None
-    if fault := name_problem(name):
-        raise UsageError(f"--judge takes {fault} (got {name[:80]!r}).")
-    return normalize_name(name)
-
-
-def _recorded(store: MlflowStore, experiment_id: str, name: str, sheet: str) -> StoredSheet:
-    from tipbench.judge.sheet_store import find_sheet
-
-    found = find_sheet(store, experiment_id, name, sheet)
-    if found is None:
-        raise UsageError(f"{name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
-    return found
-
-
-def _write_again(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool) -> None:
-    if filled:  # keep the judge's name in the file
-        judging = replace(judging, sheet=replace(judging.sheet, judge=judging.owner))
-    _write(path, format_, judging, filled=filled)
-    scored = f", {judging.finished} with the scores applied so far" if filled else ""
-    print_message(f"sheet {judging.sheet.id} again: {len(judging.entries)} items {_place(path)}{scored}")
-
-
-def _write(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool = False) -> None:
-    from tipbench.judge.sheet import sheet_text
-    from tipbench.judge.sheet_file import sheet_csv
-
-    form = sheet_text if format_ is SheetFormat.JSON else sheet_csv
-    text = form(judging.sheet, judging.answers if filled else None)
-    again = f"tipbench judge export --experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE"
-    write_text(path, text, f"The sheet is stored in MLflow: {again} writes it again.")
-
-
-def _place(path: Path) -> str:
-    return "on stdout" if is_stream(path) else f"in {path}"
-
-
-def _say_exported(done: ExportResult, request: ExportRequest, out: Path) -> None:
+def _print_exported(done: ExportResult, request: ExportRequest, out: Path) -> None:
     items = len(done.stored.entries)
     who = f" for {request.judge}" if request.judge else ""
     print_message(f"sheet {done.stored.sheet.id}{who}: {items} items {_place(out)}")
@@ -388,9 +165,81 @@ def _say_exported(done: ExportResult, request: ExportRequest, out: Path) -> None
         )
     if not done.enough_controls:
         print_message("the drift verdict of this sheet will be unknown: it has too few check items")
+    print_message(f"next: fill in the scores, then {_how_to_apply(out)}")
+
+
+def duel(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")],
+    experiment: ExperimentOption = None,
+    judge: JudgeOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=2, metavar="NUMBER", help="Maximum number of comparisons; whole scenarios first."),
+    ] = None,
+    seed: SeedOption = None,
+    sheet: Annotated[
+        str | None, typer.Option("--sheet", metavar="ID", help="Write an existing duel file again, byte for byte.")
+    ] = None,
+    suite: SuiteOption = None,
+    mlflow_url: MlflowOption = None,
+) -> None:
+    """Write blind A/B comparisons of tied pairs for a judge.
+
+    Compares the leader's answers with those of the pairs tied with it. Each two answers to a scenario appear twice, in
+    both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows
+    the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
+
+    Examples:
+
+      tipbench judge duel --experiment tip-bench-demo --judge anna --out duels.json
+
+      tipbench judge duel --judge ben --limit 40 --out duels.json
+    """
+    from tipbench.judge.duels import export_duels, find_duel
+    from tipbench.workflows.board import judge_name
+    from tipbench.workflows.judging import duel_request
+
+    name = judge_name(judge)
+    _check_target(out)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
+        if sheet is not None:
+            stored = find_duel(store, found.experiment_id, found.name, sheet)
+            if stored is None:
+                raise UsageError(f"{found.name} has no duel file {sheet!r}. Leave --sheet out to export a new one.")
+            _write_duels(out, stored)
+            return
+        done = export_duels(store, found, duel_request(store, found, judge=name, limit=limit, seed=seed, suite=suite))
+    _write_duels(out, done.stored)
+    who = f" for {name}" if name else ""
+    items = len(done.stored.sheet.items)
     print_message(
-        f"next: fill in the scores, then `tipbench judge apply {'FILE' if is_stream(out) else shlex.quote(str(out))}`"
+        f"duels {done.stored.sheet.id}{who}: {items} comparisons of {done.pairs} pairs over {done.scenarios} "
+        f"scenarios {_place(out)}"
     )
+    if items > _MANY_DUELS:
+        print_message("use --limit for fewer comparisons; it fills whole scenarios first")
+    if done.without_tips:
+        print_message(f"left out: {done.without_tips} answers without a tip")
+    if done.unknown_scenarios:
+        print_message(
+            f"left out: {done.unknown_scenarios} answers whose scenario is not in the current suite; see --suite"
+        )
+    print_message(f"next: fill in each winner, then {_how_to_apply(out)}")
+
+
+@app.command("instructions")
+def instructions() -> None:
+    """Print instructions for a coding agent that judges.
+
+    They explain how to fill in a sheet.
+
+    Examples:
+
+      tipbench judge instructions > instructions.md
+    """
+    from importlib.resources import files
+
+    print(files("tipbench.judge").joinpath("agent_instructions.md").read_text("utf-8"), end="")
 
 
 @app.command("apply")
@@ -405,12 +254,13 @@ def apply(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Apply a filled sheet: validate it, measure the judge's drift and count the scores.
+    """Apply a filled sheet or duels, and count the scores.
 
-    Any error rejects the whole sheet; the message names item, tip and field. Unfinished items stay pending; the sheet
-    can be completed or revised and applied again. The drift is checked once, with the last item or with --final; a
-    later revision returns only whether the scores count. If the drift exceeds the limit, the scores are held: stored
-    but not counted, until the sheet is revised or the drift is accepted with a reason.
+    The sheet is validated, and the judge's drift is measured. Any error rejects the whole sheet; the message names
+    item, tip and field. Unfinished items stay pending; the sheet can be completed or revised and applied again. The
+    drift is checked once, with the last item or with --final; a later revision returns only whether the scores count.
+    If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised or the drift
+    is accepted with a reason.
 
     Examples:
 
@@ -418,18 +268,34 @@ def apply(
 
       tipbench judge apply anna.json --accept-drift "agreed in the team on 3 May"
     """
+    from tipbench.judge.apply import SheetApplier
     from tipbench.judge.duels import FORMAT as DUELS
+    from tipbench.judge.duels import apply_duels
+    from tipbench.judge.sheet_store import receive
+    from tipbench.workflows.board import judge_name
+    from tipbench.workflows.judging import judging_lock, refused_json
 
     settings = load_settings()
     reason = checked_reason(accept_drift)
-    name = checked_judge(judge)
+    name = judge_name(judge)
     raw: dict[str, Any] = {}
     try:
-        raw = read_filled(file)
-        if raw.get("format") == DUELS:
-            _apply_duels(settings, mlflow_url, raw, name, reason, dry_run=dry_run, json_=json_)
-            return
-        applied = _apply(settings, mlflow_url, raw, name, reason, final=final, dry_run=dry_run)
+        raw = _read_filled(file)
+        duels = raw.get("format") == DUELS
+        if duels and reason is not None:
+            raise UsageError("--accept-drift applies to sheets; duels have no drift.")
+        with (
+            open_store(settings, mlflow_url) as store,
+            judging_lock(writable_home(settings.home), store.url, report=print_message),
+        ):
+            if duels:
+                done = apply_duels(store, raw, judge=name, dry_run=dry_run)
+                _show_duels(done, dry_run=dry_run, json_=json_)
+                return
+            got = receive(store, raw, judge=name, accepting=reason is not None)
+            with progress_counter("applying") as count:
+                work = SheetApplier(store, got.experiment, got.stored, got.filled)
+                applied = work.run(accept=reason, final=final, dry_run=dry_run, progress=count)
     except SheetRefused as exc:
         if not json_:
             raise
@@ -452,41 +318,154 @@ def checked_reason(text: str | None) -> str | None:
     return text.strip()
 
 
-def _apply(
-    settings: Settings,
-    url: str | None,
-    raw: dict[str, Any],
-    judge: str | None,
-    reason: str | None,
-    *,
-    final: bool,
-    dry_run: bool,
-) -> ApplyResult:
-    from tipbench.cli.session import open_store
-    from tipbench.judge.apply import SheetApplier
-    from tipbench.judge.sheet_store import receive
-
-    with open_store(settings, url) as store, judging_lock(settings, store):
-        got = receive(store, raw, judge=judge, accepting=reason is not None)
-        with progress_counter("applying") as count:
-            work = SheetApplier(store, got.experiment, got.stored, got.filled)
-            return work.run(accept=reason, final=final, dry_run=dry_run, progress=count)
+# Results
 
 
-def _apply_duels(
-    settings: Settings,
-    url: str | None,
-    raw: dict[str, Any],
-    judge: str | None,
-    reason: str | None,
-    *,
-    dry_run: bool,
-    json_: bool,
-) -> None:
-    from tipbench.cli.judge_duel import apply_duel_file
-    from tipbench.cli.session import open_store
+def applied_json(applied: ApplyResult) -> dict[str, Any]:
+    """Return the JSON output of an apply; a dry run includes all changes."""
+    changes = {"dry_run": True, "changes": [change.to_json() for change in applied.changes]}
+    return {**applied.to_json(), **(changes if applied.dry_run else {})}
 
-    if reason is not None:
-        raise UsageError("--accept-drift applies to sheets; duels have no drift.")
-    with open_store(settings, url) as store, judging_lock(settings, store):
-        apply_duel_file(store, raw, judge, dry_run=dry_run, json_=json_)
+
+def show_applied(applied: ApplyResult) -> None:
+    """Print what was applied, or would be in a dry run."""
+    for change in applied.changes if applied.dry_run else ():
+        after = f"held, does not count: {_numbers(change.given)}" if applied.held else _numbers(change.after)
+        print(f"  {change.item}: {_numbers(change.before)} → {after}")
+    would = "would be " if applied.dry_run else ""
+    left = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
+    state = "held" if applied.held else "applied"
+    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would}{state}{left}")
+    show_verdict(applied)
+
+
+def show_verdict(applied: ApplyResult) -> None:
+    """Print the drift verdict, and what follows from it."""
+    for sentence in applied.sentences():
+        print(sentence)
+    if applied.held:
+        show_held(applied)
+    elif applied.accepted:
+        print(f"The drift is accepted: {applied.accepted}")
+
+
+def _numbers(values: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in values.items()) if values else "not judged"
+
+
+def show_held(applied: ApplyResult) -> None:
+    """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
+    scales = applied.drift.scales if applied.drift is not None and not applied.revision else ()
+    drifted = {scale.scale for scale in scales if scale.beyond}
+    for name in applied.rubric.scale_names:
+        if scales and (name in drifted or not drifted):
+            print(f"\nAnchors for {name}:")
+            by_step = {anchor.scores[name]: anchor for anchor in reversed(applied.rubric.anchors)}
+            for step in sorted(by_step)[:_ANCHORS_SHOWN]:
+                print(f"  {step}  “{by_step[step].tip}” ({by_step[step].why})")
+    print(
+        "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
+        "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."
+    )
+
+
+def _show_duels(applied: DuelApplyResult, *, dry_run: bool, json_: bool) -> None:
+    if json_:
+        changes = {"dry_run": True, "changes": [vars(change) for change in applied.changes]}
+        print_json({**applied.to_json(), **(changes if dry_run else {})})
+        return
+    for change in applied.changes if dry_run else ():
+        print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
+    left = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
+    would = "would be " if dry_run else ""
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{left}")
+    if applied.twice:
+        print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")
+
+
+# Files
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path means stdout or stdin."""
+    return str(path) == "-"
+
+
+def _place(path: Path) -> str:
+    return "on stdout" if _is_stream(path) else f"in {path}"
+
+
+def _how_to_apply(path: Path) -> str:
+    return f"`tipbench judge apply {'FILE' if _is_stream(path) else shlex.quote(str(path))}`"
+
+
+def _check_target(path: Path) -> None:
+    """Raise UsageError if the output file cannot be written."""
+    if _is_stream(path):
+        return
+    check_output(path, "--out")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--out {path} is not a regular file; choose another file.")
+
+
+def _read_filled(path: Path) -> dict[str, Any]:
+    """Read a filled sheet from a file or stdin."""
+    from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
+
+    if _is_stream(path):
+        return parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1))
+    return read_sheet_file(path)
+
+
+def _write_sheet(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool = False) -> None:
+    from tipbench.judge.sheet import sheet_text
+    from tipbench.judge.sheet_file import sheet_csv
+
+    form = sheet_text if format_ is SheetFormat.JSON else sheet_csv
+    text = form(judging.sheet, judging.answers if filled else None)
+    again = f"tipbench judge export --experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE"
+    _write_text(path, text, f"The sheet is stored in MLflow: {again} writes it again.")
+
+
+def _write_duels(path: Path, judging: StoredDuelSheet) -> None:
+    from tipbench.judge.duels import duel_text
+
+    sheet = judging.sheet
+    again = f"tipbench judge duel --experiment {sheet.experiment} --sheet {sheet.id} --out FILE"
+    _write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {again} writes them again.")
+
+
+def _write_text(path: Path, text: str, otherwise: str) -> None:
+    """Write a sheet to a file, atomically, or to stdout; `otherwise` is appended to the error message.
+
+    An existing file is renamed unless it is empty or an unfilled sheet, so that an export never loses scores.
+    """
+    if _is_stream(path):
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
+        sys.stdout.buffer.flush()
+        return
+    if path.exists() and path.stat().st_size and not _is_unfilled(path):
+        names = (path.with_name(f"{path.name}.{number}.old") for number in range(1, _MOST_KEPT))
+        free = next((name for name in names if not name.exists()), None)
+        if free is None:
+            raise UsageError(f"{path} and {_MOST_KEPT - 1} older versions exist; choose another file or delete some.")
+        path.rename(free)
+        print_message(f"{path} already existed; it was renamed to {free}")
+    write_output(path, text, "--out", otherwise)
+
+
+def _is_unfilled(path: Path) -> bool:
+    """Whether a file is a sheet or a duel file without any entry."""
+    from tipbench.judge.duels import FORMAT as DUELS
+    from tipbench.judge.sheet import FORMAT
+    from tipbench.judge.sheet_file import read_sheet_file
+
+    try:
+        raw = read_sheet_file(path)
+        if raw["format"] == DUELS:
+            return all(item["winner"] is None for item in raw["items"])
+        tips = [tip for item in raw["items"] for tip in item["tips"]]
+        scored = any(tip.get("note") or any(score is not None for score in tip["scores"].values()) for tip in tips)
+        return raw["format"] == FORMAT and not scored
+    except (SheetRefused, UsageError, KeyError, TypeError, AttributeError):
+        return False

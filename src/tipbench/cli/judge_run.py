@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tipbench.cli.console import print_json, print_message, progress_counter
-from tipbench.cli.events import counted, emit_judged, tee_events
+from tipbench.cli.console import print_json, print_message
 from tipbench.cli.judge import (
     AcceptOption,
     AllOption,
@@ -21,35 +20,23 @@ from tipbench.cli.judge import (
     RejudgeOption,
     SeedOption,
     SuiteOption,
-    checked_judge,
     checked_reason,
-    judge_run_lock,
-    judging_lock,
     show_verdict,
 )
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, OllamaOption, default_text, open_experiment
+from tipbench.cli.progress import emit, progress_counter, report_message
 from tipbench.errors import UsageError
-from tipbench.files import writable_home, write_atomic
-from tipbench.settings import Settings, load_settings
+from tipbench.files import ResourceLock, writable_home, write_atomic
+from tipbench.http import canonical_url
+from tipbench.record.events import Judged, Judging
+from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.judge.run import AutomaticJudge, JudgeEnvironment, JudgeResult, Progress
+    from tipbench.judge.run import AutomaticJudge, JudgeResult
     from tipbench.plan.config import CollectConfig
-    from tipbench.record.mlflow import MlflowStore
 
 _REASONS_SHOWN = 5
 _COMMAND_TIMEOUT_S = 900.0
-_BELONGS = {  # option → judges it applies to; other options apply to all
-    "judge": ("command",),
-    "batch": ("command",),
-    "accept_drift": ("command",),
-    "timeout_s": ("command", "ollama"),
-    "ollama_url": ("ollama",),
-    "max_model_b": ("ollama",),
-    "num_ctx": ("ollama",),
-    "evict": ("ollama",),
-    "allow_unknown_size": ("ollama",),
-}
 WithOption = Annotated[
     str,
     typer.Option(
@@ -65,22 +52,24 @@ TimeoutOption = Annotated[
         "--timeout-s",
         min=1.0,
         metavar="SECONDS",
-        help="Time limit per program call or model answer. [default: 900, 300]",
+        help="Time limit per program call or model answer. [default: 900 for a program, 300 for a model]",
     ),
 ]
 BatchOption = Annotated[
     int | None,
     typer.Option("--batch", min=1, metavar="NUMBER", help="Items per program call. [default: all]"),
 ]
-OllamaOption = Annotated[
-    str | None, typer.Option("--ollama-url", metavar="URL", help="The Ollama server. [default: OLLAMA_HOST]")
-]
 LargestOption = Annotated[
     str | None,
-    typer.Option("--max-model-b", metavar="NUMBER", help="Largest model, in billions of parameters. [default: 4.0]"),
+    typer.Option(
+        "--max-model-b",
+        metavar="NUMBER",
+        help=f"Largest model, in billions of parameters.{default_text('max_model_b')}",
+    ),
 ]
 ContextOption = Annotated[
-    str | None, typer.Option("--num-ctx", metavar="NUMBER", help="The model's context, in tokens. [default: 4096]")
+    str | None,
+    typer.Option("--num-ctx", metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}"),
 ]
 EvictOption = Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")]
 UnknownSizeOption = Annotated[bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")]
@@ -109,8 +98,9 @@ def run(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run an automatic judge: rules, a program or a local model. Hidden controls measure its drift, which is shown.
+    """Run an automatic judge: rules, a program or a local model.
 
+    Hidden controls measure its drift, which is shown.
     `rules` and `ollama:MODEL` are provisional: their scores are stored separately, and cells stay pending.
     `command:` pipes the sheet through a program (stdin to stdout; {sheet} and {out} in the command are file paths)
     and counts as the judge --judge NAME (default: the program's name), subject to the drift limit.
@@ -123,131 +113,128 @@ def run(
 
       tipbench judge run --with ollama:llama3.2:3b
     """
-    from tipbench.cli.session import existing_experiment, open_store
     from tipbench.judge.export import ExportRequest
-    from tipbench.judge.run import run_judge
+    from tipbench.judge.run import JudgeEnvironment, run_judge
+    from tipbench.workflows.board import judge_name
+    from tipbench.workflows.judging import check_judge_options, judging_lock
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
-    ours: dict[str, object] = {"ollama_url": ollama_url, "max_model_b": max_model_b, "num_ctx": num_ctx}
-    ours |= {"evict": evict or None, "allow_unknown_size": allow_unknown_size or None}
-    own = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
-    _check_options(with_, {**own, **ours})
-    name = checked_judge(judge)
+    # None means that an option was not given.
+    model_options: dict[str, object] = {
+        "ollama_url": ollama_url,
+        "max_model_b": max_model_b,
+        "num_ctx": num_ctx,
+        "evict": evict or None,
+        "allow_unknown_size": allow_unknown_size or None,
+    }
+    judge_options = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
+    kind, _, target = with_.partition(":")
+    if with_ == "command":
+        target = settings.get("judge_command") or ""
+    has_target = kind in ("command", "ollama") and bool(target.strip())
+    if with_ != "rules" and not has_target:
+        raise UsageError(
+            f"--with takes rules, command:PROGRAM or ollama:MODEL (got {with_[:80]!r}); "
+            'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.'
+        )
+    check_judge_options(with_, {**judge_options, **model_options})
+    name = judge_name(judge)
     reason = checked_reason(accept_drift)
-    rule = settings.collect_config({**ours, "wait": wait or None})
+    config = settings.collect_config({**model_options, "wait": wait or None})
+
+    def rescue(sheet: str, text: str) -> Path:
+        """Save a filled sheet in the home folder, because MLflow could not store it."""
+        folder = writable_home(settings.home) / "sheets"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{sheet}.json"
+        write_atomic(path, text.encode("utf-8", "backslashreplace"))
+        return path
+
     with (
-        open_store(settings, mlflow_url) as store,
-        _filler(with_, name, settings, rule, timeout_s=timeout_s, batch=batch) as filler,
-        progress_counter(f"{filler.name} judges") as count,
+        open_experiment(settings, mlflow_url, experiment) as (store, found),
+        _open_judge(kind, target, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic,
+        progress_counter(f"{automatic.name} judges") as count,
     ):
-        found = existing_experiment(store, chosen_experiment(settings, experiment))
-        with judge_run_lock(settings, store, found.name, filler.name, wait=rule.wait):
-            accepting = _accepting(with_, filler.name, found.name, mlflow_url)
-            environment = _around(settings, store, rule, counted(filler.name, count), accepting)
-            ran = run_judge(store, found, filler, request, accept=reason, environment=environment)
-    emit_judged(ran, provisional=filler.provisional)
+
+        def progress(scored: int, unscored: int, total: int) -> None:
+            count(scored + unscored, total)
+            emit(Judging(automatic.name, scored, unscored, total))
+
+        home = writable_home(settings.home)
+        same_mlflow = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
+        environment = JudgeEnvironment(
+            report=report_message,
+            progress=progress,
+            lock=lambda: judging_lock(home, store.url, report=print_message),
+            wait_s=config.server_wait_s,
+            rescue=rescue,
+            how_to_accept=f"tipbench judge run --experiment {found.name} --with {shlex.quote(with_)} "
+            f"--judge {shlex.quote(automatic.name)}{same_mlflow} --accept-drift REASON",
+        )
+        lock = ResourceLock(
+            home,
+            f"judge {automatic.name} in {found.name} at {canonical_url(store.url)}",
+            f"a judge run for {automatic.name} in {found.name}",
+        )
+        with lock.held(wait=config.wait, report=print_message):
+            result = run_judge(store, found, automatic, request, accept=reason, environment=environment)
+    applied, provisional = result.applied, automatic.provisional
+    emit(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
     if json_:
-        print_json(ran.to_json())
+        print_json(result.to_json())
     else:
-        show_result(ran, provisional=filler.provisional)
-    if ran.applied.held or ran.unscored:
+        show_result(result, provisional=provisional)
+    if applied.held or result.unscored:
         raise typer.Exit(1)
 
 
-def _check_options(with_: str, given: Mapping[str, object]) -> None:
-    """Raise UsageError for an option that does not apply to the chosen judge."""
-    kind = with_.partition(":")[0]
-    if kind not in ("rules", "command", "ollama"):
-        return  # `_filler` raises UsageError
-    for key, value in given.items():
-        if value is not None and kind not in _BELONGS[key]:
-            flag, whose = "--" + key.replace("_", "-"), " and ".join(f"--with {each}:…" for each in _BELONGS[key])
-            raise UsageError(f"{flag} applies only to {whose}, not to --with {with_[:80]}. Leave it out.")
-
-
-def _around(
-    settings: Settings, store: MlflowStore, rule: CollectConfig, progress: Progress, accepting: str
-) -> JudgeEnvironment:
-    from tipbench.judge.run import JudgeEnvironment
-
-    return JudgeEnvironment(
-        report=tee_events(print_message),
-        progress=progress,
-        lock=lambda: judging_lock(settings, store),
-        wait_s=rule.server_wait_s,
-        rescue=lambda sheet, text: _rescue(settings, sheet, text),
-        how_to_accept=accepting,
-    )
-
-
-def _accepting(with_: str, judge: str, experiment: str, mlflow_url: str | None) -> str:
-    where = f" --mlflow-url {shlex.quote(mlflow_url)}" if mlflow_url else ""
-    return (
-        f"tipbench judge run --experiment {experiment} --with {shlex.quote(with_)} --judge {shlex.quote(judge)}{where} "
-        "--accept-drift REASON"
-    )
-
-
-def _rescue(settings: Settings, sheet: str, text: str) -> Path:
-    """Save a filled sheet that MLflow could not store to the home folder."""
-    folder = writable_home(settings.home) / "sheets"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{sheet}.json"
-    write_atomic(path, text.encode("utf-8", "backslashreplace"))
-    return path
-
-
 @contextmanager
-def _filler(
-    text: str,
-    judge: str | None,
-    settings: Settings,
-    rule: CollectConfig,
+def _open_judge(
+    kind: str,
+    target: str,
+    name: str | None,
+    home: Path,
+    config: CollectConfig,
     *,
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
-    """Open the judge selected by `--with`."""
-    kind, _, rest = text.partition(":")
-    if text == "command":
-        rest = settings.get("judge_command") or ""
-    if kind == "command" and rest.strip():
+    """Open the judge selected by `--with`; `target` is its program or model."""
+    if kind == "command":
         from tipbench.judge.command import CommandJudge, default_name
+        from tipbench.workflows.board import judge_name
 
         limit_s = _COMMAND_TIMEOUT_S if timeout_s is None else timeout_s
-        yield CommandJudge(rest, judge or checked_judge(default_name(rest)) or "", timeout_s=limit_s, batch=batch)
-    elif text == "rules":
-        from tipbench.judge.rules import RulesJudge
-
-        yield RulesJudge()
-    elif kind == "ollama" and rest.strip():
+        own_name = name or judge_name(default_name(target)) or ""
+        yield CommandJudge(target, own_name, timeout_s=limit_s, batch=batch)
+    elif kind == "ollama":
         from tipbench.judge.model import open_model_judge
 
         keys = ("ollama_url", "max_model_b", "num_ctx", "server_wait_s", "evict", "wait", "allow_unknown_size")
-        memory_rule = {key: getattr(rule, key) for key in keys}
+        options = {key: getattr(config, key) for key in keys}
         if timeout_s is not None:
-            memory_rule["timeout_s"] = timeout_s
-        with open_model_judge(
-            rest, home=writable_home(settings.home), report=tee_events(print_message), **memory_rule
-        ) as opened:
+            options["timeout_s"] = timeout_s
+        with open_model_judge(target, home=writable_home(home), report=report_message, **options) as opened:
             yield opened
     else:
-        raise UsageError(
-            f"--with takes rules, command:PROGRAM or ollama:MODEL (got {text[:80]!r}); "
-            'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.'
-        )
+        from tipbench.judge.rules import RulesJudge
+
+        yield RulesJudge()
 
 
-def show_result(ran: JudgeResult, *, provisional: bool) -> None:
+def show_result(result: JudgeResult, *, provisional: bool) -> None:
     """Print the result of an automatic judge."""
-    applied = ran.applied
-    state = "scored provisionally; the cells stay pending" if provisional else "held" if applied.held else "applied"
+    applied = result.applied
+    state = "held" if applied.held else "applied"
+    if provisional:
+        state = "scored provisionally; the cells stay pending"
     print(f"{applied.judge}: {applied.finished} items {state} (sheet {applied.sheet})")
-    if ran.unscored:
-        print(f"no score for {len(ran.unscored)} of {applied.finished + applied.unfinished} items:")
-        for each in ran.unscored[:_REASONS_SHOWN]:
+    unscored = result.unscored
+    if unscored:
+        print(f"no score for {len(unscored)} of {applied.finished + applied.unfinished} items:")
+        for each in unscored[:_REASONS_SHOWN]:
             print(f"  {each.item}: {each.reason}")
-        if len(ran.unscored) > _REASONS_SHOWN:
-            print(f"  and {len(ran.unscored) - _REASONS_SHOWN} more; --json lists all")
+        if len(unscored) > _REASONS_SHOWN:
+            print(f"  and {len(unscored) - _REASONS_SHOWN} more; --json lists all")
     show_verdict(applied)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import out, percent, print_json, print_message, print_table
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.console import out, print_json, print_message, print_table
+from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, open_experiment
 from tipbench.settings import load_settings
+from tipbench.text import percent
 
 if TYPE_CHECKING:
-    from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
+    from tipbench.judge.drift import Slope
+    from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
 
 _COLUMNS = (
     "judge", "scores", "cells", "held", "sheets", "open items", "drift", "error", "repeat consistency", "min/item",
@@ -31,7 +34,9 @@ def status(
     mlflow_url: MlflowOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
+    """Show the progress of judging, drift and agreement.
+
+    Shows pending, held and judged cells, each judge's drift and agreement, and the rules judge's error.
 
     Examples:
 
@@ -39,24 +44,24 @@ def status(
 
       tipbench judge status --plot judges.png
     """
-    from tipbench.cli.session import existing_experiment, open_store
+    from tipbench.charts import check_chart_file, save_chart
+    from tipbench.judge.charts import history_chart
     from tipbench.judge.status import judging_status
 
-    settings = load_settings()
     if plot is not None:
-        from tipbench.charts import check_chart_file
-
         check_chart_file(plot)
-    with open_store(settings, mlflow_url) as store:
-        found = existing_experiment(store, chosen_experiment(settings, experiment))
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         state = judging_status(store, found)
     rules = rules_errors()
     if json_:
         print_json({**state.to_json(), "rules_judge": rules})
     else:
         _show(state, rules)
-    if plot is not None:
-        _draw(state, plot)
+    if plot is not None and not state.history:
+        print_message("nothing to plot yet: no sheet has been applied")
+    elif plot is not None:
+        save_chart(history_chart(state.history), plot)
+        out().print(f"drawn: {plot}")
 
 
 def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:
@@ -80,7 +85,7 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
     if state.judges:
         print()
         text = ("judge", "scores", "drift")
-        print_table(_COLUMNS, [_row(judge) for judge in state.judges], text=text, keep=7)
+        print_table(_COLUMNS, [_row(judge, state.use_of(judge)) for judge in state.judges], text=text, keep=7)
     else:
         print_message("no scores yet: `tipbench judge export --judge NAME --out FILE`, or `judge run --with rules`")
     for judge in state.judges:
@@ -88,13 +93,18 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
             print(f"{judge.judge}: {judge.unchecked} items are unchecked until their sheet is finished")
         if judge.duels and judge.sheets:
             print(f"{judge.judge}: sheets closed, because duels were opened")
+    _show_trends(state.judges)
     if state.twice:
         print(f"\nagreement on {state.twice} answers with two or more judges (Krippendorff's alpha; 1 is full):")
         for name, value in state.alpha.items():
             print(f"  {name:<16}{'unknown' if value is None else f'{value:.2f}'}")
     if state.open_sheets:
         print("\nopen sheets (`judge export --sheet ID --filled` writes one again with its scores):")
-        print_table(_OPEN, [_open_row(sheet) for sheet in state.open_sheets], text=_OPEN[:2])
+        rows = [
+            [each.sheet, each.judge or "unsigned", each.items, each.finished, each.exported[:16].replace("T", " ")]
+            for each in state.open_sheets
+        ]
+        print_table(_OPEN, rows, text=_OPEN[:2])
     if state.history:
         print("\nbias on the hidden controls, by sheet (the line is the interval; | marks zero)")
         for line in history_lines(state.history):
@@ -108,23 +118,49 @@ def _show(state: JudgingStatus, rules: dict[str, dict[str, dict[str, float | Non
         print(f"  {title:<10}" + "; ".join(parts))
 
 
+def _show_trends(judges: Sequence[JudgeStatus]) -> None:
+    from tipbench.judge.drift import CUSUM_LIMIT
+
+    rows = []
+    for judge in judges:
+        if judge.trends is None:
+            continue
+        for at, each in enumerate(judge.trends.sums):
+            slopes = [_slope_text(judge.trends.fatigue), _slope_text(judge.trends.compression)] if not at else ["", ""]
+            mark = "beyond" if each.beyond else ""
+            sums = [f"{each.bias:+.2f}", f"+{each.high:.1f} / -{each.low:.1f}", mark]
+            rows.append([judge.judge if not at else "", each.scale, each.sheets, *sums, *slopes])
+    if rows:
+        print(f"\nover all sheets (sums of the bias in standard errors, limit {CUSUM_LIMIT}; fatigue and compression")
+        print("in points with a 99 % interval, * if not due to chance):")
+        heads = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
+        print_table(heads, rows, text=("judge", "scale", "sums", "", "fatigue", "compression"))
+    for judge in judges:
+        for sentence in judge.trends.sentences() if judge.trends else ():
+            print(f"{judge.judge}: {sentence}")
+
+
+def _slope_text(slope: Slope | None) -> str:
+    if slope is None:
+        return "unknown"
+    return f"{slope.value:+.2f} ({slope.ci_low:+.2f} to {slope.ci_high:+.2f}){'*' if slope.beyond else ''}"
+
+
 def _number(value: float | None, form: str) -> str:
     return "unknown" if value is None else format(value, form)
 
 
-def _open_row(sheet: OpenSheet) -> list[object]:
-    return [sheet.sheet, sheet.judge or "unsigned", sheet.items, sheet.finished, sheet.exported[:16].replace("T", " ")]
+def _row(judge: JudgeStatus, scores: str) -> list[object]:
+    from tipbench.judge.drift import verdict_words
 
-
-def _row(judge: JudgeStatus) -> list[object]:
     return [
         judge.judge,
-        "provisional" if judge.provisional else "count",
+        scores,
         judge.cells,
         judge.held,
         judge.sheets,
         judge.open_items,
-        judge.drift,
+        judge.drift and verdict_words(judge.drift),
         judge.error,
         percent(judge.self_exact),
         judge.minutes_per_item,
@@ -133,10 +169,12 @@ def _row(judge: JudgeStatus) -> list[object]:
 
 def history_lines(history: tuple[SheetHistory, ...]) -> list[str]:
     """Render the drift history as text, one line per sheet and scale."""
+    from tipbench.judge.drift import verdict_words
+
     lines = []
     for sheet in history:
         scales: list[dict[str, Any]] = (sheet.drift or {}).get("scales", [])
-        verdict = (sheet.drift or {}).get("verdict", "unknown")
+        verdict = verdict_words((sheet.drift or {}).get("verdict"))
         lines.append(f"  {sheet.exported[:10]}  {sheet.judge}  {sheet.sheet}  {verdict}, {sheet.status}")
         lines += [f"    {scale['scale']:<16}{_strip(scale)}" for scale in scales]
     return lines
@@ -151,20 +189,9 @@ def _strip(scale: dict[str, Any]) -> str:
         low, high = (_position(end) for end in scale["interval"])
         strip[low : high + 1] = ["─"] * (high + 1 - low)
     strip[_position(scale["bias"])] = "●"
-    return f"{''.join(strip)}  {scale['bias']:+.2f}" + ("  beyond the limit" if scale["beyond"] else "")
+    return f"{''.join(strip)}  {scale['bias']:+.2f}" + ("  too far off" if scale["beyond"] else "")
 
 
 def _position(points: float) -> int:
     share = (min(max(points, -_REACH), _REACH) + _REACH) / (2 * _REACH)
     return round(share * (_WIDTH - 1))
-
-
-def _draw(state: JudgingStatus, path: Path) -> None:
-    from tipbench.charts import save_chart
-    from tipbench.judge.charts import history_chart
-
-    if not state.history:
-        print_message("nothing to plot yet: no sheet has been applied")
-        return
-    save_chart(history_chart(state.history), path)
-    out().print(f"drawn: {path}")

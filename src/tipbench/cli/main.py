@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import signal
 import sys
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import tipbench
 from tipbench.cli import (
@@ -18,11 +20,11 @@ from tipbench.cli import (
     controls,
     decide,
     demo,
-    event_log,
+    doctor,
+    events,
     experiments,
     gate,
     judge,
-    judge_duel,
     judge_run,
     judge_status,
     mlflow,
@@ -38,10 +40,10 @@ from tipbench.cli import (
     token,
 )
 from tipbench.cli.console import print_message, wrap_streams
-from tipbench.cli.events import command_events, emit_failure
+from tipbench.cli.progress import INTERRUPTED, command_events, emit
 from tipbench.errors import TipbenchError, UsageError
+from tipbench.record.events import Failure
 
-INTERRUPTED = 130
 EXIT_CODES = {
     0: "fine",
     1: "failed: a server is unavailable, a cell failed, or another error",
@@ -51,8 +53,28 @@ EXIT_CODES = {
 }
 
 
+_FLOW = (
+    *("demo", "plan", "collect", "judge", "compare", "gate", "decide", "experiments", "runs", "controls"),
+    *("models", "mlflow", "doctor", "panel", "token"),
+    *("serve", "catalogue", "events", "state", "simulate", "prior", "promote"),
+)
+
+
+class Command(TyperCommand):
+    """A command whose help shows each example on one line, so that it can be copied."""
+
+    def format_help_text(self, _ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(re.sub(r"(?m)^( +)(?=tipbench )", r"\1\b\n", inspect.cleandoc(self.help or "")))
+
+
 class Commands(TyperGroup):
     """Command group that maps exceptions to `EXIT_CODES`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of the flow; Typer lists groups last."""
+        return sorted(super().list_commands(ctx), key=_FLOW.index)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; expected errors are printed without a traceback."""
@@ -61,7 +83,7 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except TipbenchError as exc:
             print_message(f"error: {exc}")
-            emit_failure(str(exc))
+            emit(Failure(str(exc)))
             raise typer.Exit(exc.exit_code) from exc
         except KeyboardInterrupt:
             print_message("interrupted; the same command continues where this one stopped")
@@ -80,7 +102,7 @@ app = typer.Typer(
 )
 judge.app.command("status")(judge_status.status)
 judge.app.command("run")(judge_run.run)
-judge.app.command("duel")(judge_duel.duel)
+judge.app.command("duel")(judge.duel)
 app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("collect")(collect.collect)
@@ -94,7 +116,7 @@ app.command("panel")(panel.panel)
 app.add_typer(token.app, name="token")
 app.command("serve")(serve.serve)
 app.add_typer(catalogue.app, name="catalogue")
-app.add_typer(event_log.app, name="events")
+app.add_typer(events.app, name="events")
 app.add_typer(state.app, name="state")
 app.command("simulate")(simulate.simulate)
 app.add_typer(prior.app, name="prior")
@@ -102,6 +124,10 @@ app.add_typer(promote.app, name="promote")
 app.add_typer(controls.app, name="controls")
 app.add_typer(models.app, name="models")
 app.add_typer(mlflow.app, name="mlflow")
+app.command("doctor")(doctor.doctor)
+for group in (app, *(each.typer_instance for each in app.registered_groups)):
+    for info in group.registered_commands if group else ():
+        info.cls = Command
 
 
 def _show_version(wanted: bool) -> None:
@@ -124,7 +150,11 @@ def _root(
 
 def main() -> NoReturn:
     """Entry point of the `tipbench` command."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)  # a cancelled job, a shutdown: ends like Ctrl-C
     wrap_streams()
     try:
         with command_events():
@@ -133,8 +163,3 @@ def main() -> NoReturn:
         print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
     sys.exit(0)
-
-
-def _as_interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM (a cancelled job, a shutdown) like Ctrl-C: models are unloaded and finished work is kept."""
-    raise KeyboardInterrupt

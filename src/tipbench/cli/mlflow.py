@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from tipbench.cli.console import print_json, print_message
-from tipbench.cli.options import JsonOption
+from tipbench.cli.options import JsonOption, command_group
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
-app = typer.Typer(help="Start, stop and check the local MLflow server.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Start, stop and check the local MLflow server.")
 
 
 @app.command()

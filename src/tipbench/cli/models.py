@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tipbench.cli.console import err, print_json, print_message, print_table
-from tipbench.cli.options import JsonOption
+from tipbench.cli.options import JsonOption, OllamaOption, command_group, default_text
 from tipbench.files import writable_home
+from tipbench.plan.config import CollectConfig
 from tipbench.settings import Settings, load_settings
 from tipbench.text import file_size, parameter_count, printable
 
-if TYPE_CHECKING:
-    from tipbench.generate.engine import ModelFacts
-
-app = typer.Typer(
-    help="Fetch embedded weights; list the models Ollama has.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Fetch embedded weights; list the models Ollama has.")
 
 
 @app.command()
@@ -28,7 +23,7 @@ def fetch() -> None:
     """Download the embedded model's weights (98 MB).
 
     Verifies their hash, stores them under TIPBENCH_HOME and prints the path.
-    Safe to interrupt: running it again resumes the download.
+    Safe to interrupt and to run again.
     """
     print(fetch_with_progress(load_settings()))
 
@@ -38,47 +33,35 @@ def fetch_with_progress(settings: Settings) -> str:
     from tipbench.generate.weights import fetch_weights
 
     home = writable_home(settings.home)
-    with _download_progress() as report:
-        return str(fetch_weights(home, report=report))
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-
-@contextmanager
-def _download_progress() -> Iterator[Callable[[int, int | None], None]]:
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=err(), transient=True) as progress:
-        task = progress.add_task("weights", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def _lines() -> Callable[[int, int | None], None]:
-    """Return a callback that prints a line for each quarter of the download."""
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=err(), transient=True) as progress:
+            task = progress.add_task("weights", total=None)
+            return str(
+                fetch_weights(home, report=lambda done, total: progress.update(task, completed=done, total=total))
+            )
     shown = -1
 
     def report(done: int, total: int | None) -> None:
+        """Print a line for each quarter of the download."""
         nonlocal shown
         quarter = done * 4 // total if total else 0
         if quarter != shown:
             shown = quarter
-            print_message(
-                f"weights: {done / 1e6:.0f} of {total / 1e6:.0f} MB" if total else f"weights: {done / 1e6:.0f} MB"
-            )
+            of = f" of {total / 1e6:.0f}" if total else ""
+            print_message(f"weights: {done / 1e6:.0f}{of} MB")
 
-    return report
+    return str(fetch_weights(home, report=report))
 
 
 @app.command("list")
 def list_models(
-    ollama_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="The Ollama server. [default: OLLAMA_HOST, else http://localhost:11434]"),
-    ] = None,
+    ollama_url: OllamaOption = None,
     max_model_b: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="The size limit, in billions of parameters. [default: 4.0]")
+        str | None,
+        typer.Option(metavar="NUMBER", help=f"The size limit, in billions of parameters.{default_text('max_model_b')}"),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -90,81 +73,51 @@ def list_models(
 
       tipbench models list --max-model-b 2
     """
+    from tipbench.generate.engine import available_models
+
     settings = load_settings()
     config = settings.collect_config({"ollama_url": ollama_url, "max_model_b": max_model_b})
-    rows = _own_models(settings, config.max_model_b) + _ollama_models(config.ollama_url, config.max_model_b)
+    found = available_models(config, settings.home)
+    for error in found.errors:
+        print_message(f"warning: {error}")
     if json_:
-        print_json(rows)
+        print_json([each.to_json() for each in found.models])
         return
     print_table(
         ["model", "parameters", "quantization", "file", "may run"],
         [
             [
-                row["model"],
-                parameter_count(row["params_b"]),
-                row["quantization"],
-                file_size(row["file_bytes"]),
-                row["refusal"] is None,
+                each.model,
+                parameter_count(each.facts.params_b if each.facts else None),
+                each.facts.quantization if each.facts else None,
+                file_size(each.facts.file_bytes if each.facts else None),
+                each.refusal is None,
             ]
-            for row in rows
+            for each in found.models
         ],
         text=["model", "quantization"],
     )
-    reasons = [printable(row["refusal"]) for row in rows if row["refusal"] is not None]
+    reasons = [printable(each.refusal) for each in found.models if each.refusal is not None]
     print("\n".join(["", *reasons] if reasons else [f"\nall within the limit of {config.max_model_b:g}B"]))
 
 
-def _own_models(settings: Settings, limit: float) -> list[dict[str, Any]]:
-    from tipbench.errors import TipbenchError
-    from tipbench.generate.engine import Engine
-    from tipbench.generate.llamacpp import LlamaCppEngine
-    from tipbench.generate.template import MODEL, TemplateEngine
-    from tipbench.generate.weights import EMBEDDED_MODELS
+def installed_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
+    """Return what Ollama has and the command that uses it, if it has none of the requested models; else None."""
+    from tipbench.generate.engine import available_models, engine_types
 
-    embedded: Engine = LlamaCppEngine(settings.home, num_ctx=4096)
-    template: Engine = TemplateEngine()
-    rows = []
-    for model, engine in [*((name, embedded) for name in EMBEDDED_MODELS), (MODEL, template)]:
-        try:
-            rows.append(_row(engine.facts(model), limit))
-        except TipbenchError as exc:
-            rows.append(_unknown(model, engine.name, str(exc)))
-    return rows
-
-
-def _unknown(model: str, engine: str, reason: str) -> dict[str, Any]:
-    unknown = dict.fromkeys(("params_b", "quantization", "file_bytes", "digest"))
-    return {"model": model, "engine": engine, **unknown, "refusal": reason}
-
-
-def _ollama_models(url: str, limit: float) -> list[dict[str, Any]]:
-    from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
-    from tipbench.generate.ollama import OllamaEngine
-
-    engine = OllamaEngine(url)
-    rows = []
-    try:
-        for model in engine.list_models():
-            try:
-                rows.append(_row(engine.facts(model), limit))
-            except ModelRefused as exc:
-                rows.append(_unknown(model, engine.name, str(exc)))
-    except (OllamaUnavailable, OllamaError) as exc:
-        print_message(f"warning: {exc}")
-    finally:
-        engine.close()
-    return rows
-
-
-def _row(facts: ModelFacts, limit: float) -> dict[str, Any]:
-    from tipbench.generate.engine import rejection_reason
-
-    return {
-        "model": facts.model,
-        "engine": facts.engine,
-        "params_b": facts.params_b,
-        "quantization": facts.quantization,
-        "file_bytes": facts.file_bytes,
-        "digest": facts.digest,
-        "refusal": rejection_reason(facts, max_model_b=limit, allow_unknown_size=False),
-    }
+    servers = [each for each in engine_types(config.model_names) if each.server]
+    found = available_models(config, settings.home, servers)
+    if not servers or found.errors or set(found.accepted) & set(config.model_names):
+        return None
+    if not found.accepted:
+        return (
+            f"The Ollama server has no model of at most {config.max_model_b:g}B parameters. "
+            "Get one, as with `ollama pull gemma3:1b`."
+        )
+    usual = settings.collect_config({}).model_dump()
+    changed = {key: value for key, value in config.model_dump().items() if value != usual[key]}
+    words = ["tipbench", command]
+    for key, value in {**changed, "models": ",".join(found.accepted)}.items():
+        flag = "--" + key.replace("_", "-")
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {shlex.join(words)}"

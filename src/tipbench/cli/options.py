@@ -1,19 +1,27 @@
-"""Options shared by several commands; those of `collect` are generated from CollectConfig."""
+"""Options shared by several commands, and the MLflow and experiment that they select.
+
+The options of `collect` are generated from CollectConfig.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
+from tipbench.cli.console import print_message
 from tipbench.errors import UsageError
-from tipbench.plan.config import DEFAULT_EXPERIMENT, CollectConfig, check_experiment_name
+from tipbench.files import writable_home
+from tipbench.plan.config import DEFAULT_EXPERIMENT, DEFAULT_OLLAMA_URL, CollectConfig, check_experiment_name
 from tipbench.settings import SETTINGS, Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.compare.matrix import Pair
+    from tipbench.record.collect import TrackingStore
+    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.store import Experiment
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MlflowOption = Annotated[
@@ -22,9 +30,20 @@ MlflowOption = Annotated[
         "--mlflow-url", metavar="URL", help="The MLflow server. [default: MLFLOW_TRACKING_URI, else found or started]"
     ),
 ]
+OllamaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ollama-url", metavar="URL", help=f"The Ollama server. [default: OLLAMA_HOST, else {DEFAULT_OLLAMA_URL}]"
+    ),
+]
 ExperimentOption = Annotated[
     str | None, typer.Option("--experiment", metavar="NAME", help=f"MLflow experiment. [default: {DEFAULT_EXPERIMENT}]")
 ]
+
+
+def command_group(about: str) -> typer.Typer:
+    """Return a group of commands with a help text."""
+    return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
 
 
 def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,7 +59,7 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
         flags = {key: given.pop(key) for key in CollectConfig.model_fields}
         command(config=settings.collect_config(flags), settings=settings, **given)
 
-    parameters = [_parameter(key) for key in CollectConfig.model_fields] + own
+    parameters = [_collect_option(key) for key in CollectConfig.model_fields] + own
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -48,33 +67,29 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter(key: str) -> inspect.Parameter:
+def _collect_option(key: str) -> inspect.Parameter:
+    """Return the option of a field, as text: CollectConfig validates it, as from any other source."""
     info = CollectConfig.model_fields[key]
     flag = "--" + key.replace("_", "-")
-    kind, metavar = _kind(info.annotation)
-    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    default = "" if kind is bool else _default(key)
-    option = typer.Option(declaration, help=f"{info.description}{default}", metavar=metavar, show_default=False)
+    kind: type
+    metavar: str | None
+    if info.annotation is bool:
+        kind, metavar, default = bool, None, ""
+        flag = f"{flag}/--no-{flag[2:]}"
+    else:
+        kind, default = str, default_text(key)
+        choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
+        metavar = "NUMBER" if info.annotation in (int, float) else "|".join(choices) or "TEXT"
+    option = typer.Option(flag, help=f"{info.description}{default}", metavar=metavar, show_default=False)
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _default(key: str) -> str:
+def default_text(key: str) -> str:
     """Return the default for the help text, environment variables first."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
     parts = [*setting.variables[1:], *([setting.default] if setting.default else [])]
     return f" [default: {', else '.join(parts)}]" if parts else ""
-
-
-def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """Return an option's type and metavar; values are validated by CollectConfig, as from any other source."""
-    if annotation in (int, float):
-        return str, "NUMBER"
-    if annotation is bool:
-        return bool, None
-    if get_origin(annotation) is not None and str in map(type, get_args(annotation)):
-        return str, "|".join(get_args(annotation))
-    return str, "TEXT"
 
 
 def chosen_experiment(settings: Settings, flag: str | None) -> str:
@@ -87,11 +102,28 @@ def chosen_experiment(settings: Settings, flag: str | None) -> str:
         raise UsageError(f"{source}: {exc}") from exc
 
 
-def read_pair(text: str, flag: str) -> Pair:
-    """Parse MODEL/PROMPT. Raises UsageError if it is invalid."""
-    from tipbench.compare.matrix import parse_pair
+@contextmanager
+def open_store(settings: Settings, url: str | None) -> Iterator[MlflowStore]:
+    """Open the MLflow to read from; starts the local one if it has data. Raises NotEnoughData if there is none."""
+    with settings.mlflow.open(url, report=print_message) as opened:
+        if not url and not settings.get("mlflow_url"):
+            print_message(f"reading from {opened.how}")
+        yield cast("MlflowStore", opened.store)
 
-    pair = parse_pair(text.strip())
-    if pair is None:
-        raise UsageError(f"{flag} takes MODEL/PROMPT (got {text[:120]!r}); for example {flag} qwen2.5:0.5b/v1")
-    return pair
+
+@contextmanager
+def open_experiment(
+    settings: Settings, url: str | None, experiment: str | None
+) -> Iterator[tuple[MlflowStore, Experiment]]:
+    """Open the MLflow to read from and the selected experiment. Raises NotEnoughData if there is none."""
+    from tipbench.workflows.mlflow import existing_experiment
+
+    name = chosen_experiment(settings, experiment)
+    with open_store(settings, url) as store:
+        yield store, existing_experiment(store, name)
+
+
+def open_tracking_store(settings: Settings, url: str | None) -> TrackingStore:
+    """Open the MLflow to write to; starts the local one if there is no other."""
+    writable_home(settings.home)
+    return settings.mlflow.open_or_start(url, report=print_message)

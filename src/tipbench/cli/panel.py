@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tipbench.cli.console import print_message
 from tipbench.cli.options import MlflowOption
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import NotEnoughData, TipbenchError, UsageError
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
-    from tipbench.web.options import PanelOptions
-
-_FIRST = "first admin"
 
 
 def panel(
@@ -46,7 +45,7 @@ def panel(
 
       tipbench panel --port 8080 --mlflow-url http://mlflow.example:5000
     """
-    _check_installed()
+    check_installed("The panel", ("fastapi", "uvicorn", "jinja2"), "panel")
     from tipbench.web.app import create_app
     from tipbench.web.options import panel_options
     from tipbench.web.server import listen, run_server, server_url
@@ -60,8 +59,22 @@ def panel(
     with contextlib.closing(listen(options.host, options.port)) as sock:
         app = create_app(settings, options)
         _first_token(app.state.panel)
-        _warn(options)
-        _find_mlflow(app.state.panel)
+        if not options.on_loopback and not options.proxies:
+            print_message(
+                f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be intercepted. Put "
+                "a TLS proxy in front and set TIPBENCH_PANEL_PROXIES to its address, or use --host 127.0.0.1"
+            )
+        if not options.on_loopback and not options.hosts.names:
+            print_message(
+                "warning: the panel accepts localhost names only; add the names and addresses that others use to "
+                "TIPBENCH_PANEL_HOSTS"
+            )
+        try:  # opened, or started, now, so that the first page does not wait for it
+            print_message(f"MLflow: {app.state.panel.tracker.open().url}")
+        except NotEnoughData:
+            print_message("MLflow: none yet; the first run starts one")
+        except TipbenchError as exc:
+            print_message(f"warning: {exc}")
         run_server(
             app,
             sock,
@@ -70,12 +83,11 @@ def panel(
         )
 
 
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn", "jinja2") if find_spec(name) is None]
+def check_installed(program: str, packages: Sequence[str], extra: str) -> None:
+    """Raise UsageError if an optional package that a program needs is not installed."""
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise UsageError(f"The panel needs {', '.join(missing)}. Install them with: pip install 'tipbench[panel]'")
+        raise UsageError(f"{program} needs {', '.join(missing)}. Install with: pip install 'tipbench[{extra}]'")
 
 
 def _first_token(panel: Panel) -> None:
@@ -90,33 +102,6 @@ def _first_token(panel: Panel) -> None:
             "admin token: printed when it was created; `tipbench token create --role admin --name NAME` creates another"
         )
     else:
-        _, secret = tokens.create(Role.ADMIN, _FIRST, life_s=None)
+        _, secret = tokens.create(Role.ADMIN, "first admin", life_s=None)
         print_message("admin token created. Store it; it is not shown again:")
         print(secret, flush=True)
-
-
-def _warn(options: PanelOptions) -> None:
-    if options.on_loopback:
-        return
-    if not options.proxies:
-        print_message(
-            f"warning: the panel listens on {options.host} without TLS: tokens and cookies can be intercepted. Put "
-            "a TLS proxy in front and set TIPBENCH_PANEL_PROXIES to its address, or use --host 127.0.0.1"
-        )
-    if not options.hosts.names:
-        print_message(
-            "warning: the panel accepts localhost names only; add the names and addresses that others use to "
-            "TIPBENCH_PANEL_HOSTS"
-        )
-
-
-def _find_mlflow(panel: Panel) -> None:
-    """Connect to MLflow, starting the local one if needed, so that the first page does not wait for it."""
-    from tipbench.errors import NotEnoughData
-
-    try:
-        print_message(f"MLflow: {panel.tracker.open().place}")
-    except NotEnoughData:
-        print_message("MLflow: none yet; the first run starts one")
-    except TipbenchError as exc:
-        print_message(f"warning: {exc}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.options import JsonOption
-from tipbench.cli.simulate import read_world
+from tipbench.cli.options import JsonOption, command_group
+from tipbench.cli.simulate import read_world, span
 from tipbench.files import check_output
 from tipbench.settings import load_settings
-from tipbench.text import interval, number, plural
+from tipbench.text import number, plural
 
-app = typer.Typer(help="Priors for new users.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Fit the estimate that new users of a policy start from.")
 
 
 class Source(StrEnum):
@@ -23,11 +23,6 @@ class Source(StrEnum):
 
     SIMULATION = "simulation"
     LOG = "log"
-
-
-@app.callback()
-def _group() -> None:
-    """Priors for new users."""
 
 
 @app.command("fit")
@@ -38,9 +33,13 @@ def fit(
         Source, typer.Option("--from", metavar="simulation|log", help="Simulated users, or the server's event log.")
     ] = Source.SIMULATION,
     world: Annotated[str, typer.Option("--world", metavar="NAME", help="The simulated world.")] = "standard",
-    users: Annotated[int, typer.Option("--users", min=10, max=20_000, help="Simulated users.")] = 1000,
-    rounds: Annotated[int, typer.Option("--rounds", min=4, max=5000, help="Decisions per user.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed.")] = 0,
+    users: Annotated[
+        int, typer.Option("--users", min=10, max=20_000, metavar="NUMBER", help="Simulated users.")
+    ] = 1000,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=4, max=5000, metavar="NUMBER", help="Decisions per user.")
+    ] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="NUMBER", help="The seed.")] = 0,
     json_: JsonOption = False,
 ) -> None:
     """Fit a prior from a simulation or from the event log.
@@ -75,15 +74,9 @@ def fit(
         [(key, number(value, "+.3f")) for key, value in result["theta"].items()],
         text=("feature",),
     )
-    print(f"\nexplains {_span(result['explained'])} of the squared reward per decision of users it was not fitted on")
+    print(f"\nexplains {span(result['explained'])} of the squared reward per decision of users it was not fitted on")
     if result["worlds"]:
         print()
-        rows = [(row["world"], _span(row["gain"]), _span(row["price"])) for row in result["worlds"]]
+        rows = [(row["world"], span(row["gain"]), span(row["price"])) for row in result["worlds"]]
         print_table(("world", "gain over no prior", "price: against that world's own prior"), rows, text=("world",))
     print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.users, 'user')} written to {out}")
-
-
-def _span(found: dict[str, Any] | None) -> str | None:
-    if found is None:
-        return None
-    return f"{number(found['mean'], '+.4f')} ({interval(found['ci_low'], found['ci_high'], '+.4f') or 'no interval'})"

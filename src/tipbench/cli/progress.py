@@ -1,40 +1,73 @@
-"""Progress of a collect on stderr: bars on a terminal, periodic lines otherwise."""
+"""Progress of a command: bars or periodic lines on stderr, and events in the file that TIPBENCH_EVENTS names.
+
+The panel sets that variable for its jobs. Without it no events are written.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
+import tipbench
 from tipbench.cli.console import err, print_message
+from tipbench.errors import UsageError
+from tipbench.jobs.folder import EVENTS_VARIABLE, EventWriter
 from tipbench.record.events import (
     BlockFinished,
     BlockStarted,
     CellFinished,
     Event,
+    Exit,
     Message,
     Recording,
     Resumed,
+    Started,
     Waiting,
 )
 from tipbench.text import duration, printable
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+INTERRUPTED = 130  # exit code
 _LINE_EVERY_S = 5.0
+_BAR_FROM = 5  # no bar for fewer steps
+_writer: EventWriter | None = None  # one command, one process, one file
+
+Count = Callable[[int, int], None]  # done, total
 
 
-class ProgressView(Protocol):
-    """An observer that is also a context manager."""
+@contextmanager
+def progress_counter(what: str) -> Iterator[Count]:
+    """Show progress on stderr; yields a function to call with (done, total)."""
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __call__(self, event: Event) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=err(), transient=True) as progress:
+            task = progress.add_task(what, visible=False)
+            yield lambda done, of: progress.update(task, completed=done, total=of, visible=of >= _BAR_FROM)
+        return
+    next_at = time.monotonic() + _LINE_EVERY_S
+
+    def count(done: int, of: int) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at and done < of:
+            next_at = time.monotonic() + _LINE_EVERY_S
+            print_message(f"{what}: {done} of {of}")
+
+    yield count
 
 
-def progress_view() -> ProgressView:
+def progress_view() -> BarProgress | LineProgress:
     """Return bars if stderr is a terminal, lines otherwise."""
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
@@ -53,9 +86,7 @@ class LineProgress:
     """Plain lines: models, failures, messages, and progress every few seconds."""
 
     def __init__(self) -> None:
-        self._model = ""
-        self._done = 0
-        self._total = 0
+        self._block = BlockStarted("", 0)
         self._next = 0.0
         self._lock = threading.Lock()
 
@@ -68,25 +99,22 @@ class LineProgress:
     def __call__(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, BlockStarted):
-                self._model, self._done, self._total = event.model, event.done, event.total
+                self._block = event
                 self._next = time.monotonic() + _LINE_EVERY_S
                 left = f"{event.total - event.done} to generate"
                 before = f"{event.done} of {event.total} recorded before, {left}" if event.done else left
                 print_message(f"{event.model}: {before}")
             elif isinstance(event, CellFinished):
-                self._cell(event)
+                self._block = replace(self._block, done=event.done)
+                if event.failure is not None:
+                    print_message(f"failed: {printable(event.failure)}")
+                self._now_and_then(f"{event.model}: {event.done} of {event.total}")
             elif isinstance(event, BlockFinished):
-                print_message(f"{event.model}: {self._done} of {self._total} done, memory freed")
+                print_message(f"{event.model}: {self._block.done} of {self._block.total} done, memory freed")
             elif isinstance(event, Recording):
                 self._now_and_then(f"recording: {event.left} left")
-            else:
+            elif isinstance(event, Message | Waiting | Resumed):
                 print_message(sentence(event))
-
-    def _cell(self, event: CellFinished) -> None:
-        self._done += 1
-        if event.failure is not None:
-            print_message(f"failed: {printable(event.failure)}")
-        self._now_and_then(f"{self._model}: {self._done} of {self._total}")
 
     def _now_and_then(self, text: str) -> None:
         if time.monotonic() >= self._next:
@@ -109,9 +137,9 @@ class BarProgress:
             console=err(),
             refresh_per_second=4,
         )
-        self._model: int | None = None
-        self._recording: int | None = None
-        self._left_at_first = 0
+        self._model: TaskID | None = None
+        self._recording: TaskID | None = None
+        self._recording_total = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -124,7 +152,6 @@ class BarProgress:
         self._progress.stop()
 
     def __call__(self, event: Event) -> None:
-        from rich.progress import TaskID
         from rich.text import Text
 
         with self._lock:
@@ -134,7 +161,7 @@ class BarProgress:
                 )
             elif isinstance(event, CellFinished) and self._model is not None:
                 speed = f"{event.tokens_per_s:.0f} tok/s" if event.tokens_per_s else ""
-                self._progress.update(TaskID(self._model), advance=1, speed=speed)
+                self._progress.update(self._model, completed=event.done, speed=speed)
                 if event.failure is not None:
                     self._progress.console.print(Text(f"failed: {printable(event.failure)}", style="red"))
             elif isinstance(event, Recording):
@@ -144,10 +171,55 @@ class BarProgress:
                 self._progress.console.print(Text(sentence(event), style="yellow" if urgent else ""))
 
     def _record(self, left: int) -> None:
-        from rich.progress import TaskID
-
         if self._recording is None:
-            self._left_at_first = left
+            self._recording_total = left
             self._recording = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._left_at_first = max(self._left_at_first, left)
-        self._progress.update(TaskID(self._recording), total=self._left_at_first, completed=self._left_at_first - left)
+        self._recording_total = max(self._recording_total, left)
+        done = self._recording_total - left
+        self._progress.update(self._recording, total=self._recording_total, completed=done)
+
+
+# Event file
+
+
+@contextmanager
+def command_events() -> Iterator[None]:
+    """Write the events of a command; the last one is its exit code, on disk before the process ends."""
+    global _writer  # noqa: PLW0603 - process-wide, like stdout
+    # Removed from the environment, so that a child process that is also tipbench does not write to the same file.
+    name = os.environ.pop(EVENTS_VARIABLE, "")
+    if not name:
+        yield
+        return
+    try:
+        _writer = EventWriter(Path(name))
+    except OSError as exc:
+        raise UsageError(f"{EVENTS_VARIABLE} takes a file; {name} cannot be written: {exc.strerror}.") from exc
+    emit(Started(tipbench.__version__))
+    code = 1
+    try:
+        yield
+        code = 0
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # 1 for a message
+        raise
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a cancel during exit must not lose the exit code
+        writer, _writer = _writer, None
+        writer.write(Exit(code), durable=True)
+        writer.close()
+
+
+def emit(event: Event) -> None:
+    """Write an event, if event output is enabled."""
+    if _writer is not None:
+        _writer.write(event)
+
+
+def report_message(text: str) -> None:
+    """Print a message to stderr, and write it as an event."""
+    print_message(text)
+    emit(Message(text))

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import print_json, print_message, progress_counter
-from tipbench.cli.options import JsonOption
+from tipbench.cli.console import print_json
+from tipbench.cli.options import JsonOption, command_group
+from tipbench.cli.progress import progress_counter
 from tipbench.cli.simulate import PriorOption
 from tipbench.errors import UsageError
 from tipbench.settings import load_settings
-from tipbench.text import number
+from tipbench.text import number, plural
 
 if TYPE_CHECKING:
     from tipbench.serve.prior import Prior
-    from tipbench.simulate.promotion_gate import Verdict
     from tipbench.simulate.simulation import Simulation
 
-app = typer.Typer(help="Which policy serves.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Check a policy, make it the active one, and go back.")
 
 CandidateOption = Annotated[str, typer.Option("--candidate", metavar="POLICY", help="The policy to promote.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Which policy serves."""
 
 
 @app.command("check")
@@ -39,10 +35,20 @@ def check(
     simulation_only: Annotated[
         bool, typer.Option("--simulation-only", help="Check clauses a to c, which need no event log.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds: never a verdict.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="Seeds. [default: 20]")] = None,
-    users: Annotated[int | None, typer.Option("--users", min=10, max=20_000, help="Users. [default: 1000]")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=4, max=5000, help="Rounds. [default: 200]")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds; never a verdict, and not recorded.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, max=1000, metavar="NUMBER", help="Number of seeds. [default: 20]")
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option("--users", min=10, max=20_000, metavar="NUMBER", help="Users per seed. [default: 1000]"),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", min=4, max=5000, metavar="NUMBER", help="Decisions per user. [default: 200]"),
+    ] = None,
     prior: PriorOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -79,7 +85,15 @@ def check(
             user=getpass.getuser(),
             on_progress=report,
         )
-    print_json(verdict.to_json()) if json_ else _print_verdict(verdict)
+    if json_:
+        print_json(verdict.to_json())
+    else:
+        words = {True: "passed", False: "FAILED", None: "no data"}
+        for clause in verdict.clauses:
+            print(f"{words[clause.passed]:8} {clause.name}: {clause.why}")
+        for one in verdict.validity:
+            print(validity_text(one))
+        print(verdict.text)
     raise typer.Exit(verdict.exit_code)
 
 
@@ -126,14 +140,16 @@ def _priors(paths: list[Path] | None) -> list[Prior]:
     return priors
 
 
-def _print_verdict(verdict: Verdict) -> None:
-    words = {True: "passed", False: "FAILED", None: "no data"}
-    for clause in verdict.clauses:
-        print(f"{words[clause.passed]:8} {clause.name}: {clause.why}")
-    for one in verdict.validity:
-        if one["correlation"] is None:
-            print_message(f"judged {one['scale']} and completion: not enough data ({one['tips']} tips with outcomes)")
-        else:
-            low, high = number(one["ci_low"], "+.2f"), number(one["ci_high"], "+.2f")
-            print(f"judged {one['scale']} and completion: rank correlation {one['correlation']:+.2f} ({low} to {high})")
-    print(verdict.text)
+def validity_text(found: Mapping[str, Any]) -> str:
+    """Return one line about a judged scale."""
+    tips = plural(found["tips"], "tip")
+    if found["correlation"] is None:
+        return f"judged {found['scale']} and completion: not enough data ({tips} with outcomes)"
+    estimate = {"mean": found["correlation"], "ci_low": found["ci_low"], "ci_high": found["ci_high"]}
+    return f"judged {found['scale']} and completion: rank correlation {interval_text(estimate, '+.2f')} over {tips}"
+
+
+def interval_text(found: Mapping[str, float | None], form: str = "+.4f") -> str:
+    """Return a mean with its interval, if it has one."""
+    mean, low, high = (number(found[key], form) for key in ("mean", "ci_low", "ci_high"))
+    return f"{mean} [{low}, {high}]" if found["ci_low"] is not None else f"{mean} (no interval: one user)"

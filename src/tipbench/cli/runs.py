@@ -9,7 +9,15 @@ import typer
 
 from tipbench.cli.console import out, print_json, print_message
 from tipbench.cli.experiments import Format, FormatOption, print_rows
-from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, chosen_experiment
+from tipbench.cli.options import (
+    ExperimentOption,
+    JsonOption,
+    MlflowOption,
+    chosen_experiment,
+    command_group,
+    open_experiment,
+    open_store,
+)
 from tipbench.errors import MlflowError, UsageError
 from tipbench.settings import load_settings
 from tipbench.text import printable_lines
@@ -18,13 +26,14 @@ if TYPE_CHECKING:
     from tipbench.record.mlflow import MlflowStore
     from tipbench.record.run import StoredRun
 
-app = typer.Typer(help="List and show recorded runs.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("List and show recorded runs.")
 
 _TABLE_LIMIT = 50
 _ID_CHARS = 32
 _SHORT_ID = 8
 _TEXT = ("run", "model", "prompt", "scenario", "state", "host", "failure", "conditions", "model_digest")
 _SHORT = (*_TEXT[:5], "tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
+_WHOLE = {"tips": "n_candidates", "format_ok": "format_ok"}  # columns of whole numbers, and their metrics
 _ALL = (*_SHORT, "repeat", "host", "failure", "conditions", "model_digest")
 
 
@@ -54,18 +63,18 @@ def list_runs(
 
       tipbench runs list --experiment tip-bench-demo --format csv > runs.csv
     """
-    from tipbench.cli.session import existing_experiment, open_store
-    from tipbench.record.reader import FILTERS, parse_filter, run_json, search_cells
+    from tipbench.record.reader import FILTERS, run_json, search_cells
+    from tipbench.record.run import RunState
+    from tipbench.workflows.board import parse_filters
 
-    named = {"model": model, "prompt": prompt, "scenario": scenario, "state": _checked_state(state)}
+    if state is not None and state not in set(RunState):
+        raise UsageError(f"--state is one of {', '.join(RunState)} (got {state!r}).")
+    named = {"model": model, "prompt": prompt, "scenario": scenario, "state": state}
     filters = {FILTERS[key]: value for key, value in named.items() if value is not None}
-    filters |= dict(parse_filter(text) for text in where or [])
-    settings = load_settings()
+    filters = dict(parse_filters(where or (), filters))
     chosen = Format.JSON if json_ else format_
     most = limit or (_TABLE_LIMIT if chosen is Format.TABLE else None)
-    name = chosen_experiment(settings, experiment)
-    with open_store(settings, mlflow_url) as store:
-        found = existing_experiment(store, name)
+    with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         one_more = most and most + 1
         runs = [run_json(run) for run in islice(search_cells(store, found.experiment_id, filters), one_more)]
     shown = runs[:most]
@@ -76,17 +85,9 @@ def list_runs(
         columns = _SHORT if short else _ALL
         print_rows(columns, [_row(run, short=short) for run in shown], chosen, text=_TEXT, keep=5)
     if not runs:
-        print_message(f"no run of {name} matches" if filters else f"{name} has no runs yet")
+        print_message(f"no run of {found.name} matches" if filters else f"{found.name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
         print_message(f"the newest {most} are shown; --limit takes more, --format csv or json has all")
-
-
-def _checked_state(state: str | None) -> str | None:
-    from tipbench.record.run import RunState
-
-    if state is not None and state not in set(RunState):
-        raise UsageError(f"--state is one of {', '.join(RunState)} (got {state!r}).")
-    return state
 
 
 def _row(run: dict[str, Any], *, short: bool) -> dict[str, object]:
@@ -97,18 +98,13 @@ def _row(run: dict[str, Any], *, short: bool) -> dict[str, object]:
         "prompt": params.get("prompt_version"),
         "scenario": params.get("scenario"),
         "state": run["state"],
-        "tips": _whole(metrics.get("n_candidates")),
-        "format_ok": _whole(metrics.get("format_ok")),
+        **{column: int(metrics[name]) if name in metrics else None for column, name in _WHOLE.items()},
         **{name: metrics.get(name) for name in ("overlong", "latency_s", "tokens_per_s", "diversity", "composite")},
     }
     if not short:
         row |= {name: params.get(name) for name in ("repeat", "host", "model_digest")}
         row |= {name: tags.get(name) for name in ("failure", "conditions")}
     return row
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 @app.command("show")
@@ -130,26 +126,31 @@ def show_run(
 
       tipbench runs show 1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed --json
     """
-    from tipbench.cli.session import open_store
     from tipbench.record.reader import run_json
 
     settings = load_settings()
     name = chosen_experiment(settings, experiment)
     with open_store(settings, mlflow_url) as store:
-        run, texts = _get(store, _whole_id(store, name, run_id))
+        full_id = run_id if len(run_id) >= _ID_CHARS else _expand_id(store, name, run_id)
+        try:
+            run, texts = store.get(full_id)
+        except MlflowError as exc:
+            if exc.status == 404 and exc.code:
+                raise UsageError(
+                    f"Unknown run {full_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
+                ) from exc
+            raise
     if json_:
         print_json(run_json(run) | {"texts": texts})
     else:
         _print_run(run, texts)
 
 
-def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
-    """Return the full id, expanding a prefix that is unique within the experiment."""
-    from tipbench.cli.session import existing_experiment
+def _expand_id(store: MlflowStore, experiment: str, run_id: str) -> str:
+    """Return the only id in the experiment that begins with `run_id`."""
     from tipbench.record.reader import search_cells
+    from tipbench.workflows.mlflow import existing_experiment
 
-    if len(run_id) >= _ID_CHARS:
-        return run_id
     found = existing_experiment(store, experiment)
     ids = [run.run_id for run in search_cells(store, found.experiment_id, {}) if run.run_id.startswith(run_id)]
     if len(ids) != 1:
@@ -159,17 +160,6 @@ def _whole_id(store: MlflowStore, experiment: str, run_id: str) -> str:
             "`tipbench runs list` shows them."
         )
     return ids[0]
-
-
-def _get(store: MlflowStore, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-    try:
-        return store.get(run_id)
-    except MlflowError as exc:
-        if exc.status == 404 and exc.code:
-            raise UsageError(
-                f"Unknown run {run_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
-            ) from exc
-        raise
 
 
 def _print_run(run: StoredRun, texts: dict[str, str]) -> None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import print_message
+from tipbench.cli.panel import check_installed
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
     from tipbench.serve.switches import Switches
-    from tipbench.web.auth import TokenStore
 
 
 class StateKind(StrEnum):
@@ -81,17 +81,25 @@ def serve(
 
       tipbench serve --active egreedy/v3 --unchecked "first start, no users yet"
     """
-    _check_installed()
+    check_installed("The server", ("fastapi", "uvicorn"), "serve")
     from tipbench.serve.catalogue import load_catalogue
+    from tipbench.serve.policy import known_policy
     from tipbench.serve.prior import load_prior
     from tipbench.serve.recommender import Recommender
     from tipbench.serve.service import PolicyService
-    from tipbench.web.auth import POLICY_SERVER_REFUSES, TokenGuard, TokenStore, panel_database
+    from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
     from tipbench.web.options import panel_options
     from tipbench.web.security import LoginLimiter
     from tipbench.web.server import listen, run_server, server_url
     from tipbench.web.serving import PolicyServer, tune_garbage_collector
 
+    if active is not None:
+        known_policy(active)
+    elif unchecked is not None:
+        raise UsageError(
+            "--unchecked is the reason for switching with --active, which is missing. Add --active POLICY, or leave "
+            "--unchecked out."
+        )
     settings = load_settings()
     home = writable_home(settings.home)
     admin_token = panel_options(settings).admin_token
@@ -108,7 +116,10 @@ def serve(
         _switch(recommender.switches, active, unchecked, shadow or [])
         for warning in recommender.policies()["warnings"]:
             print_message(f"warning: {warning}")
-        _advise(tokens, admin_token)
+        now = tokens.clock()
+        usable = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
+        if not usable and admin_token is None:
+            print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")
         guard = TokenGuard(tokens, LoginLimiter(), admin_token, POLICY_SERVER_REFUSES)
         tune_garbage_collector()
         address, policy = server_url(sock, host), recommender.switches.active()
@@ -119,14 +130,6 @@ def serve(
             started=lambda: print_message(f"policy server: {address} (active: {policy}; Ctrl-C ends it)"),
         )
     print_message("policy server stopped; everything is written")
-
-
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"The server needs {', '.join(missing)}. Install with: pip install 'tipbench[serve]'")
 
 
 def _switch(switches: Switches, active: str | None, reason: str | None, shadows: Sequence[str]) -> None:
@@ -141,12 +144,3 @@ def _switch(switches: Switches, active: str | None, reason: str | None, shadows:
             f"switch to {active} without one, give --unchecked REASON."
         )
     switches.switch_unchecked(active, user=getpass.getuser(), reason=reason)
-
-
-def _advise(tokens: TokenStore, admin_token: str | None) -> None:
-    from tipbench.web.auth import Role
-
-    now = tokens.clock()
-    usable = any(token.role is not Role.JUDGE and token.state(now) == "active" for token in tokens.all())
-    if not usable and admin_token is None:
-        print_message("there is no token yet: `tipbench token create --role app --name NAME` creates one")

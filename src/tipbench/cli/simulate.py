@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tipbench.cli.console import print_json, print_message, print_table, progress_counter
-from tipbench.cli.events import emit
-from tipbench.cli.options import JsonOption, MlflowOption
+from tipbench.cli.console import print_json, print_message, print_table
+from tipbench.cli.options import JsonOption, MlflowOption, open_tracking_store
+from tipbench.cli.progress import emit, progress_counter
 from tipbench.errors import UsageError
+from tipbench.record.events import Simulating
 from tipbench.settings import load_settings
 from tipbench.text import duration, interval, number, plural
 
@@ -36,14 +37,17 @@ def simulate(
             "--world", metavar="NAME", help="standard, no-taste, null, drift, lossy or linear. [default: standard]"
         ),
     ] = None,
-    users: Annotated[int | None, typer.Option("--users", metavar="N", help="Users per seed. [default: 1000]")] = None,
+    users: Annotated[
+        int | None, typer.Option("--users", metavar="NUMBER", help="Users per seed. [default: 1000]")
+    ] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="Decisions per user. [default: 200]")
+        int | None, typer.Option("--rounds", metavar="NUMBER", help="Decisions per user. [default: 200]")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", metavar="N", help="Number of seeds, each with its own users. [default: 5]")
+        int | None,
+        typer.Option("--seeds", metavar="NUMBER", help="Number of seeds, each with its own users. [default: 5]"),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The first seed. [default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="NUMBER", help="The first seed. [default: 0]")] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="POLICY", help="Compared with. [default: egreedy/v1]")
     ] = None,
@@ -72,6 +76,7 @@ def simulate(
     from tipbench.serve.prior import load_prior
     from tipbench.simulate import simulation as library
     from tipbench.simulate.charts import curves_chart
+    from tipbench.workflows.simulation import record_simulation
 
     settings = load_settings()
     names = ("policies", "world", "users", "rounds", "seeds", "seed", "baseline", "ablation")
@@ -88,7 +93,11 @@ def simulate(
 
         result = library.simulate(config, priors=priors, on_progress=report).to_json()
     if record:
-        result |= _recorded(settings, mlflow_url, result)
+        with open_tracking_store(settings, mlflow_url) as opened:
+            run_id = record_simulation(opened.store, result)
+            experiment = opened.store.experiment(library.EXPERIMENT)
+        print_message(f"recorded in {opened.how}, experiment {library.EXPERIMENT}, run {run_id}")
+        result |= {"run_id": run_id, "url": experiment.run_url(run_id) if experiment else None}
         emit_simulation(result)
     if plot is not None:
         save_chart(curves_chart(result), plot)
@@ -98,26 +107,8 @@ def simulate(
         print_simulation(result)
 
 
-def _recorded(settings: Any, url: str | None, result: dict[str, Any]) -> dict[str, str | None]:
-    from tipbench.cli.session import open_tracking_store
-    from tipbench.simulate.simulation import EXPERIMENT
-    from tipbench.workflows.simulation import record_simulation
-
-    opened = open_tracking_store(settings, url)
-    try:
-        run_id = record_simulation(opened.store, result)
-        experiment = opened.store.experiment(EXPERIMENT)
-        page = f"{experiment.url}/runs/{run_id}" if experiment and experiment.url else None
-        print_message(f"recorded in {opened.how}, experiment {EXPERIMENT}, run {run_id}")
-        return {"run_id": run_id, "url": page}
-    finally:
-        opened.close()
-
-
 def emit_simulation(result: dict[str, Any]) -> None:
     """Write the progress of a simulation to the event file of a job."""
-    from tipbench.jobs.events import Simulating
-
     emit(
         Simulating(
             result["seeds_done"],
@@ -136,13 +127,6 @@ def emit_simulation(result: dict[str, Any]) -> None:
 def print_simulation(result: dict[str, Any]) -> None:
     """Print the tables of a simulation."""
     baseline = result["config"]["baseline"]
-
-    def span(found: dict[str, Any] | None) -> str | None:
-        if found is None:
-            return None
-        ends = interval(found["ci_low"], found["ci_high"], "+.4f")
-        return f"{number(found['mean'], '+.4f')} ({ends or 'no interval'})"
-
     columns = ("policy", "reward", "regret", f"gain over {baseline}")
     rows = [(p["name"], span(p["reward"]), span(p["regret"]), span(p["gain"])) for p in result["policies"]]
     print_table(columns, rows, text=("policy",))
@@ -160,6 +144,14 @@ def print_simulation(result: dict[str, Any]) -> None:
         print_table((title, "loss"), [(row["feature"], span(row["loss"])) for row in result["ablation"]], text=(title,))
     done = plural(result["decisions"], "decision")
     print_message(f"{done} in {duration(result['seconds'])}; per decision, 95 % intervals over users")
+
+
+def span(found: dict[str, Any] | None) -> str | None:
+    """Return a mean with its interval; None for a dash."""
+    if found is None:
+        return None
+    ends = interval(found["ci_low"], found["ci_high"], "+.4f")
+    return f"{number(found['mean'], '+.4f')} ({ends or 'no interval'})"
 
 
 def read_world(name: str) -> Any:

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from tipbench.cli.console import print_json
-from tipbench.cli.options import JsonOption
+from tipbench.cli.options import JsonOption, command_group
 from tipbench.cli.serve import StateKind
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 from tipbench.text import plural
 
-app = typer.Typer(help="Manage what the policies learned.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Export, import and rebuild what the policies learned.")
 
 FolderOption = Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the files.")]
 KindOption = Annotated[
@@ -24,9 +24,10 @@ KindOption = Annotated[
 
 @app.command("export")
 def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
-    """Write the state of all users to a new folder: one file per user and policy.
+    """Write the state of all users to a new folder.
 
-    The files are named after the keyed hash of the user id, as in 4f0c…_egreedy_v2.json. The server may run.
+    There is one file per user and policy. The files are named after the keyed hash of the user id, as in
+    4f0c…_egreedy_v2.json. The server may run.
 
     Examples:
 
@@ -40,10 +41,10 @@ def export(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: Js
 
 @app.command("import")
 def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
-    """Replace state by the files of an export; the server must be stopped.
+    """Replace state by the files of an export.
 
-    All files are checked before anything is changed. The import is part of the event log, so a rebuild keeps it. Users
-    are found only with the same `serve.secret`.
+    The server must be stopped. All files are checked before anything is changed. The import is part of the event log,
+    so a rebuild keeps it. Users are found only with the same `serve.secret`.
 
     Examples:
 
@@ -57,7 +58,9 @@ def import_(folder: FolderOption, state: KindOption = StateKind.SQLITE, json_: J
 
 @app.command("rebuild")
 def rebuild(state: KindOption = StateKind.SQLITE, json_: JsonOption = False) -> None:
-    """Compute all state again from the event log; the server must be stopped.
+    """Compute all state again from the event log.
+
+    The server must be stopped.
 
     Examples:
 

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tipbench.cli.console import print_json, print_message, print_table
-from tipbench.cli.options import JsonOption
+from tipbench.cli.options import JsonOption, command_group
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
-    from tipbench.web.auth import Token, TokenStore
+    from tipbench.web.auth import TokenStore
 
-app = typer.Typer(
-    help="Manage access tokens for the panel and the policy server.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Manage access tokens for the panel and the policy server.")
 
-_COLUMNS = ("id", "role", "name", "state", "created", "expires", "last_used")
+_COLUMNS = ("id", "role", "name", "state", "created", "expires", "last used")
 
 
 class RoleName(StrEnum):
@@ -70,9 +68,16 @@ def create(
     with _tokens() as tokens:
         token, secret = tokens.create(Role(role.value), name, life_s=life_s)
         shown = token.to_json(tokens.clock())
+        others = tokens.same_judge(token)
     if json_:
-        print_json({**shown, "token": secret})
+        print_json({**shown, "token": secret, "same_judge": others})
         return
+    if others:
+        print_message(
+            f"warning: {token.name} has another active judge's token ({', '.join(others)}). Scores are stored by name, "
+            "so both judge as one person. For another person use another name; otherwise revoke the old one: "
+            f"`tipbench token revoke {others[0]}`."
+        )
     until = f"until {shown['expires']}" if shown["expires"] else "without limit"
     print_message(f"token {token.id} for {token.name} ({token.role}), valid {until}. Store it; it is not shown again:")
     print(secret)
@@ -93,6 +98,9 @@ def list_tokens(json_: JsonOption = False) -> None:
     if json_:
         print_json(rows)
     elif rows:
+        for row in rows:  # days and minutes fit into 80 columns; --json has the full times
+            row |= {"created": str(row["created"])[:10], "expires": str(row["expires"] or "never")[:10]}
+            row["last used"] = str(row["last_used"])[:16].replace("T", " ") if row["last_used"] else None
         print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows], text=_COLUMNS)
     else:
         print_message("no tokens yet; create one with `tipbench token create --role judge --name NAME`")
@@ -100,7 +108,7 @@ def list_tokens(json_: JsonOption = False) -> None:
 
 @app.command("revoke")
 def revoke(
-    token_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Token id, as in `token list`.")] = None,
+    token_id: Annotated[str | None, typer.Argument(metavar="ID", help="Token id, as in `token list`.")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Revoke all tokens of this name.")] = None,
     role: Annotated[
         RoleName | None,
@@ -119,7 +127,11 @@ def revoke(
     if (token_id is None) == (name is None):
         raise UsageError("Give either the token's ID or --name; `tipbench token list` shows them.")
     with _tokens() as tokens:
-        wanted = [token for token in tokens.all() if _meant(token, token_id, name, role)]
+        if token_id is not None:
+            wanted = [token for token in tokens.all() if token.id == token_id]
+        else:
+            named = [token for token in tokens.all() if token.name == (name or "").strip()]
+            wanted = [token for token in named if role is None or token.role == role.value]
         if not wanted:
             raise UsageError(f"There is no token {(token_id or name or '')[:80]!r}; `tipbench token list` shows them.")
         ended = [token.id for token in wanted if tokens.revoke(token.id)]
@@ -127,12 +139,6 @@ def revoke(
         print_json({"revoked": ended})
     else:
         print(f"revoked: {', '.join(ended)}" if ended else "already revoked")
-
-
-def _meant(token: Token, token_id: str | None, name: str | None, role: RoleName | None) -> bool:
-    if token_id is not None:
-        return token.id == token_id
-    return token.name == (name or "").strip() and (role is None or token.role == role.value)
 
 
 @contextmanager

@@ -1,0 +1,206 @@
+"""`tipbench doctor`: check Ollama, MLflow, memory, disk, versions and settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+import tipbench
+from tipbench.cli.console import print_json
+from tipbench.cli.options import JsonOption, MlflowOption, OllamaOption, open_store
+from tipbench.errors import NotEnoughData, TipbenchError
+from tipbench.http import strip_login
+from tipbench.plan.config import CollectConfig
+from tipbench.settings import Settings, load_settings
+from tipbench.text import file_size, join_names, plural, printable
+
+Status = Literal["ok", "warning", "failed"]
+
+_MARKS = {"ok": "✓", "warning": "!", "failed": "✕"}
+_LITTLE_DISK = 2 * 2**30
+_LITTLE_MEMORY = 2 * 2**30
+_EXTRAS = {  # package: the extra that installs it, and what it is for
+    "mlflow": ("local", "the local MLflow and the demo"),
+    "xllamacpp": ("local", "the embedded model and the demo"),
+    "altair": ("charts", "charts"),
+    "fastapi": ("panel", "the panel"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check, with what to do unless it is ok."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str | None = None
+
+
+def doctor(
+    ollama_url: OllamaOption = None,
+    mlflow_url: MlflowOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check Ollama, MLflow, memory, disk, versions and settings.
+
+    Shows what is wrong and what to do. Exits with 1 if a check failed; warnings do not count.
+    Nothing is started or written.
+    """
+    findings = list(_findings({"ollama_url": ollama_url, "mlflow_url": mlflow_url}))
+    if json_:
+        print_json([vars(each) for each in findings])
+    else:
+        for each in findings:
+            print(printable(f"{_MARKS[each.status]} {each.check}: {each.found}"))
+            if each.advice:
+                print(printable(f"    {each.advice}"))
+        failed = sum(each.status == "failed" for each in findings)
+        warnings = sum(each.status == "warning" for each in findings)
+        print(f"\n{plural(len(findings), 'check')}: {failed} failed, {plural(warnings, 'warning')}")
+    if any(each.status == "failed" for each in findings):
+        raise typer.Exit(1)
+
+
+def _findings(flags: dict[str, str | None]) -> Iterator[Finding]:
+    yield from _versions()
+    try:
+        settings = load_settings()
+        config = settings.collect_config(flags)
+    except TipbenchError as exc:
+        yield Finding("settings", "failed", str(exc), "The checks that need settings were left out.")
+        return
+    yield from _settings(settings)
+    yield from _disk(settings.home)
+    yield _memory(config)
+    for check in (_ollama, _mlflow):
+        try:
+            yield from check(config, settings)
+        except TipbenchError as exc:
+            yield Finding(check.__name__.strip("_"), "failed", str(exc))
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("versions", "ok", f"tipbench {tipbench.__version__}, Python {platform.python_version()}")
+    for package, (extra, purpose) in _EXTRAS.items():
+        if version := _installed(package):
+            yield Finding(f"package {package}", "ok", version)
+        else:
+            advice = f"Needed for {purpose}: install tipbench with the extra [{extra}]."
+            yield Finding(f"package {package}", "warning", "not installed", advice)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    used = {key: source for key, source in settings.sources.items() if key in settings.values}
+    files = sorted({source.partition(": ")[0] for source in used.values() if ": " in source})
+    names = sorted(source for source in used.values() if ": " not in source)
+    origin = join_names([*files, *names], 8) or "defaults only"
+    yield Finding("settings", "ok", f"{origin}; home {settings.home}")
+    for key, source in settings.sources.items():
+        if key not in settings.values:
+            yield Finding(
+                "settings", "warning", f"{key} is {source.partition(';')[0]}", source.partition("; ")[2] + "."
+            )
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    folder = next(each for each in (home, *home.parents) if each.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding("disk", "failed", f"{home} is not writable", "Set TIPBENCH_HOME to a folder of your own.")
+        return
+    free = shutil.disk_usage(folder).free
+    little = free < _LITTLE_DISK
+    advice = "Weights, the local MLflow and journals need room. Free some, or set TIPBENCH_HOME to another disk."
+    yield Finding(
+        "disk", "warning" if little else "ok", f"{file_size(free)} free in {folder}", advice if little else None
+    )
+
+
+def _memory(config: CollectConfig) -> Finding:
+    from tipbench.generate.engine import free_memory
+
+    free = free_memory(config.model_names[0], config)
+    parts = [(size, kind) for size, kind in ((free.ram, "RAM"), (free.vram, "VRAM")) if size is not None]
+    if not parts:
+        why = "unknown: the models run on another machine, or this system does not report it"
+        return Finding("memory", "warning", why, "`plan` cannot warn of models that do not fit.")
+    little = max(size for size, _ in parts) < _LITTLE_MEMORY
+    advice = "Close other programs, or use models below 1B parameters." if little else None
+    shown = " and ".join(f"{file_size(size)} of {kind}" for size, kind in parts)
+    return Finding("memory", "warning" if little else "ok", f"{shown} free", advice)
+
+
+def _ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
+    from tipbench.generate.engine import ENGINES, available_models
+    from tipbench.generate.ollama_api import OllamaApi
+
+    url = strip_login(config.ollama_url)
+    api = OllamaApi(config.ollama_url)
+    try:
+        version, resident = api.version(), api.resident()
+    except TipbenchError as exc:
+        advice = "Without it only embedded:smollm2:135m and baseline:template run."
+        yield Finding("ollama", "failed", str(exc), advice)
+        return
+    finally:
+        api.close()
+    yield Finding("ollama", "ok", f"version {version} at {url}")
+    found = available_models(config, settings.home, [each for each in ENGINES.values() if each.server])
+    refused = [each.model for each in found.models if each.refusal is not None]
+    if found.accepted:
+        beyond = f"; refused: {join_names(refused, 5)}" if refused else ""
+        yield Finding("models", "ok", f"{join_names(found.accepted, 8)}{beyond}")
+    else:
+        few = f"refused: {join_names(refused, 5)}" if refused else "none installed"
+        yield Finding(
+            "models", "failed", few, f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
+        )
+    missing = [name for name in config.model_names if name not in found.accepted and name not in refused]
+    if found.accepted and missing:
+        advice = f"`tipbench collect --models {','.join(found.accepted)}`, or `ollama pull {missing[0]}`."
+        yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
+    if resident:
+        names = join_names([each.name for each in resident], 3)
+        yield Finding(
+            "models", "warning", f"in memory now: {names}", "A collect starts with empty memory: `--evict` unloads it."
+        )
+
+
+def _mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
+    from tipbench.errors import LocalServerError
+    from tipbench.record.journal import count_orphaned, journal_folder
+    from tipbench.record.local_mlflow import LocalMlflow
+    from tipbench.record.mlflow import find_tracking
+
+    try:
+        tracking = find_tracking(config.mlflow_url, settings.home, start=False, report=lambda _text: None)
+        with open_store(settings, tracking.url) as store:
+            experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
+        yield Finding("mlflow", "ok", f"{tracking.how}; {plural(len(experiments), 'experiment')} of tipbench")
+    except (LocalServerError, NotEnoughData):
+        data = "has data and starts when needed" if LocalMlflow(settings.home).has_data() else "starts when needed"
+        if _installed("mlflow"):
+            yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {data}")
+        else:
+            advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
+            yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
+    folders = journal_folder(settings.home, "", "").parent.glob("*")  # of every server and experiment
+    waiting = count_orphaned(folders)
+    if waiting:
+        advice = "The next collect into the same experiment records them."
+        yield Finding("journal", "warning", f"{plural(waiting, 'finished result')} not yet in MLflow", advice)

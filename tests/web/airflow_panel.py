@@ -13,8 +13,8 @@ from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
 from support.scripted_runner import ScriptedRunner
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowApi
-from tipbench.jobs.events import Exit, event_line
 from tipbench.jobs.job import Runner
+from tipbench.record.events import Exit, event_line
 from tipbench.record.store import RunStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role

@@ -10,10 +10,21 @@ from typing import Any
 from support.judging import Desk, Rule, agreed, fill
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.web.auth import Role
+from tipbench.web.batch_items import BatchShape
 from web.panels import API, EXPERIMENT, Served
 
 GOOD = {"relevance": 4, "actionability": 5, "tone": 3}
 BATCHES = f"{API}/judge/{EXPERIMENT}/batches"
+
+
+def batch_shape(**given: Any) -> BatchShape:
+    """A batch as the service returns it."""
+    counts = dict.fromkeys(("items", "done", "draft", "skipped", "empty", "seconds"), 0)
+    unknown = dict.fromkeys(("closed", "minutes_per_item", "note", "accepted", "outcome"))
+    links = dict.fromkeys(("self", "items", "close", "reopen", "page"), "/")
+    text = {"sheet": "s1", "experiment": EXPERIMENT, "judge": "anna", "kind": "sheet", "status": "open"}
+    times = dict.fromkeys(("opened", "updated"), "2026-05-04T10:15:00.000Z")
+    return BatchShape.model_validate({**counts, **unknown, **text, **times, "links": links, **given})
 
 
 @dataclass(frozen=True)
@@ -25,16 +36,16 @@ class Clerk:
 
     @classmethod
     def named(cls, served: Served, name: str, role: Role = Role.JUDGE) -> Clerk:
-        """With a token of its own."""
+        """Create a clerk with a token."""
         return cls(served, served.panel.guard.tokens.create(role, name, life_s=3600)[1])
 
     def ask(self, method: str, path: str = "", **options: Any) -> Any:
         """A request below the batches."""
         return self.served.ask(method, f"{BATCHES}{path}", token=self.token, **options)
 
-    def open(self, **wish: Any) -> dict[str, Any]:
+    def open(self, **options: Any) -> dict[str, Any]:
         """The judge's batch."""
-        response = self.ask("POST", json=wish)
+        response = self.ask("POST", json=options)
         assert response.status_code in (200, 201), response.text
         batch: dict[str, Any] = response.json()["batch"]
         return batch
@@ -47,7 +58,7 @@ class Clerk:
         return body
 
     def put(self, sheet: str, item: str, version: int, state: str = "draft", **body: Any) -> Any:
-        """Say something of an item."""
+        """Save an item."""
         return self.ask("PUT", f"/{sheet}/items/{item}", json={"version": version, "state": state, **body})
 
     def undo(self, sheet: str, item: str, version: int) -> Any:
@@ -55,7 +66,7 @@ class Clerk:
         return self.ask("POST", f"/{sheet}/items/{item}/undo", json={"version": version})
 
     def answer(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
-        """Submit every item of a filled sheet, whatever version it has, but so many at the end."""
+        """Submit every item of a filled sheet in its current version, except the last `but`."""
         items = raw["items"][: len(raw["items"]) - but]
         versions = {item["item"]: item["answer"]["version"] for item in self.whole(raw["sheet"])["items"]}
         for item in items:
@@ -66,9 +77,9 @@ class Clerk:
         """Have it counted."""
         return self.ask("POST", f"/{sheet}/close")
 
-    def judged(self, rule: Rule = agreed, *, but: int = 0, **wish: Any) -> dict[str, Any]:
+    def judged(self, rule: Rule = agreed, *, but: int = 0, **options: Any) -> dict[str, Any]:
         """Open, answer and close a batch."""
-        sheet = self.open(**wish)["sheet"]
+        sheet = self.open(**options)["sheet"]
         self.answer(fill(kept(self.served, sheet), rule), but=but)
         response = self.close(sheet)
         assert response.status_code == 200, response.text
@@ -77,7 +88,7 @@ class Clerk:
 
 
 def given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What a filled item says, as it is sent."""
+    """The content of a filled item, as it is sent."""
     if "winner" in item:
         return {"winner": item["winner"]}
     tips = [{"scores": tip["scores"], "overlong": tip["overlong"], "note": tip["note"]} for tip in item["tips"]]
@@ -98,7 +109,7 @@ def desk_of(served: Served) -> Desk:
 
 
 def kept(served: Served, sheet: str) -> StoredSheet:
-    """The sheet as it stands in the store, with its key."""
+    """The stored sheet with its key."""
     found = find_sheet(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
     return found
@@ -110,7 +121,7 @@ def blank_scores(body: Mapping[str, Any]) -> dict[str, None]:
 
 
 def text_of(response: Any) -> str:
-    """All that an answer says, its headers too."""
+    """The whole text of a response, with its headers."""
     return f"{response.text}\n{json.dumps(dict(response.headers))}"
 
 

@@ -45,19 +45,19 @@ class World:
 
     served: Served
     clerk: Clerk
-    heard: list[tuple[str, str]] = field(default_factory=list)  # what was asked, and the whole answer
+    exchanges: list[tuple[str, str]] = field(default_factory=list)  # request and whole response
 
-    def hear(self, response: Any) -> None:
+    def record(self, response: Any) -> None:
         """Keep an answer unless it is an admin's."""
         response.read()
         request = response.request
         if request.headers.get("authorization") != f"Bearer {self.served.admin}":
-            asked = f"{request.method} {request.url} {request.content.decode('utf-8', 'replace')}"
+            sent = f"{request.method} {request.url} {request.content.decode('utf-8', 'replace')}"
             status = f"{response.status_code} {response.reason_phrase}"
-            self.heard.append((asked, f"{status}\n{response.headers.multi_items()}\n{response.text}"))
+            self.exchanges.append((sent, f"{status}\n{response.headers.multi_items()}\n{response.text}"))
 
     def secrets(self) -> set[str]:
-        """All that a judge must not see, as it stands in the store."""
+        """All stored texts that a judge must not see."""
         found = {
             *MODELS,
             *PROMPTS,
@@ -83,13 +83,15 @@ class World:
         return {secret[:32] for secret in found}
 
     def leaks(self) -> list[tuple[str, str]]:
-        """What was answered of it; what the judge said first is no leak."""
+        """Secrets in the responses; texts that the judge sent are not leaks."""
         secrets = self.secrets()
         found = []
-        for asked, answer in self.heard:
+        for sent, answer in self.exchanges:
             seen = "\n".join({answer, unescape(answer), unquote(answer)}).lower()
-            said = unquote(asked).lower()
-            found += [(asked[:200], each) for each in secrets if each.lower() in seen and each.lower() not in said]
+            request_text = unquote(sent).lower()
+            found += [
+                (sent[:200], each) for each in secrets if each.lower() in seen and each.lower() not in request_text
+            ]
         return found
 
 
@@ -121,5 +123,5 @@ def blind_world(home: Path) -> Iterator[World]:
     with serving(home, copied(_recorded()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
         assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
         made = World(served, Clerk(served, served.judge))
-        served.client.event_hooks = {"response": [made.hear]}
+        served.client.event_hooks = {"response": [made.record]}
         yield made

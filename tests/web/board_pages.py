@@ -42,7 +42,7 @@ class RenamingStore(MemoryStore):
 
 
 def levels(run: StoredRun, tip: int) -> int:
-    """Scores that tell the rows apart: the more letters in a name, the better, and not the same everywhere."""
+    """Scores that differ by row: longer names are better, with variation over scenarios."""
     params = run.params
     weight = len(params["model"]) + 2 * len(params["prompt_version"])
     return 1 + (weight + tip + len(params["scenario"])) % 5

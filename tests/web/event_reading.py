@@ -84,7 +84,7 @@ def reading(client: httpx.Client, job_id: str, query: str = "", **headers: str) 
 
 @contextmanager
 def on_a_port(app: FastAPI) -> Iterator[str]:
-    """The application on a port of its own; its address."""
+    """Serve the application on a free port; yields its address."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)
     config = uvicorn.Config(

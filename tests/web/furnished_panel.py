@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
+from support.panel_site import fixed_draws
 from support.sample_experiment import SampleExperiment, Words, record_sample
 from tipbench.record.store import MemoryStore
 from web.panels import Served, serving
@@ -31,7 +36,7 @@ class Look:
         return "/".join(["/experiments", quote(self.content.name, safe=""), *rest])
 
     def get(self, *rest: str, query: str = "", **options: Any) -> Any:
-        """One of its pages, as a browser asks for it."""
+        """One of its pages, requested like a browser."""
         return self.served.get(self.path(*rest) + query, headers=HTML, **options)
 
     def run(self, sort: str, query: str = "") -> str:
@@ -44,12 +49,15 @@ class Look:
 @contextmanager
 def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", words: Words | None = None) -> Iterator[Look]:
     """Furnish a store and serve it."""
-    store = MemoryStore()
-    content = record_sample(store, name, words)
+    store, rng = MemoryStore(), random.Random(1)
+    with pytest.MonkeyPatch.context() as patch:  # run ids and draws decide which tips an automatic judge is measured by
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+        fixed_draws(patch)
+        content = record_sample(store, name, words)
     with serving(home, store) as served:
         yield Look(served, content)
 
 
 def words_of(html: str) -> str:
-    """What a page says, without its markup and on one line."""
+    """The text of a page without markup, on one line."""
     return " ".join(unescape(_TAG.sub(" ", html)).split())

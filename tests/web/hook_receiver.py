@@ -1,4 +1,4 @@
-"""A receiver for webhooks: an HTTP server on this machine that keeps what it is sent and answers as it is told."""
+"""A receiver for webhooks: a local HTTP server that records requests and responds as scripted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Got:
 
 @dataclass
 class Receiver:
-    """Answers 204 unless `answer` says otherwise; `answer` gets each request and may take its time."""
+    """Responds with 204 unless `answer` returns another status; `answer` gets each request and may block."""
 
     answer: Callable[[Got], int] = lambda _got: 204
     got: list[Got] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook"
 
     def wait(self, number: int, wait_s: float = 60) -> list[Got]:
-        """All requests, once there are so many."""
+        """All requests, once there are `number`."""
         deadline = time.monotonic() + wait_s
         while len(self.got) < number:
             assert time.monotonic() < deadline, f"{len(self.got)} of {number} came"

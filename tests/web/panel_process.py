@@ -1,4 +1,4 @@
-"""`tipbench panel` as a process of its own, to be asked, killed and started again."""
+"""`tipbench panel` as a subprocess that tests can call, kill and restart."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tipbench.web.app import create_app
 from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
 
-with warnings.catch_warnings():  # Starlette would rather have a client of its own; httpx is what we depend on
+with warnings.catch_warnings():  # Starlette prefers its own client; we depend on httpx
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=MemoryStore)
 
 @dataclass(frozen=True)
 class Served:
-    """A running application; requests are an admin's unless said otherwise."""
+    """A running application; requests are an admin's by default."""
 
     app: FastAPI
     client: TestClient
@@ -148,7 +148,7 @@ def _recorded() -> tuple[MemoryStore, Experiment]:
 
 
 def copied(store: S) -> S:
-    """A store of its own with the same runs: a copy costs less than recording them again."""
+    """A copy of the store: faster than recording the runs again."""
     made = copy.copy(store)
     made._lock = threading.RLock()
     made._experiments = dict(store._experiments)

@@ -14,7 +14,6 @@ import pytest
 from support.judging import MODELS, Desk, agreed
 from support.scripted_airflow import DAG, PASSWORD, ScriptedAirflow
 from tipbench.errors import NotEnoughData, UsageError
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow_api import AirflowAccess
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
@@ -23,6 +22,7 @@ from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Progress
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
@@ -45,7 +45,7 @@ def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
 # choosing
 
 
-def test_without_airflow_runs_are_local_and_no_other_can_be_named(served: Served) -> None:
+def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: Served) -> None:
     assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
     response = served.post(f"{RUN}?runner=airflow", json=SMALL)
     assert served.error(response) == (422, "invalid")
@@ -53,7 +53,7 @@ def test_without_airflow_runs_are_local_and_no_other_can_be_named(served: Served
     assert "TIPBENCH_AIRFLOW_URL" in response.json()["error"]["message"]
 
 
-def test_where_airflow_is_configured_it_is_the_usual_one_and_either_can_be_named(
+def test_with_airflow_it_is_the_default_runner_and_either_can_be_chosen(
     home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
@@ -61,7 +61,7 @@ def test_where_airflow_is_configured_it_is_the_usual_one_and_either_can_be_named
     assert names == ["airflow", "local"]
 
 
-def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_the_setting_chooses_the_default_runner(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow, TIPBENCH_RUNNER="local")) as served:
         assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
 
@@ -70,20 +70,18 @@ def test_the_setting_says_who_runs_what_names_nobody(home: Path, little_airflow:
     ("given", "words"),
     [
         ({"TIPBENCH_RUNNER": "airflow"}, "Set TIPBENCH_AIRFLOW_URL, or runner=local"),
-        ({"TIPBENCH_RUNNER": "celery"}, "runner must be local or airflow"),
+        ({"TIPBENCH_RUNNER": "celery"}, "TIPBENCH_RUNNER: Input should be 'local' or 'airflow'"),
         ({"TIPBENCH_AIRFLOW_URL": "http://airflow:8080"}, "without a login"),
         ({"TIPBENCH_AIRFLOW_URL": "airflow"}, "airflow_url takes a web address"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_at_the_start(
-    tmp_path: Path, given: dict[str, str], words: str
-) -> None:
+def test_incompatible_settings_are_refused_at_the_start(tmp_path: Path, given: dict[str, str], words: str) -> None:
     settings = load_settings({"TIPBENCH_HOME": str(tmp_path), **given}, tmp_path)
     with pytest.raises(UsageError, match=words):
         default_runner(settings, make_runners(settings, MlflowConnection(settings, MemoryStore())))
 
 
-def test_waiting_for_the_judge_belongs_to_airflow(served: Served) -> None:
+def test_waiting_for_the_judge_needs_airflow(served: Served) -> None:
     response = served.post(f"{RUN}?wait_for_judge=true", json=SMALL)
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
@@ -97,7 +95,7 @@ def test_the_body_may_be_the_conf_of_the_dag(home: Path, little_airflow: Scripte
         assert served.post(f"{API}/plan", json={**SMALL, "wait_for_judge": True}).status_code == 200
 
 
-def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(
+def test_the_panels_server_is_sent_to_airflow_only_if_a_run_names_it(
     home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     with serving(home, environment=variables(little_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
@@ -112,7 +110,7 @@ def test_the_panels_own_server_goes_to_airflow_only_when_a_run_names_it(
     assert named.items() <= chosen.items()
 
 
-def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_an_automatic_judge_runs_on_this_machine(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     with serving(home, store, variables(little_airflow)) as served:
         response = served.post(f"{API}/judge/{EXPERIMENT}/run", json={"with": "rules"})
@@ -122,7 +120,7 @@ def test_a_judge_that_is_no_person_stays_on_this_machine(home: Path, little_airf
 # the form
 
 
-def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         assert form.value("runner") == ["airflow"]
@@ -134,7 +132,7 @@ def test_the_form_offers_both_and_starts_where_it_is_told(home: Path, little_air
         assert again.value("wait_for_judge") == ["true"]
 
 
-def test_the_form_tells_what_does_not_go_together(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_the_form_reports_incompatible_options(home: Path, little_airflow: ScriptedAirflow) -> None:
     with serving(home, environment=variables(little_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(do="start", models="baseline:template", runner="local", wait_for_judge="true")
@@ -143,14 +141,14 @@ def test_the_form_tells_what_does_not_go_together(home: Path, little_airflow: Sc
     assert "wait_for_judge is available with Airflow only" in response.text
 
 
-def test_without_airflow_the_form_says_nothing_of_it(served: Served) -> None:
+def test_without_airflow_the_form_does_not_mention_it(served: Served) -> None:
     assert "Airflow" not in served.get("/run").text
 
 
 # following
 
 
-def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(
+def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
     home: Path, little_airflow: ScriptedAirflow
 ) -> None:
     store, experiment = answered()
@@ -165,10 +163,12 @@ def test_a_run_waits_for_the_judge_and_goes_on_when_the_last_cell_is_judged(
         assert "Airflow" in served.get("/jobs").text
         Desk(store, experiment).judged_by("anna", agreed)
         assert job_once(served, job["id"], "succeeded")["exit_code"] == 0
-    assert little_airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.count("PATCH", "hitlDetails") == 1
 
 
-def test_airflow_away_is_told_on_the_page_and_the_job_comes_back(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_an_unavailable_airflow_is_shown_on_the_page_and_the_job_is_found_again(
+    home: Path, little_airflow: ScriptedAirflow
+) -> None:
     little_airflow.pools.clear()
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
@@ -215,14 +215,14 @@ def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"n_tips": 4}, {"experiment": "tip-bench-other"}])
-def test_what_cannot_be_seen_is_not_taken_for_judged(home: Path, changes: dict[str, Any]) -> None:
+def test_missing_cells_do_not_count_as_judged(home: Path, changes: dict[str, Any]) -> None:
     store, _ = answered()
     with pytest.raises(NotEnoughData, match="has no cells of this run"):
         records(home, store).pending(order(home, **changes))
 
 
 @pytest.mark.parametrize(("state", "words"), [("running", "50 %"), ("waiting", "Waiting"), ("lost", "Lost")])
-def test_the_tab_says_how_far_a_run_is_or_what_it_waits_for(home: Path, state: str, words: str) -> None:
+def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, state: str, words: str) -> None:
     progress = Progress().after(wire.BlockStarted(MODELS[0], 2, done=1))
     job = replace(order(home, models=MODELS[0]), state=JobState(state))
     assert JobText(job, progress).title == f"{words} · collect {EXPERIMENT}"
@@ -232,9 +232,7 @@ def test_the_tab_says_how_far_a_run_is_or_what_it_waits_for(home: Path, state: s
     ("reason", "found_again"),
     [("Airflow cannot be reached.", True), ("Airflow has no such run any more; a retry continues.", False)],
 )
-def test_what_is_only_out_of_sight_is_waited_for_rather_than_retried(
-    home: Path, reason: str, found_again: bool
-) -> None:
+def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: str, found_again: bool) -> None:
     job = replace(order(home), state=JobState.LOST, reason=reason)
     assert JobText(job, Progress()).found_again is found_again
 
@@ -242,7 +240,7 @@ def test_what_is_only_out_of_sight_is_waited_for_rather_than_retried(
 # who we are there
 
 
-def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_password_and_token_for_airflow_are_never_shown(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     little_airflow.pools.clear()
     with followed(home, little_airflow, store) as served:
@@ -256,16 +254,16 @@ def test_password_and_token_for_airflow_show_nowhere(home: Path, little_airflow:
         shown = [served.get(path) for path in paths]
         assert served.post(f"{own}/cancel").status_code == 200
         job_once(served, job["id"], "cancelled")
-        told = (home / "jobs" / job["id"] / "events.jsonl").read_text()
+        events = (home / "jobs" / job["id"] / "events.jsonl").read_text()
     assert [response.status_code for response in shown] == [200] * len(paths)
-    for text in (told, *(response.text + str(response.headers) for response in shown)):
+    for text in (events, *(response.text + str(response.headers) for response in shown)):
         assert not any(secret in text for secret in (PASSWORD, *little_airflow.tokens))
     for file in filter(Path.is_file, home.rglob("*")):
         assert not any(secret.encode() in file.read_bytes() for secret in (PASSWORD, *little_airflow.tokens)), file
 
 
 @pytest.mark.process
-def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_local_jobs_do_not_get_the_airflow_credentials(home: Path, little_airflow: ScriptedAirflow) -> None:
     given = {**variables(little_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
     order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
@@ -280,7 +278,7 @@ def test_jobs_of_this_machine_are_not_told_who_we_are_in_airflow(home: Path, lit
     assert not any(secret.encode() in environment for secret in (PASSWORD, "a-token-of-airflows"))
 
 
-def test_what_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
+def test_an_empty_setting_counts_as_unset(tmp_path: Path) -> None:
     names = ("URL", "USERNAME", "PASSWORD", "TOKEN", "DAG", "PUBLIC_URL")
     empty = {
         "TIPBENCH_HOME": str(tmp_path),
@@ -305,7 +303,7 @@ def test_links_go_to_the_public_address(home: Path, little_airflow: ScriptedAirf
     assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"
 
 
-def test_access_is_as_the_settings_say(tmp_path: Path) -> None:
+def test_access_follows_the_settings(tmp_path: Path) -> None:
     given = {"TIPBENCH_AIRFLOW_URL": "http://a:8080/", "TIPBENCH_AIRFLOW_TOKEN": "t", "TIPBENCH_AIRFLOW_DAG": "mine"}
     settings = load_settings({"TIPBENCH_HOME": str(tmp_path), **given}, tmp_path)
     assert airflow_access(settings) == AirflowAccess("http://a:8080", token="t", dag_id="mine")

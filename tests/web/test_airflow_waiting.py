@@ -1,4 +1,4 @@
-"""Runs that wait for a judge in Airflow: answered whatever road the scores come, in nobody's way, counted cheaply."""
+"""Runs that wait for a judge in Airflow: continued by scores from page, API or file, without blocking others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
 
 @pytest.fixture
 def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
-    """A real MLflow with four answers, and the run that asks for them."""
+    """A real MLflow with four answers, and the run that waits for them."""
     name = f"tip-bench-waiting-{uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         found = record_cells(store, models=MODELS[:1], experiment=name, prompts="v1", n_scenarios=4)
@@ -60,7 +60,7 @@ def by_batch(served: Served) -> None:
 
 
 def by_webhook(served: Served) -> None:
-    """As a program does that was told of pending cells: a sheet of its own, and its answer."""
+    """Judge like a program after a webhook: export a sheet and apply it."""
     sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={}).json()["sheet"]
     filled = fill(kept(served, sheet))
     response = served.post(f"{API}/judge/{EXPERIMENT}/apply", token=served.judge, json=filled)
@@ -77,7 +77,7 @@ def test_a_judge_at_the_panel_ends_the_waiting(
         job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
         judge(served)
         job_once(served, job["id"], "succeeded")
-    assert little_airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.count("PATCH", "hitlDetails") == 1
 
 
 @pytest.mark.process
@@ -111,14 +111,14 @@ def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
         panel.start()
         assert panel.ended(job["id"])["job"]["state"] == "succeeded"
         assert PASSWORD not in panel.stderr
-    assert little_airflow.asked("POST", "dagRuns") == 1
-    assert little_airflow.asked("PATCH", "hitlDetails") == 1
+    assert little_airflow.count("POST", "dagRuns") == 1
+    assert little_airflow.count("PATCH", "hitlDetails") == 1
 
 
-# in nobody's way
+# without blocking other jobs
 
 
-def test_others_run_while_one_waits(home: Path, little_airflow: ScriptedAirflow) -> None:
+def test_other_jobs_run_while_one_waits(home: Path, little_airflow: ScriptedAirflow) -> None:
     store, _ = answered()
     with followed(home, little_airflow, store) as served:
         waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(2)]
@@ -169,7 +169,7 @@ def waiting_job(home: Path) -> Job:
         return jobs.add(collect_request(make_config(OF_ALL), runner="airflow"))[0]
 
 
-def test_cells_are_counted_when_somebody_has_written_and_now_and_then(home: Path) -> None:
+def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     store, now = Counting(), [0.0]
     experiment = record_cells(store)
     store.touch(experiment.experiment_id)

@@ -1,39 +1,57 @@
 """An attacker with a judge's token tries to find the controls, and does no better than chance.
 
 The attacker sees every response and, in place of the time it takes, the number of reads and writes in MLflow, which is
-more than a clock could tell. For each strategy the items with the most unusual observation are guessed, ties at random.
+more than a clock could show. A second account lets the attacker compare the sheets of two judges; twins are answers
+that a second home has recorded again. For each strategy the items with the most suspicious observation are guessed,
+ties at random.
 
-Bound: over all worlds the hits of a strategy stay within three standard deviations of those of blind guessing. Two
-judges who lay their sheets side by side are out of scope: see docs/judging.md, what controls cannot prove.
+Bound: over all worlds the hits of a strategy stay within three standard deviations of those of blind guessing.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from support.judging import Desk, SeededStore, always, fill, honest, record_cells
 from tipbench.errors import SheetsClosed
+from tipbench.judge.check import MAX_NOTE
 from tipbench.judge.duels import DuelRequest, export_duels
-from tipbench.judge.sheet_store import ItemKind, StoredSheet
+from tipbench.judge.export import ExportRequest
+from tipbench.judge.sheet import Item
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, stored_sheets
+from tipbench.record.run import RunChange, StoredRun
 from tipbench.web.auth import Identity, Role
 from tipbench.web.errors import Forbidden
-from tipbench.web.judge_service import ApplyOptions, apply_sheet
+from tipbench.web.judge_service import ApplyOptions, SheetRequest, apply_sheet, sheet_for
 
-WORLDS = 4
+pytestmark = pytest.mark.simulation
+WORLDS = 6
 VARYING = ("applied", "held", "unfinished", "unchecked", "changed", "blank", "changes")  # the attacker's own doing
-JUDGE = Identity("anna", Role.JUDGE, "token")
+MODELS = ("alpha:135m", "beta:1b")
 
 
 class CountingStore(SeededStore):
-    """Counts the calls, as a clock would feel them."""
+    """Counts the calls, and the characters of their texts, as a clock would feel them."""
 
     calls: Counter[str]
+    size = 0
+
+    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+        run, found = super().get(run_id)
+        self.size += sum(map(len, found.values()))
+        return run, found
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        before = super().get(run_id)[1]  # MLflow's client reads a run before it changes it
+        self.size += sum(map(len, [*before.values(), *change.texts.values()]))
+        super().update(run_id, change)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("get", "update", "read", "search", "record"):
@@ -45,16 +63,38 @@ class Attacker:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.store = CountingStore()
-        self.desk = Desk(self.store, record_cells(self.store, seed=seed, models=("alpha:135m",)))
-        self.sheet: StoredSheet = self.desk.export("anna", seed=seed).stored
-        self.items = [item.id for item in self.sheet.sheet.items]
+        self.seed = seed
+        self.desk = Desk(self.store, record_cells(self.store, seed=seed, models=MODELS))
+        self.sheets: list[StoredSheet] = []  # whose items are guessed
         self.requests = 0
+        self.sheet = self.export("anna")
 
-    def send(self, raw: Mapping[str, Any], *, dry_run: bool = False, final: bool = False) -> str:
+    def export(self, judge: str, *, everything: bool = False, limit: int | None = None) -> StoredSheet:
+        """Returns a sheet as a judge's token gets it, apart from the seed."""
+        self.requests += 1
+        request = ExportRequest(judge=judge, everything=everything, limit=limit, seed=self.rng.getrandbits(32))
+        self.sheets.append(sheet_for(self.store, self.desk.experiment.name, SheetRequest(request, own=True)))
+        return self.sheets[-1]
+
+    def refreshed(self, sheet: StoredSheet) -> StoredSheet:
+        """Returns the sheet as it is stored now."""
+        where = self.desk.experiment
+        return next(
+            each
+            for each in stored_sheets(self.store, where.experiment_id, where.name)
+            if each.sheet.id == sheet.sheet.id
+        )
+
+    def fill_half(self, share: float = 0.5) -> None:
+        """Scores the first part of the first sheet, and leaves the rest open."""
+        raw = fill(self.sheet, honest)
+        self.send({**raw, "items": raw["items"][: round(share * len(raw["items"]))]})
+
+    def send(self, raw: Mapping[str, Any], *, dry_run: bool = False, final: bool = False, judge: str = "anna") -> str:
         """Returns everything that is observed of a request, except what follows from the file alone."""
         self.requests += 1
         self.store.calls.clear()
-        options = ApplyOptions(JUDGE, "anna", dry_run=dry_run, final=final)
+        options = ApplyOptions(Identity(judge, Role.JUDGE, "token"), judge, dry_run=dry_run, final=final)
         try:
             result = apply_sheet(self.store, self.desk.experiment.name, raw, options)
         except Forbidden as exc:
@@ -62,10 +102,20 @@ class Attacker:
         seen = {key: value for key, value in result.items() if key not in VARYING}
         return f"{sorted(self.store.calls.items())} {seen}"
 
-    def hits(self, suspicion: Mapping[str, float]) -> int:
-        controls = {entry.item.id for entry in self.sheet.entries if entry.kind is ItemKind.CONTROL}
-        ranked = sorted(self.items, key=lambda item: (-suspicion.get(item, 0.0), self.rng.random()))
-        return len(controls & set(ranked[: len(controls)]))
+    def hits(self, suspicion: Mapping[str, float]) -> tuple[int, float, float]:
+        """Returns the controls found on the suspected sheets, and mean and variance when guessing blindly there."""
+        found, mean, variance = 0, 0.0, 0.0
+        for sheet in self.sheets:
+            items = [entry.item.id for entry in sheet.entries]
+            if suspicion and suspicion.keys().isdisjoint(items):
+                continue
+            controls = {entry.item.id for entry in sheet.entries if entry.kind is ItemKind.CONTROL}
+            ranked = sorted(items, key=lambda item: (-suspicion.get(item, 0.0), self.rng.random()))
+            n, k = len(items), len(controls)
+            found += len(controls & set(ranked[:k]))
+            mean += k * k / n
+            variance += k * (k / n) * (1 - k / n) * (n - k) / (n - 1)
+        return found, mean, variance
 
 
 def unusual(observed: Mapping[str, str]) -> dict[str, float]:
@@ -88,7 +138,7 @@ def by_partial_fills(attacker: Attacker) -> dict[str, float]:
     for number, item in enumerate(raw["items"][1:], start=1):
         done = [*done, item]
         seen = attacker.send({**raw, "items": done})
-        observed[item["item"]] = seen.replace(f"('get', {number + 3})", "('get', as many as items)")
+        observed[item["item"]] = seen.replace(f"('get', {number + 4})", "('get', as many as items)")
     return unusual(observed)
 
 
@@ -114,24 +164,172 @@ def by_duels(attacker: Attacker) -> dict[str, float]:
     return {}
 
 
+def texts(item: Item) -> tuple[str, ...]:
+    return tuple(tip.tip for tip in item.tips)
+
+
+def by_absence(attacker: Attacker) -> dict[str, float]:
+    """What is on some of the sheets only."""
+    seen = Counter(texts(item) for sheet in attacker.sheets for item in sheet.sheet.items)
+    return {item.id: -seen[texts(item)] for sheet in attacker.sheets for item in sheet.sheet.items}
+
+
+def by_presence(attacker: Attacker) -> dict[str, float]:
+    """What is on several of the sheets."""
+    return {item: -suspicion for item, suspicion in by_absence(attacker).items()}
+
+
+def _on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
+    """Of the items that the judge has scored, or left open, on the first sheet: those that come again."""
+    answers, suspicion = attacker.refreshed(attacker.sheet).answers, by_presence(attacker)
+    own = (entry.item.id for entry in attacker.sheet.entries)
+    return {item: suspicion[item] - 1 for item in own if (item in answers) is scored}
+
+
+def by_scored_items_that_come_again(attacker: Attacker) -> dict[str, float]:
+    return _on_the_next_sheet(attacker, scored=True)
+
+
+def by_open_items_that_come_again(attacker: Attacker) -> dict[str, float]:
+    return _on_the_next_sheet(attacker, scored=False)
+
+
+def by_open_items_that_do_not_come_again(attacker: Attacker) -> dict[str, float]:
+    return {item: 1 - again for item, again in by_open_items_that_come_again(attacker).items()}
+
+
+def by_recurring_tips(attacker: Attacker) -> dict[str, float]:
+    """Tips that are in several different answers."""
+    answers = {texts(item) for sheet in attacker.sheets for item in sheet.sheet.items}
+    count = Counter(tip for answer in answers for tip in answer)
+    return {item.id: max(count[tip] for tip in texts(item)) for s in attacker.sheets for item in s.sheet.items}
+
+
+def second_account_at_once(attacker: Attacker) -> None:
+    """Both judges have the same open answers before them."""
+    attacker.export("ben")
+
+
+def second_account_with_part_of_it(attacker: Attacker) -> None:
+    attacker.export("ben", limit=20)
+    attacker.export("cleo", limit=30)
+
+
+def second_account_afterwards(attacker: Attacker) -> None:
+    """The second judge gets a fifth of what the first has scored, and what a new collect has added."""
+    attacker.send(fill(attacker.sheet, honest), final=True)
+    record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
+    attacker.export("ben")
+
+
+def second_account_with_everything(attacker: Attacker) -> None:
+    attacker.send(fill(attacker.sheet, honest), final=True)
+    record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
+    attacker.export("ben", everything=True)
+
+
+def second_sheet(attacker: Attacker) -> None:
+    """The judge's own next sheet, with some earlier answers on it."""
+    attacker.send(fill(attacker.sheet, honest), final=True)
+    record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
+    attacker.export("anna")
+
+
+def second_account_after_half(attacker: Attacker) -> None:
+    """The second judge gets what the first has left open, and a part of what the first has scored."""
+    attacker.fill_half()
+    attacker.export("ben")
+
+
+def second_sheet_after_half(attacker: Attacker) -> None:
+    """The judge's own next sheet never has what was left open on the first."""
+    attacker.fill_half(0.6)
+    record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
+    attacker.export("anna")
+
+
+def twins_before(attacker: Attacker) -> None:
+    """A second home has recorded every answer again: on the second sheet, some would be there twice."""
+    record_cells(attacker.store, seed=attacker.seed, models=MODELS, start_ms=2_000)
+    attacker.export("ben")
+
+
+def twins_afterwards(attacker: Attacker) -> None:
+    """After the first sheet is scored a second home records the same answers again, and some more."""
+    attacker.send(fill(attacker.sheet, honest), final=True)
+    record_cells(attacker.store, seed=attacker.seed, models=(*MODELS, "gamma:2b"), start_ms=2_000)
+    attacker.export("anna", everything=True)
+
+
+PREPARATIONS = (
+    second_account_at_once,
+    second_account_with_part_of_it,
+    second_account_afterwards,
+    second_account_with_everything,
+    second_account_after_half,
+    second_sheet,
+    second_sheet_after_half,
+    twins_before,
+    twins_afterwards,
+)
+
+
+COMPARISONS = (
+    by_absence,
+    by_presence,
+    by_recurring_tips,
+    by_scored_items_that_come_again,
+    by_open_items_that_come_again,
+    by_open_items_that_do_not_come_again,
+)
+
+
+def check_bound(attackers: Sequence[Attacker], strategy: Callable[[Attacker], dict[str, float]]) -> None:
+    parts = [attacker.hits(strategy(attacker)) for attacker in attackers]
+    hits, mean, variance = map(sum, zip(*parts, strict=True))
+    assert sum(attacker.requests for attacker in attackers) <= 2000
+    assert hits <= mean + 3 * sqrt(variance), f"{strategy.__name__}: {hits} hits, {mean:.1f} by chance"
+
+
 @pytest.mark.parametrize("strategy", [by_previews, by_partial_fills, by_revisions, by_duels])
-def test_controls_are_found_no_better_than_by_chance(strategy: Callable[[Attacker], dict[str, float]]) -> None:
-    hits, mean, variance, requests = 0, 0.0, 0.0, 0
-    for seed in range(WORLDS):
-        attacker = Attacker(seed)
-        hits += attacker.hits(strategy(attacker))
-        n = len(attacker.items)
-        k = sum(entry.kind is ItemKind.CONTROL for entry in attacker.sheet.entries)
-        mean += k * k / n
-        variance += k * (k / n) * (1 - k / n) * (n - k) / (n - 1)
-        requests += attacker.requests
-    assert requests <= 2000
-    assert hits <= mean + 3 * sqrt(variance), f"{hits} hits, {mean:.1f} by chance"
+def test_one_account_finds_controls_no_better_than_by_chance(
+    strategy: Callable[[Attacker], dict[str, float]],
+) -> None:
+    check_bound([Attacker(seed) for seed in range(WORLDS)], strategy)
 
 
-def test_such_an_attacker_finds_the_controls_where_they_show() -> None:
+@pytest.mark.parametrize("prepare", PREPARATIONS)
+def test_several_sheets_compared_reveal_controls_no_better_than_chance(prepare: Callable[[Attacker], None]) -> None:
+    attackers = [Attacker(seed) for seed in range(WORLDS)]
+    for attacker in attackers:
+        prepare(attacker)
+    for strategy in COMPARISONS:
+        check_bound(attackers, strategy)
+
+
+def test_long_notes_do_not_make_a_change_of_a_control_slower_than_of_an_answer() -> None:
+    """Notes on all items enlarge what is stored with the sheet, but nothing that depends on the kind of an item."""
+    attacker = Attacker(1)
+    raw = fill(attacker.sheet, honest)
+    for item in raw["items"]:
+        for tip in item["tips"]:
+            tip["note"] = "n" * MAX_NOTE
+    raw["items"] = raw["items"][:-1]  # no verdict yet
+    attacker.send(raw)
+    kinds = {entry.item.id: entry.kind for entry in attacker.sheet.entries}
+    sizes: dict[ItemKind, list[int]] = defaultdict(list)
+    for item in raw["items"]:
+        scores = item["tips"][0]["scores"]
+        scores["tone"] = scores["tone"] % 5 + 1
+        attacker.store.size = 0
+        attacker.send(raw)
+        sizes[kinds[item["item"]]].append(attacker.store.size)
+    assert fmean(sizes[ItemKind.CONTROL]) == pytest.approx(fmean(sizes[ItemKind.CELL]), rel=0.1)
+
+
+def test_the_attacker_finds_controls_that_are_visible() -> None:
     """Else finding nothing would prove nothing."""
     attacker = Attacker(1)
     kinds = {entry.item.id: str(entry.kind) for entry in attacker.sheet.entries}
     controls = sum(kind == "control" for kind in kinds.values())
-    assert attacker.hits(unusual(kinds)) == controls
+    assert attacker.hits(unusual(kinds))[0] == controls

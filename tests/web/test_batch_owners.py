@@ -34,7 +34,7 @@ def admin(served: Served) -> Clerk:
 # whose it is
 
 
-def test_a_judge_sees_its_own_batches_alone(clerk: Clerk) -> None:
+def test_a_judge_sees_only_its_own_batches(clerk: Clerk) -> None:
     other = Clerk.named(clerk.served, "anna")
     sheet, item = first_item(other)
     own = clerk.open()["sheet"]
@@ -52,12 +52,12 @@ def test_a_judge_sees_its_own_batches_alone(clerk: Clerk) -> None:
     assert {clerk.served.error(response) for response in tried} == {clerk.served.error(nowhere)} == {(404, "not_found")}
 
 
-def test_a_judge_whose_name_stands_for_everybody_sees_nobody_elses_batches(clerk: Clerk) -> None:
+def test_a_judge_named_like_a_wildcard_sees_only_its_own_batches(clerk: Clerk) -> None:
     clerk.open()
     desk, star = batch_service_of(clerk.served.app), Identity("*", Role.JUDGE, "made before such names were refused")
-    assert desk.listed(star, EXPERIMENT) == []
+    assert desk.page(star, EXPERIMENT).items == []
     with pytest.raises(Forbidden):
-        desk.listed(star, EXPERIMENT, "*")
+        desk.page(star, EXPERIMENT, "*")
 
 
 def test_an_admin_sees_counts_and_status_of_others_and_no_score(clerk: Clerk, admin: Clerk) -> None:
@@ -78,7 +78,7 @@ def test_an_admin_judges_blind_under_the_own_name(clerk: Clerk, admin: Clerk) ->
     assert "alpha" not in body["outcome"]
 
 
-def test_nobody_judges_under_the_name_of_a_provisional_judge(served: Served) -> None:
+def test_judging_under_the_name_of_a_provisional_judge_is_refused(served: Served) -> None:
     rules = Clerk.named(served, "rules", Role.ADMIN)
     assert served.error(rules.ask("POST")) == (403, "forbidden")
 
@@ -92,7 +92,7 @@ def test_a_batch_of_another_experiment_is_not_found_under_this_one(clerk: Clerk)
 # blindness
 
 
-def test_no_answer_of_any_route_tells_a_judge_what_wrote_a_tip_or_what_is_hidden(clerk: Clerk) -> None:
+def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(clerk: Clerk) -> None:
     """Every road a judge can take here, also the refused ones, is searched for models, prompts, runs and keys."""
     served, desk = clerk.served, desk_of(clerk.served)
     other = Clerk.named(served, "anna")
@@ -175,8 +175,8 @@ def test_duels_are_judged_like_any_batch(tied: Clerk) -> None:
     item = body["items"][0]
     assert {"a", "b", "scenario"} < set(item)
     assert (item["answer"]["winner"], item["answer"]["state"]) == (None, "empty")
-    wishes: list[dict[str, Any]] = [{"winner": "c"}, {"tips": [{}]}, {"format_ok": True}]
-    for wrong in wishes:
+    bodies: list[dict[str, Any]] = [{"winner": "c"}, {"tips": [{}]}, {"format_ok": True}]
+    for wrong in bodies:
         response = tied.put(batch["sheet"], item["item"], 0, "draft", **wrong)
         assert response.json()["error"]["path"] == f"body.{next(iter(wrong))}"
     response = tied.put(batch["sheet"], item["item"], 0, "submitted")
@@ -215,7 +215,7 @@ def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: Clerk) 
     assert (outcome["blank"], outcome["unfinished"], outcome["changed"]) == (1, 0, 0)
 
 
-def test_the_preview_of_filled_duels_shows_every_winner_and_what_was_said_before(tied: Clerk) -> None:
+def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: Clerk) -> None:
     served, sheet = tied.served, tied.open(kind="duel", limit=4)["sheet"]
     found = find_duel(served.store, desk_of(served).experiment.experiment_id, EXPERIMENT, sheet)
     assert found is not None
@@ -238,7 +238,7 @@ def test_without_javascript_duels_offer_no_scoring_sheet(tied: Clerk) -> None:
     assert "as a file" not in page
 
 
-def test_a_judge_is_not_told_who_leads_when_no_duels_wait(served: Served) -> None:
+def test_without_duels_a_judge_does_not_learn_who_leads(served: Served) -> None:
     desk = desk_of(served)
     judge_at(
         desk, lambda run, _number: 5 if run.params["model"] == MODELS[0] and run.params["prompt_version"] == "v1" else 1

@@ -51,7 +51,7 @@ class Clock:
 
 
 class Shelf:
-    """A store in a folder of its own, with its clock."""
+    """A store in a new folder, with its clock."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
@@ -105,7 +105,7 @@ def test_a_database_of_the_first_version_gets_the_new_tables_and_keeps_its_token
 
 
 @pytest.mark.process
-def test_what_was_said_survives_a_kill(tmp_path: Path) -> None:
+def test_saved_answers_survive_a_kill(tmp_path: Path) -> None:
     """A process that dies right after the answer loses nothing."""
     script = (
         "import os, sys; from pathlib import Path; from tipbench.web.auth import panel_database\n"
@@ -126,7 +126,7 @@ def test_what_was_said_survives_a_kill(tmp_path: Path) -> None:
 # versions
 
 
-def test_every_change_counts_up(shelf: Shelf) -> None:
+def test_every_change_increments_the_version(shelf: Shelf) -> None:
     assert [shelf.put(version, f"x{version}").version for version in range(4)] == [1, 2, 3, 4]
 
 
@@ -146,7 +146,7 @@ def test_a_repeated_request_is_kept_once(shelf: Shelf) -> None:
     assert len(shelf.store.history(SHEET, "i1", 10)) == 1
 
 
-def test_a_version_that_never_was_is_a_conflict(shelf: Shelf) -> None:
+def test_an_unknown_version_is_a_conflict(shelf: Shelf) -> None:
     with pytest.raises(VersionConflict):
         shelf.put(7)
 
@@ -161,7 +161,7 @@ def test_a_repeat_after_the_close_is_answered_and_anything_new_is_refused(shelf:
         shelf.undo(1)
 
 
-def test_a_batch_that_changed_meanwhile_is_not_closed(shelf: Shelf) -> None:
+def test_a_batch_that_has_changed_is_not_closed(shelf: Shelf) -> None:
     seen = shelf.batch
     shelf.put(0)
     assert shelf.store.close(seen, Status.APPLIED, {}) is None
@@ -173,7 +173,7 @@ def test_a_batch_that_changed_meanwhile_is_not_closed(shelf: Shelf) -> None:
 # undo
 
 
-def test_undo_walks_back_to_the_beginning(shelf: Shelf) -> None:
+def test_undo_can_be_repeated_to_the_beginning(shelf: Shelf) -> None:
     for version, text in enumerate(("a", "b", "c")):
         shelf.put(version, text)
     assert [shelf.undo(version).answer.content for version in (3, 4, 5)] == ["b", "a", BLANK]
@@ -188,26 +188,26 @@ def test_a_repeated_undo_goes_back_once(shelf: Shelf) -> None:
     assert shelf.store.items(SHEET)["i1"].answer.content == "a"
 
 
-def test_saying_the_same_again_is_no_step_to_undo(shelf: Shelf) -> None:
+def test_saving_the_same_answer_again_is_not_an_undo_step(shelf: Shelf) -> None:
     shelf.put(0, "a")
     shelf.put(1, "b")
     shelf.put(2, "b")
     assert shelf.undo(3).answer.content == "a"
 
 
-def test_nothing_said_is_nothing_to_undo(shelf: Shelf) -> None:
+def test_without_an_answer_there_is_nothing_to_undo(shelf: Shelf) -> None:
     with pytest.raises(NothingToUndo):
         shelf.undo(0)
 
 
-def test_only_so_many_steps_of_an_item_are_kept(shelf: Shelf) -> None:
+def test_the_number_of_steps_of_an_item_is_limited(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
     for version in range(MOST_STEPS + 5):
         shelf.put(version, f"x{version}")
     assert len(shelf.store.history(SHEET, "i1", 10 * MOST_STEPS)) == MOST_STEPS
 
 
-def test_the_oldest_steps_of_a_batch_give_way_when_they_are_too_many_bytes(
+def test_the_oldest_steps_of_a_batch_are_deleted_over_the_size_limit(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
@@ -217,10 +217,10 @@ def test_the_oldest_steps_of_a_batch_give_way_when_they_are_too_many_bytes(
     assert shelf.store.items(SHEET)["i1"].answer.content == "cccc"
 
 
-def test_what_is_said_is_kept_as_it_is_written_and_half_a_character_as_its_escape() -> None:
-    said = {"note": "Grüße 🌿 \\ \ud83c"}
-    assert canonical(said) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
-    assert json.loads(canonical(said)) == said
+def test_answers_are_stored_exactly_and_a_lone_surrogate_as_its_escape() -> None:
+    answer = {"note": "Grüße 🌿 \\ \ud83c"}
+    assert canonical(answer) == '{"note":"Grüße 🌿 \\\\ \\ud83c"}'
+    assert json.loads(canonical(answer)) == answer
 
 
 # time
@@ -235,7 +235,7 @@ def test_seconds_add_up_within_the_time_since_the_batch_was_opened(shelf: Shelf)
     assert shelf.put(2, "d", s=86_400).seconds == 45
 
 
-def test_a_clock_that_is_set_back_takes_no_time_away(shelf: Shelf) -> None:
+def test_a_clock_set_back_does_not_reduce_the_time(shelf: Shelf) -> None:
     shelf.clock.now -= 500
     assert shelf.put(0, "a", s=40).seconds == 0
 
@@ -266,7 +266,7 @@ def test_of_two_open_batches_the_one_last_worked_on_is_continued(shelf: Shelf) -
     assert found.sheet == SHEET
 
 
-def test_a_key_leads_to_its_batch_and_old_ones_are_forgotten(shelf: Shelf) -> None:
+def test_a_key_finds_its_batch_and_old_keys_are_deleted(shelf: Shelf) -> None:
     shelf.database.rows("PRAGMA synchronous = OFF")
     for number in range(MOST_KEYS + 1):
         shelf.clock.now += 1
@@ -276,7 +276,7 @@ def test_a_key_leads_to_its_batch_and_old_ones_are_forgotten(shelf: Shelf) -> No
     assert shelf.store.of_key("ben", "k5") is None
 
 
-def test_reopening_keeps_the_answers_and_what_the_last_close_told(shelf: Shelf) -> None:
+def test_reopening_keeps_the_answers_and_the_result_of_the_last_close(shelf: Shelf) -> None:
     shelf.put(0, "done", state=State.SUBMITTED)
     shelf.store.close(shelf.batch, Status.HELD, {"held": 1})
     batch = shelf.store.reopen(SHEET, note="look again")
@@ -286,10 +286,10 @@ def test_reopening_keeps_the_answers_and_what_the_last_close_told(shelf: Shelf) 
 
 
 class Histories(RuleBasedStateMachine):
-    """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of what was said."""
+    """Any sequence of saves, undos, repeats and stale requests on three items, against stacks of answers."""
 
     items = st.sampled_from(["i1", "i2", "i3"])
-    said = st.builds(
+    answer = st.builds(
         ItemAnswer, st.sampled_from(list(State)), st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "r"])
     )
 
@@ -308,17 +308,17 @@ class Histories(RuleBasedStateMachine):
         self.stack = {item: [EMPTY] for item in ("i1", "i2", "i3")}
         self.version = dict.fromkeys(self.stack, 0)
 
-    @rule(item=items, said=said, seconds=st.floats(0, 50), passed=st.floats(0, 30))
-    def put(self, item: str, said: ItemAnswer, seconds: float, passed: float) -> None:
+    @rule(item=items, answer=answer, seconds=st.floats(0, 50), passed=st.floats(0, 30))
+    def put(self, item: str, answer: ItemAnswer, seconds: float, passed: float) -> None:
         self.shelf.clock.now += passed
         seen = self.version[item]
-        kept = self.shelf.store.put(SHEET, item, seen, said, seconds)
-        assert (kept.version, kept.answer) == (seen + 1, said)
+        kept = self.shelf.store.put(SHEET, item, seen, answer, seconds)
+        assert (kept.version, kept.answer) == (seen + 1, answer)
         self.version[item] += 1
         self.changes += 1
-        if seen == 0 or self.stack[item][-1] != said:
-            self.stack[item].append(said)
-        self.last = ("put", item, seen, said, seconds)
+        if seen == 0 or self.stack[item][-1] != answer:
+            self.stack[item].append(answer)
+        self.last = ("put", item, seen, answer, seconds)
 
     @rule(item=items)
     def undo(self, item: str) -> None:
@@ -341,13 +341,13 @@ class Histories(RuleBasedStateMachine):
         again = self.shelf.undo(seen, item) if what == "undo" else self.shelf.store.put(SHEET, item, seen, *rest)
         assert again == before
 
-    @rule(item=items, said=said, off=st.integers(-5, 5).filter(bool))
-    def stale(self, item: str, said: ItemAnswer, off: int) -> None:
+    @rule(item=items, answer=answer, off=st.integers(-5, 5).filter(bool))
+    def stale(self, item: str, answer: ItemAnswer, off: int) -> None:
         seen, present = self.version[item] + off, self.shelf.store.items(SHEET).get(item)
-        if off == -1 and present is not None and present.answer == said:
-            return  # cannot be told from a repeat, and says the same
+        if off == -1 and present is not None and present.answer == answer:
+            return  # identical to a repeat
         with pytest.raises(VersionConflict):
-            self.shelf.store.put(SHEET, item, seen, said, 0.0)
+            self.shelf.store.put(SHEET, item, seen, answer, 0.0)
 
     @rule()
     def restart(self) -> None:
@@ -358,7 +358,7 @@ class Histories(RuleBasedStateMachine):
         self.shelf.store = BatchStore(self.shelf.database, clock)
 
     @invariant()
-    def what_is_kept_is_what_was_said(self) -> None:
+    def stored_answers_are_those_saved(self) -> None:
         kept = self.shelf.store.items(SHEET)
         assert {item: each.version for item, each in kept.items()} == {i: v for i, v in self.version.items() if v}
         assert all(each.answer == self.stack[item][-1] for item, each in kept.items())

@@ -103,12 +103,12 @@ def test_the_same_key_gives_the_same_batch_also_once_it_is_closed(clerk: Clerk) 
     assert refused(clerk, response) == (409, "key_used", "header.idempotency-key")
 
 
-def test_when_nothing_waits_it_is_said(clerk: Clerk) -> None:
+def test_without_pending_cells_the_request_is_refused_with_the_reason(clerk: Clerk) -> None:
     desk_of(clerk.served).judged_by(JUDGE, everything=True)
     assert clerk.served.error(clerk.ask("POST")) == (409, "not_enough_data")
 
 
-def test_a_wrong_wish_is_named(clerk: Clerk) -> None:
+def test_an_invalid_option_is_named(clerk: Clerk) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": "essay"}, "body.kind"),
         ({"limit": 0}, "body.limit"),
@@ -116,8 +116,8 @@ def test_a_wrong_wish_is_named(clerk: Clerk) -> None:
         ({"limit": True}, "body.limit"),
         ({"seed": 1}, "body.seed"),
     ]
-    for wish, place in cases:
-        assert refused(clerk, clerk.ask("POST", json=wish)) == (422, "invalid", place)
+    for body, place in cases:
+        assert refused(clerk, clerk.ask("POST", json=body)) == (422, "invalid", place)
 
 
 def test_an_experiment_that_is_not_there_is_not_found(clerk: Clerk) -> None:
@@ -128,7 +128,7 @@ def test_an_experiment_that_is_not_there_is_not_found(clerk: Clerk) -> None:
     assert clerk.served.error(response) == (404, "not_found")
 
 
-def test_an_experiment_may_have_an_odd_name(home: Path) -> None:
+def test_an_experiment_may_have_an_unusual_name(home: Path) -> None:
     store, name = MemoryStore(), "tip-bench-a/batches/b ?#%ü"
     record_cells(store, experiment=name)
     with serving(home, store) as served:
@@ -141,7 +141,7 @@ def test_an_experiment_may_have_an_odd_name(home: Path) -> None:
 # looking
 
 
-def test_a_batch_shows_the_sheet_and_nothing_said_yet(clerk: Clerk) -> None:
+def test_a_new_batch_shows_the_sheet_without_answers(clerk: Clerk) -> None:
     sheet = clerk.open()["sheet"]
     body, judging = clerk.whole(sheet), kept(clerk.served, sheet)
     assert [item["item"] for item in body["items"]] == [item.id for item in judging.sheet.items]
@@ -231,7 +231,7 @@ def test_the_counts_follow(clerk: Clerk) -> None:
     assert (batch["draft"], batch["empty"]) == (0, len(items) - 2)
 
 
-def test_a_second_tab_is_shown_what_the_first_has_said(clerk: Clerk) -> None:
+def test_a_second_tab_gets_the_answers_of_the_first(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     first = clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item)).json()
     response = clerk.put(sheet, item["item"], 0, "draft")
@@ -240,7 +240,7 @@ def test_a_second_tab_is_shown_what_the_first_has_said(clerk: Clerk) -> None:
     assert clerk.whole(sheet)["items"][0]["answer"] == first["answer"]
 
 
-def test_a_request_whose_answer_was_lost_may_be_repeated(clerk: Clerk) -> None:
+def test_a_request_whose_response_was_lost_may_be_repeated(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     for seconds in (1, 2):
         body = clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=seconds).json()
@@ -257,7 +257,7 @@ def test_a_wrong_field_is_named_and_nothing_is_stored(clerk: Clerk) -> None:
     assert clerk.whole(sheet)["items"][0]["answer"]["version"] == 0
 
 
-def test_half_a_character_in_a_note_breaks_nothing(clerk: Clerk) -> None:
+def test_a_lone_surrogate_in_a_note_is_accepted(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     body = b'{"version": 0, "state": "draft", "tips": [{"note": "\\ud800\\u0000"}, {}, {}]}'
     headers = {"Content-Type": "application/json"}
@@ -273,7 +273,7 @@ def test_an_item_that_is_not_there_is_not_found(clerk: Clerk) -> None:
     assert clerk.served.error(clerk.put("F-..", "f" * 12, 0)) == (422, "invalid")
 
 
-def test_undo_brings_back_what_was_said_before(clerk: Clerk) -> None:
+def test_undo_restores_the_previous_answer(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="first"))
     clerk.put(sheet, item["item"], 1, "submitted", tips=whole_tips(item, note="second"))

@@ -26,10 +26,10 @@ def clerk(served: Served) -> Clerk:
 
 def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
     """What counts afterwards: all metrics and states, the single scores, the drift."""
-    desk, told = desk_of(served), kept(served, judging.sheet.id)
+    desk, stored = desk_of(served), kept(served, judging.sheet.id)
     scores = {run_id: [given.tips for given in found.counted] for run_id, found in desk.scores().items()}
     cells = {run_id: (run.metrics, run.state) for run_id, run in desk.cells().items()}
-    return {"cells": cells, "scores": scores, "drift": told.drift, "status": told.status, "answers": told.answers}
+    return {"cells": cells, "scores": scores, "drift": stored.drift, "status": stored.status, "answers": stored.answers}
 
 
 def _by_page(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
@@ -44,7 +44,7 @@ def _by_json(served: Served, _judging: StoredSheet, raw: dict[str, Any]) -> Any:
 
 
 def _by_csv(served: Served, judging: StoredSheet, raw: dict[str, Any]) -> Any:
-    finished = {score.item: score for score in check_sheet(raw, judging.sheet).finished}
+    finished = check_sheet(raw, judging.sheet).finished
     text = sheet_csv(judging.sheet, finished)
     return served.post(APPLY, token=served.judge, content=text.encode(), headers={"Content-Type": "text/csv"}).json()
 
@@ -101,7 +101,7 @@ class Mortal(MemoryStore):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_panel_killed_between_any_two_steps_of_a_close_heals_by_closing_again(home: Path, after: bool) -> None:
+def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing_again(home: Path, after: bool) -> None:
     for step in range(1, 40):
         store = Mortal()
         record_cells(store, models=MODELS[:1], n_scenarios=2, prompts="v1")
@@ -134,7 +134,7 @@ def _dies(clerk: Clerk, sheet: str) -> bool:
     return bool(response.status_code == 500)
 
 
-def test_a_panel_killed_between_apply_and_note_heals_by_closing_again(
+def test_a_panel_killed_between_apply_and_note_completes_the_close_by_closing_again(
     clerk: Clerk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sheet = clerk.open(limit=6)["sheet"]
@@ -187,7 +187,7 @@ def test_what_is_saved_while_a_close_applies_is_counted_too(clerk: Clerk, monkey
     assert (outcome["applied"], outcome["unfinished"]) == (len(raw["items"]), 0)
 
 
-def test_a_close_that_never_catches_up_says_so(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_never_catches_up_is_reported(clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet = clerk.open(limit=6)["sheet"]
     raw = fill(kept(clerk.served, sheet))
     clerk.answer(raw)

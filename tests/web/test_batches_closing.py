@@ -60,18 +60,18 @@ def test_unfinished_and_skipped_items_stay_pending(clerk: Clerk, admin: Clerk) -
     assert [(skip["item"], skip["reason"]) for skip in skips] == [(raw["items"][-1]["item"], "I wrote this one")]
 
 
-def test_a_skipped_item_does_not_keep_the_judge_from_learning_how_close_they_are(clerk: Clerk) -> None:
+def test_a_skipped_item_does_not_hide_the_drift_from_the_judge(clerk: Clerk) -> None:
     sheet = clerk.open()["sheet"]
     raw = fill(kept(clerk.served, sheet))
     clerk.answer(raw, but=1)
     clerk.put(sheet, raw["items"][-1]["item"], 0, "skipped", reason="I wrote this one")
     drift = clerk.close(sheet).json()["outcome"]["drift"]
     assert [scale["scale"] for scale in drift["scales"]] == ["relevance", "actionability", "tone"]
-    assert drift["n_controls"] is None  # a count would tell whether the skipped item was one
+    assert drift["n_controls"] is None  # a count would reveal whether the skipped item was a control
     assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
 
 
-def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_the_word_alone(clerk: Clerk) -> None:
+def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_only_its_state(clerk: Clerk) -> None:
     sheet = clerk.open()["sheet"]
     raw = fill(kept(clerk.served, sheet))
     for item in raw["items"]:
@@ -96,7 +96,7 @@ def test_a_batch_with_nothing_submitted_is_not_closed(clerk: Clerk) -> None:
     assert clerk.whole(sheet)["batch"]["status"] == "open"
 
 
-def test_a_closed_batch_is_not_written_in_until_it_is_reopened(clerk: Clerk) -> None:
+def test_a_closed_batch_rejects_changes_until_it_is_reopened(clerk: Clerk) -> None:
     sheet = clerk.judged(limit=6)["batch"]["sheet"]
     item = clerk.whole(sheet)["items"][0]
     for response in (clerk.put(sheet, item["item"], 1), clerk.undo(sheet, item["item"], 1)):
@@ -156,14 +156,14 @@ def test_a_drift_that_was_accepted_elsewhere_shows(clerk: Clerk) -> None:
     assert (batch["status"], batch["accepted"]) == ("applied", "on the command line")
 
 
-def test_a_sheet_that_was_applied_by_file_meanwhile_can_be_closed(clerk: Clerk) -> None:
+def test_a_batch_whose_sheet_was_applied_by_file_can_be_closed(clerk: Clerk) -> None:
     sheet = clerk.open(limit=6)["sheet"]
     raw = fill(kept(clerk.served, sheet))
     assert clerk.served.post(APPLY, token=clerk.token, json=raw).json()["status"] == "applied"
     assert clerk.close(sheet).json()["outcome"]["applied"] == len(raw["items"])
 
 
-def test_a_batch_whose_sheet_came_back_as_a_file_ends_as_the_file_did(clerk: Clerk) -> None:
+def test_a_batch_whose_sheet_was_applied_by_file_has_the_files_result(clerk: Clerk) -> None:
     sheet = clerk.open(limit=6)["sheet"]
     raw = fill(kept(clerk.served, sheet))
     clerk.served.post(APPLY, token=clerk.token, json=raw)
@@ -172,16 +172,16 @@ def test_a_batch_whose_sheet_came_back_as_a_file_ends_as_the_file_did(clerk: Cle
     assert batch["outcome"]["by_file"] is True
     assert clerk.open(limit=6)["sheet"] != sheet
     clerk.ask("POST", f"/{sheet}/reopen")
-    assert clerk.whole(sheet)["batch"]["status"] == "open"  # what its judge asks for stands
+    assert clerk.whole(sheet)["batch"]["status"] == "open"  # the judge's last change counts
 
 
-def test_opening_goes_on_to_new_work_when_the_open_sheet_came_back_as_a_file(clerk: Clerk) -> None:
+def test_opening_continues_with_a_new_sheet_if_the_open_one_was_applied_by_file(clerk: Clerk) -> None:
     sheet = clerk.open(limit=6)["sheet"]
     clerk.served.post(APPLY, token=clerk.token, json=fill(kept(clerk.served, sheet)))
     assert clerk.open(limit=6)["sheet"] != sheet
 
 
-def test_a_file_does_not_end_a_batch_in_which_something_was_said(clerk: Clerk) -> None:
+def test_a_file_does_not_end_a_batch_with_answers(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     clerk.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
     clerk.served.post(APPLY, token=clerk.token, json=fill(kept(clerk.served, sheet)))
@@ -189,7 +189,7 @@ def test_a_file_does_not_end_a_batch_in_which_something_was_said(clerk: Clerk) -
     assert (whole["batch"]["status"], whole["items"][0]["answer"]["state"]) == ("open", "draft")
 
 
-def test_what_is_taken_back_after_a_close_is_counted_as_kept(clerk: Clerk) -> None:
+def test_answers_withdrawn_after_a_close_still_count(clerk: Clerk) -> None:
     body = clerk.judged(limit=6)
     sheet = body["batch"]["sheet"]
     first, second = clerk.whole(sheet)["items"][:2]
@@ -201,7 +201,7 @@ def test_what_is_taken_back_after_a_close_is_counted_as_kept(clerk: Clerk) -> No
     assert outcome["applied"] == body["outcome"]["applied"]
 
 
-def test_how_long_jobs_are_kept_deletes_nothing_that_a_judge_said(home: Path) -> None:
+def test_deleting_old_jobs_deletes_no_answers_of_judges(home: Path) -> None:
     store, _ = answered()
     with serving(home, store, {"TIPBENCH_JOBS_KEEP_DAYS": "0.0000001"}) as served:
         clerk = Clerk(served, served.judge)

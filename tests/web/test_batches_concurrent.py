@@ -25,7 +25,7 @@ def together(works: Sequence[Callable[[], object]]) -> None:
     def guarded(work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as exc:  # noqa: BLE001 - told below, by the test itself
+        except BaseException as exc:  # noqa: BLE001 - raised below, by the test itself
             failed.append(exc)
 
     threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
@@ -85,21 +85,21 @@ def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
     store = clerk.served.app.state.batches._store
     scores = desk_of(clerk.served).scores()
     for entry, item in zip(judging.entries, raw["items"], strict=True):
-        said = judging.answers[item["item"]]
-        assert [dict(tip.scores) for tip in said.tips] == [tip["scores"] for tip in item["tips"]]
+        stored = judging.answers[item["item"]]
+        assert [dict(tip.scores) for tip in stored.tips] == [tip["scores"] for tip in item["tips"]]
         assert len(store.history(raw["sheet"], item["item"], 10)) == 1
         if entry.kind == "cell" and entry.run_id is not None:
             own = [each for each in scores[entry.run_id].counted if each.judge == body["batch"]["judge"]]
-            assert [each.tips for each in own] == [said.tips]
+            assert [each.tips for each in own] == [stored.tips]
 
 
 def check_alone(clerk: Clerk, name: str, raws: Mapping[str, Any]) -> None:
-    """Nobody sees another's scores, notes or batches."""
+    """No judge sees another's scores, notes or batches."""
     other = next(each for each in JUDGES if each != name)
     theirs = raws[other]
-    told = [clerk.ask("GET"), clerk.ask("GET", f"/{raws[name]['sheet']}"), clerk.close(raws[name]["sheet"])]
-    assert [response.status_code for response in told] == [200] * 3
-    for response in told:
+    responses = [clerk.ask("GET"), clerk.ask("GET", f"/{raws[name]['sheet']}"), clerk.close(raws[name]["sheet"])]
+    assert [response.status_code for response in responses] == [200] * 3
+    for response in responses:
         assert f"only-{other}-knows" not in response.text
         assert theirs["sheet"] not in response.text
     item = theirs["items"][0]["item"]

@@ -1,4 +1,4 @@
-"""Blind without a name: neither order nor ids nor shape of what a judge gets tell who wrote it, or what is a control.
+"""Blind without names: neither order nor ids nor structure of a response reveal the model or a control.
 
 Two worlds that differ in nothing but who wrote what show a judge the same; many batches are drawn and counted; and a
 control is treated like any other item.
@@ -72,7 +72,9 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
     return Seen(shown, tuple(files), outcome, authors)
 
 
-def test_who_wrote_what_changes_nothing_that_a_judge_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Same texts, same chance, names exchanged: every item, id, place and number has to be the same."""
     first = look_at(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
     second = look_at(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
@@ -145,7 +147,7 @@ def clustering(rows: Sequence[Sequence[bool]]) -> float:
 
 
 @pytest.mark.parametrize("what", [MODELS[0], "control"])
-def test_neither_place_nor_id_tells_the_model_or_a_control(drawn: list[Drawn], what: str) -> None:
+def test_neither_position_nor_id_reveals_the_model_or_a_control(drawn: list[Drawn], what: str) -> None:
     for rows in ([each.marks(what) for each in drawn], [each.by_id(what) for each in drawn]):
         assert sum(map(sum, rows)) > BATCHES_DRAWN
         assert abs(lean(rows)) < 5.5
@@ -168,7 +170,7 @@ def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None
 
 
 def shape(value: Any) -> Any:
-    """Which fields there are and of what type, not what they say."""
+    """The fields and their types, without values."""
     if isinstance(value, Mapping):
         return tuple((key, shape(each)) for key, each in value.items())
     return tuple(shape(each) for each in value) if isinstance(value, list) else type(value).__name__
@@ -250,21 +252,21 @@ def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: 
     assert first == second
 
 
-def test_closing_with_one_item_done_tells_nothing_of_that_item(served: Served) -> None:
-    told = []
+def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+    results = []
     for name, hidden in (("anna", True), ("ben", False)):
         clerk = Clerk.named(served, name)
         sheet, control, other = pair_of(clerk)
         item = control if hidden else other
         clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
         outcome = clerk.close(sheet).json()["outcome"]
-        told.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
-    assert told[0] == told[1]
-    assert told[0]["applied"] == 1
+        results.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
+    assert results[0] == results[1]
+    assert results[0]["applied"] == 1
 
 
-def test_a_preview_with_one_item_done_tells_nothing_of_that_item(served: Served) -> None:
-    told = []
+def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+    results = []
     for name, hidden in (("anna", True), ("ben", False)):
         clerk = Clerk.named(served, name)
         sheet, control, other = pair_of(clerk)
@@ -277,6 +279,6 @@ def test_a_preview_with_one_item_done_tells_nothing_of_that_item(served: Served)
         answer = served.post(f"{url}/apply?dry_run=true", token=clerk.token, json=raw)
         assert answer.status_code == 200, answer.text
         body = json.loads(answer.text.replace(item["item"], "the item"))
-        told.append({**body, "unfinished": 0, "sheet": "", "judge": ""})
-    assert told[0] == told[1]
-    assert len(told[0]["changes"]) == 1
+        results.append({**body, "unfinished": 0, "sheet": "", "judge": ""})
+    assert results[0] == results[1]
+    assert len(results[0]["changes"]) == 1

@@ -1,4 +1,4 @@
-"""Blind over HTTP: nothing that a judge can ask for tells which model, prompt or run is behind an item.
+"""Blind over HTTP: no response to a judge reveals the model, prompt or run of an item.
 
 Every answer a judge gets, on every route, is searched for names that no page has by chance.
 """
@@ -63,9 +63,9 @@ def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]
 def test_no_route_answers_a_judge_with_anything_that_unblinds(world: World) -> None:
     served, clerk = world.served, world.clerk
     sheet, item = first_item(clerk)
-    asked = sorted(set(knocks(served, places(world, sheet, item["item"]))))
-    assert len(asked) > 60
-    for method, path in asked:
+    requests = sorted(set(knocks(served, places(world, sheet, item["item"]))))
+    assert len(requests) > 60
+    for method, path in requests:
         served.ask(method, path, token=served.judge, headers=JSON)
         served.ask(method, path, token=served.judge, headers=HTML, json={"experiment": EXPERIMENT})
         csrf = served.log_in(served.judge)
@@ -108,7 +108,7 @@ def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
     assert world.leaks() == []
 
 
-def test_no_step_of_the_file_road_unblinds(world: World) -> None:
+def test_no_step_of_judging_by_file_unblinds(world: World) -> None:
     served = world.served
     place = f"{API}/judge/{EXPERIMENT}"
     csv = served.post(f"{place}/sheets", token=served.judge, json={"format": "csv"}).text
@@ -121,14 +121,14 @@ def test_no_step_of_the_file_road_unblinds(world: World) -> None:
     typed = {"Content-Type": "text/csv"}
     served.post(f"{place}/apply", token=served.judge, content=fill_csv(csv, fill(judging)).encode(), headers=typed)
     again = {"sheet": raw["sheet"], "filled": True}
-    for wish in (again, {**again, "format": "csv"}, {"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}):
-        served.post(f"{place}/sheets", token=served.judge, json=wish)
+    for body in (again, {**again, "format": "csv"}, {"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}):
+        served.post(f"{place}/sheets", token=served.judge, json=body)
     assert world.leaks() == []
 
 
 @pytest.fixture
 def as_judge(world: World) -> Callable[..., Any]:
-    """A judge's browser: forms carry the session's word."""
+    """A judge's browser: forms carry the CSRF token."""
     csrf = world.served.log_in(world.served.judge)
 
     def ask(method: str, path: str, fields: Mapping[str, str] | None = None, **more: Any) -> Any:

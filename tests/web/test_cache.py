@@ -22,7 +22,7 @@ class Made:
         return self.count
 
 
-def test_an_answer_is_made_once_for_a_version() -> None:
+def test_a_value_is_computed_once_per_version() -> None:
     cache, made = Cache(4), Made()
     assert [cache.get("key", "r1", made) for _ in range(3)] == [1, 1, 1]
     assert cache.get("key", "r2", made) == 2
@@ -36,7 +36,7 @@ def test_a_new_version_takes_the_place_of_the_old() -> None:
     assert len(cache) == 1
 
 
-def test_the_least_used_is_forgotten_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache, kept = Cache(2), Made()
     cache.get("kept", "r", kept)
     for key in range(10):
@@ -45,7 +45,7 @@ def test_the_least_used_is_forgotten_first() -> None:
     assert (len(cache), kept.count) == (2, 1)
 
 
-def test_an_answer_grows_old_even_when_nobody_says_that_it_changed() -> None:
+def test_a_cached_value_expires_without_a_new_version() -> None:
     clock, made = Clock(), Made()
     cache = Cache(4, clock)
     cache.get("key", "r1", made)
@@ -55,7 +55,7 @@ def test_an_answer_grows_old_even_when_nobody_says_that_it_changed() -> None:
     assert cache.get("key", "r1", made) == 2
 
 
-def test_what_has_no_version_is_asked_for_again_soon() -> None:
+def test_a_value_without_a_version_is_cached_briefly() -> None:
     clock, made = Clock(), Made()
     cache = Cache(4, clock)
     cache.get("key", None, made)
@@ -63,7 +63,7 @@ def test_what_has_no_version_is_asked_for_again_soon() -> None:
     assert cache.get("key", None, made) == 2
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failure_is_not_cached() -> None:
     cache = Cache(4)
 
     def fail() -> int:
@@ -75,7 +75,7 @@ def test_a_failure_is_not_kept() -> None:
     assert cache.get("key", "r1", Made()) == 1
 
 
-def test_many_who_ask_at_once_wait_for_one_answer() -> None:
+def test_concurrent_callers_wait_for_one_computation() -> None:
     cache, made, ready = Cache(4), Made(), threading.Event()
 
     def slow() -> int:

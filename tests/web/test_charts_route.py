@@ -1,4 +1,4 @@
-"""The charts over HTTP: drawn once for a revision, in the size the page foretold, and harmless when opened alone."""
+"""The charts over HTTP: drawn once per revision, in the size predicted by the page, and without scripts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import pytest
 
 from support.boards import TWELVE, board
 from tipbench.charts import DARK, LIGHT, to_svg
-from tipbench.compare.charts import forest, heat_map, pareto
+from tipbench.compare.charts import CHARTS as DRAWN
+from tipbench.compare.charts import ChartKind, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
-from tipbench.web.panel.charts import chart_size, kinds_of
+from tipbench.web.panel.leaderboard import chart_size
 from web.board_pages import board_path, desk_of, judged_panel
 from web.panels import Served
 
 CHARTS = f"{board_path()}/charts"
-DRAW = {"forest": forest, "heat": heat_map, "pareto": pareto}
+
 LONG = Pair("hf.co/an-organisation/a-model-with-a-name-that-never-ends:Q4_K_M", "v" * 90)
 BOARDS = {
     "two": board(TWELVE[:2]),
@@ -33,7 +34,7 @@ BOARDS = {
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Looked at by many tests, changed by none."""
+    """Read by many tests, changed by none."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
@@ -53,8 +54,8 @@ def test_every_chart_is_a_picture_in_its_colours(judged: Served) -> None:
         assert f'fill="{theme.background}"' in response.text
 
 
-def real_size(made: Leaderboard, kind: str, *, narrow: bool) -> tuple[float, float]:
-    svg = to_svg(DRAW[kind](made, narrow=narrow, titled=False))
+def real_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
+    svg = to_svg(DRAWN[kind].draw(made, narrow=narrow, titled=False))
     found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     assert found
     return float(found[1]), float(found[2])
@@ -62,12 +63,12 @@ def real_size(made: Leaderboard, kind: str, *, narrow: bool) -> tuple[float, flo
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("narrow", [False, True])
-def test_the_foretold_size_is_about_the_real_one(name: str, narrow: bool) -> None:
+def test_the_predicted_size_is_close_to_the_real_one(name: str, narrow: bool) -> None:
     made = BOARDS[name]
     for kind in kinds_of(made):
-        told, real = chart_size(kind, made, narrow=narrow), real_size(made, kind, narrow=narrow)
-        for mine, theirs in zip(told, real, strict=True):
-            assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, told, real)
+        predicted, real = chart_size(kind, made, narrow=narrow), real_size(made, kind, narrow=narrow)
+        for mine, theirs in zip(predicted, real, strict=True):
+            assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, predicted, real)
 
 
 def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
@@ -80,7 +81,7 @@ def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
     assert charts.misses == 2
 
 
-def test_every_question_has_its_own_chart(judged: Served) -> None:
+def test_every_query_has_its_own_chart(judged: Served) -> None:
     queries = ["", "?theme=dark", "?narrow=true", "?where=params.persona=nurse"]
     assert len({judged.get(f"{CHARTS}/forest.svg{query}").content for query in queries}) == len(queries)
 
@@ -102,7 +103,7 @@ def test_a_chart_opened_alone_can_run_nothing(judged: Served) -> None:
 
 def test_names_in_a_chart_are_text(home: Path) -> None:
     with judged_panel(home, names={"alpha:135m": "<script>x</script>", "v1": '"><b onload=x>'}) as served:
-        for kind in DRAW:
+        for kind in DRAWN:
             root = ET.fromstring(served.get(f"{CHARTS}/{kind}.svg").text)  # noqa: S314 - our own
             tags = {element.tag.rpartition("}")[2] for element in root.iter()}
             assert not tags & {"script", "b"}
@@ -112,12 +113,14 @@ def test_a_chart_that_a_board_does_not_have_is_not_found(judged: Served) -> None
     assert judged.error(judged.get(f"{CHARTS}/heat.svg?by=model")) == (404, "not_found")
 
 
-def test_a_chart_that_is_none_is_refused(judged: Served) -> None:
+def test_an_unknown_chart_is_refused(judged: Served) -> None:
     for path in ["cake.svg", "forest.svg?theme=blue", "forest.svg?narrow=perhaps", "forest.svg?by=x"]:
         assert judged.error(judged.get(f"{CHARTS}/{path}"))[0] == 422
 
 
-def test_without_the_extra_the_answer_says_how_to_get_it(changing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_response_has_the_install_command(
+    changing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
     response = changing.get(f"{CHARTS}/forest.svg")
     assert changing.error(response) == (400, "misused")

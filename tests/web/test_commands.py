@@ -1,4 +1,4 @@
-"""`tipbench token` and `tipbench panel`: what they print, what they refuse, and the panel as a process of its own."""
+"""`tipbench token` and `tipbench panel`: output, refusals, and the panel as a subprocess."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app.command("panel")(panel.panel)
 SCRIPT = (
     "import typer, signal\n"
     "from tipbench.cli import main, panel, token\n"
-    "signal.signal(signal.SIGTERM, main._as_interrupt)\n"
+    "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
     "app = typer.Typer(cls=main.Commands, pretty_exceptions_enable=False)\n"
     "app.command('panel')(panel.panel)\n"
     "app.add_typer(token.app, name='token')\n"
@@ -61,6 +61,13 @@ def test_a_token_is_printed_once_and_alone() -> None:
     assert result.stdout.strip() not in listed.stdout + listed.stderr
 
 
+def test_a_second_judges_token_of_a_name_is_created_with_a_warning() -> None:
+    first = made("--role", "judge", "--name", "anna")
+    result = invoke("token", "create", "--role", "judge", "--name", "anna")
+    assert result.exit_code == 0
+    assert f"warning: anna has another active judge's token ({first['id']})" in " ".join(result.stderr.split())
+
+
 def test_a_token_as_json_has_its_facts_and_its_secret() -> None:
     token_ = made("--role", "admin", "--name", "ci", "--expires", "never")
     assert (token_["role"], token_["name"], token_["state"], token_["expires"]) == ("admin", "ci", "active", None)
@@ -74,7 +81,16 @@ def test_the_list_has_every_token_without_its_secret() -> None:
     assert "anna" in invoke("token", "list").stdout
 
 
-def test_an_empty_list_says_what_to_do() -> None:
+def test_the_list_fits_into_80_columns() -> None:
+    made("--role", "judge", "--name", "reviewer-1")
+    made("--role", "app", "--name", "ios-app", "--expires", "never")
+    lines = invoke("token", "list").stdout.splitlines()
+    assert lines[0].split() == ["id", "role", "name", "state", "created", "expires", "last", "used"]
+    assert any(re.search(r"  active  \d{4}-\d\d-\d\d  never +–$", line) for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_empty_list_shows_the_next_step() -> None:
     result = invoke("token", "list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "tipbench token create" in result.stderr
@@ -97,7 +113,7 @@ def test_all_tokens_of_a_name_are_revoked_together() -> None:
     assert invoke("token", "revoke", "--name", "anna").stdout == "already revoked\n"
 
 
-def test_misuse_ends_with_2_and_a_sentence() -> None:
+def test_a_usage_error_exits_with_2_and_a_message() -> None:
     cases: list[tuple[str, ...]] = [
         ("token", "create", "--role", "owner", "--name", "x"),
         ("token", "create", "--role", "judge", "--name", "rules"),
@@ -119,7 +135,7 @@ def test_misuse_ends_with_2_and_a_sentence() -> None:
 
 
 @pytest.mark.server
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -132,7 +148,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 
 class Running:
-    """The panel as a process of its own, its streams in files."""
+    """The panel as a subprocess, with its output in files."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process

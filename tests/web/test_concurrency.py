@@ -1,4 +1,4 @@
-"""Slow work in turns: one token cannot take all threads or memory, and its body is not even read."""
+"""Concurrency limits: one token cannot use all threads or memory, and its body is not read without a slot."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from tipbench.web import judge_service as judging
-from tipbench.web import security
-from tipbench.web.judge_service import judging_lock
+from tipbench.web import mlflow_connection, security
 from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
@@ -24,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a turn."""
+    """Requests wait only briefly for a slot."""
     monkeypatch.setattr(security, "WAIT_S", 0.1)
     monkeypatch.setattr(security, "SHEET_WAIT_S", 0.1)
 
@@ -37,7 +35,7 @@ def served(home: Path) -> Iterator[Served]:
 
 @contextmanager
 def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
-    """So many slow requests of a token's have not ended yet."""
+    """The number of slow requests of a token that have not ended."""
     known = served.panel.guard.by_token(token, "test")
     portal = served.client.portal
     assert portal is not None
@@ -90,10 +88,10 @@ def test_each_judge_has_its_own_slots(served: Served) -> None:
 
 
 def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "WAIT_S", 120)
+    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
-    with judging_lock(served.home, served.panel.tracker.open().place):  # each would wait for this, in a thread
+    with served.panel.tracker.judging_lock():  # each would wait for this, in a thread
         for each in asking:
             each.start()
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""One shape for everything that goes wrong, with a status for every kind of failure."""
+"""One format for all errors, with a status for every kind of failure."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def kind_of(kind: type[errors.TipbenchError]) -> tuple[int, str]:
     return next((status, code) for known, status, code in KINDS if issubclass(kind, known))
 
 
-def test_every_exception_of_the_tree_has_a_status_of_its_own_choosing() -> None:
+def test_every_exception_of_the_tree_has_a_status() -> None:
     chosen = {known for known, _, _ in KINDS}
     assert set(tree(errors.TipbenchError)) <= chosen
 
 
-def test_a_more_special_kind_comes_before_its_parent() -> None:
+def test_a_subclass_is_matched_before_its_parent() -> None:
     kinds = [known for known, _, _ in KINDS]
     for at, kind in enumerate(kinds):
         assert not any(issubclass(later, kind) for later in kinds[at + 1 :])
 
 
-def test_a_kind_of_failure_has_the_status_that_programs_expect() -> None:
+def test_each_kind_of_failure_has_its_http_status() -> None:
     cases: list[tuple[type[errors.TipbenchError], int]] = [
         (errors.UsageError, 400),
         (errors.NotEnoughData, 409),
@@ -58,25 +58,25 @@ def test_a_wrong_value_is_named_by_its_place_and_shown(served: Served) -> None:
     assert "'many'" in error["message"]
 
 
-def test_what_is_not_there_is_said_in_the_same_shape(served: Served) -> None:
+def test_a_missing_resource_has_the_error_format(served: Served) -> None:
     assert served.error(served.get("/no/such/page")) == (404, "not_found")
     assert served.error(served.get(f"{API}/runs/tip-bench-nowhere")) == (404, "not_found")
 
 
-def test_a_method_that_is_not_for_a_path_is_told_which_are(served: Served) -> None:
+def test_a_wrong_method_gets_the_allowed_ones(served: Served) -> None:
     response = served.ask("DELETE", f"{API}/experiments")
     assert served.error(response) == (405, "method_not_allowed")
     assert response.headers["allow"] == "GET"
 
 
-def test_a_server_that_is_away_says_when_to_come_back(served: Served) -> None:
+def test_an_unavailable_server_has_a_retry_after(served: Served) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     response = served.get(f"{API}/experiments")
     assert served.error(response) == (503, "mlflow_away")
     assert int(response.headers["retry-after"]) > 0
 
 
-def test_a_body_that_is_no_json_object_is_refused(served: Served) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(served: Served) -> None:
     for body in [b"{", b"[]", b"1", b'{"n_tips": NaN}', b"[" * 100_000, b"\xff\xfe"]:
         response = served.post(f"{API}/plan", content=body, headers={"Content-Type": "application/json"})
         assert served.error(response) == (422, "invalid")

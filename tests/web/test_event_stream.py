@@ -1,4 +1,4 @@
-"""A job's events live: nothing missed, nothing doubled, and no stream that nobody may or wants to read."""
+"""A job's events live: nothing missed, nothing doubled, and closed for readers who left or may not read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from support.panel_site import make_app
-from tipbench.jobs import events as wire
 from tipbench.jobs.command import collect_request
-from tipbench.jobs.event_file import EventWriter
-from tipbench.jobs.folder import JobFolder
+from tipbench.jobs.folder import EventWriter, JobFolder
 from tipbench.jobs.job import Job, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
@@ -48,12 +47,12 @@ class Watched:
     def store(self) -> JobStore:
         return self.panel.jobs.store
 
-    def tell(self, *events: wire.Event) -> None:
+    def emit(self, *events: wire.Event) -> None:
         for event in events:
             self.pen.write(event)
 
     def cells(self, first: int, last: int) -> None:
-        self.tell(*(wire.CellFinished("a:1b", "v1", "p@s", number, 8) for number in range(first, last + 1)))
+        self.emit(*(wire.CellFinished("a:1b", "v1", "p@s", number, 8) for number in range(first, last + 1)))
 
     def move(self, *states: JobState) -> None:
         for state in states:
@@ -92,8 +91,8 @@ def cells_of(frames: list[Frame]) -> list[int]:
     return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]
 
 
-def test_it_begins_with_a_snapshot_and_ends_when_all_is_told(watched: Watched) -> None:
-    watched.tell(wire.Started("1"), wire.BlockStarted("a:1b", 8))
+def test_a_stream_begins_with_a_snapshot_and_ends_after_the_last_event(watched: Watched) -> None:
+    watched.emit(wire.Started("1"), wire.BlockStarted("a:1b", 8))
     watched.move(JobState.RUNNING)
     with reading(watched.client, watched.job.id) as reader:
         first = reader.next()
@@ -101,9 +100,9 @@ def test_it_begins_with_a_snapshot_and_ends_when_all_is_told(watched: Watched) -
         assert (first.event, first.data["job"]["state"], first.data["place"]) == ("snapshot", "running", None)
         assert first.data["progress"]["models"][0]["phase"] == "loading"
         assert first.id == first.data["cursor"] > 0
-        watched.tell(CELL)
+        watched.emit(CELL)
         assert names(reader.until("progress")) == ["cell_finished", "progress"]
-        watched.tell(wire.Exit(0))
+        watched.emit(wire.Exit(0))
         watched.move(JobState.SUCCEEDED)
         rest = reader.rest()
     assert names(rest)[-1] == "end"
@@ -114,7 +113,7 @@ def test_it_begins_with_a_snapshot_and_ends_when_all_is_told(watched: Watched) -
 def test_each_event_has_its_time_its_name_and_its_fields(watched: Watched) -> None:
     with reading(watched.client, watched.job.id) as reader:
         reader.next()
-        watched.tell(CELL)
+        watched.emit(CELL)
         event, progress = reader.until("progress")
     assert event.data["at"].endswith("Z")
     assert (event.data["event"], event.data["model"], event.data["output_tokens"]) == ("cell_finished", "a:1b", 40)
@@ -122,24 +121,24 @@ def test_each_event_has_its_time_its_name_and_its_fields(watched: Watched) -> No
     assert event.id == progress.id
 
 
-def test_whoever_comes_back_misses_nothing_and_hears_nothing_twice(watched: Watched) -> None:
+def test_a_reconnected_client_gets_every_event_once(watched: Watched) -> None:
     watched.move(JobState.RUNNING)
-    heard: list[int] = []
-    last, told = 0, 0
+    received: list[int] = []
+    last, sent = 0, 0
     for turn in range(4):
         headers = {} if turn == 0 else {"Last-Event-ID": str(last)}
-        watched.cells(told + 1, told + 2)  # while nobody listens
-        told += 2
+        watched.cells(sent + 1, sent + 2)  # without a listener
+        sent += 2
         query = "?after=0" if turn == 0 else ""
         with reading(watched.client, watched.job.id, query, **headers) as reader:
             frames = reader.until("progress")
-            heard += cells_of(frames)
+            received += cells_of(frames)
             last = frames[-1].id or 0
-            assert frames[0].data["progress"]["models"][0]["done"] == told - 2 if turn else True
-    assert heard == list(range(1, 9))
+            assert frames[0].data["progress"]["models"][0]["done"] == sent - 2 if turn else True
+    assert received == list(range(1, 9))
 
 
-def test_the_header_counts_more_than_the_address(watched: Watched) -> None:
+def test_the_header_takes_precedence_over_the_query(watched: Watched) -> None:
     watched.cells(1, 4)
     watched.move(JobState.RUNNING, JobState.SUCCEEDED)
     all_of_it = watched.read("?after=0")
@@ -150,7 +149,7 @@ def test_the_header_counts_more_than_the_address(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("last", ["999999999", "9" * 40])
-def test_a_place_beyond_the_last_event_is_the_present(watched: Watched, last: str) -> None:
+def test_a_cursor_beyond_the_last_event_is_the_current_state(watched: Watched, last: str) -> None:
     watched.cells(1, 2)
     with reading(watched.client, watched.job.id, **{"Last-Event-ID": last}) as reader:
         first = reader.next()
@@ -160,7 +159,7 @@ def test_a_place_beyond_the_last_event_is_the_present(watched: Watched, last: st
         assert cells_of(reader.until("progress")) == [3]
 
 
-def test_a_place_that_is_none_of_ours_tells_the_present(watched: Watched) -> None:
+def test_an_unknown_cursor_gives_the_current_state(watched: Watched) -> None:
     watched.cells(1, 2)
     watched.move(JobState.RUNNING, JobState.FAILED)
     assert names(watched.read(**{"Last-Event-ID": "abc"})) == ["snapshot", "end"]
@@ -168,7 +167,7 @@ def test_a_place_that_is_none_of_ours_tells_the_present(watched: Watched) -> Non
     assert watched.client.get(f"{API}/jobs/{watched.job.id}/events", headers={"Last-Event-ID": "9" * 41}).is_error
 
 
-def test_an_ended_job_is_told_whole_and_closed(watched: Watched) -> None:
+def test_the_stream_of_an_ended_job_is_complete_and_closed(watched: Watched) -> None:
     watched.cells(1, 8)
     watched.move(JobState.RUNNING, JobState.SUCCEEDED)
     snapshot, end = watched.read()
@@ -176,16 +175,16 @@ def test_an_ended_job_is_told_whole_and_closed(watched: Watched) -> None:
     assert snapshot.data["progress"]["models"][0]["done"] == 8
 
 
-def test_more_events_than_one_look_takes_are_all_told_before_the_end(watched: Watched) -> None:
-    watched.tell(*(wire.Message(f"line {number}") for number in range(1300)))
+def test_more_events_than_one_poll_are_all_sent_before_the_end(watched: Watched) -> None:
+    watched.emit(*(wire.Message(f"line {number}") for number in range(1300)))
     watched.move(JobState.RUNNING, JobState.SUCCEEDED)
     frames = watched.read("?after=0")
-    told = [frame.data["text"] for frame in frames if frame.event == "message"]
-    assert told == [f"line {number}" for number in range(1300)]
+    sent = [frame.data["text"] for frame in frames if frame.event == "message"]
+    assert sent == [f"line {number}" for number in range(1300)]
     assert frames[-1].event == "end"
 
 
-def test_a_change_of_state_is_told_without_an_event(watched: Watched) -> None:
+def test_a_change_of_state_is_sent_without_an_event(watched: Watched) -> None:
     with reading(watched.client, watched.job.id) as reader:
         first = reader.next()
         assert first is not None
@@ -205,11 +204,11 @@ def _shown(watched: Watched) -> object:
     return watched.client.get(f"{API}/jobs/{watched.job.id}").json()["job"]
 
 
-def test_a_text_cannot_make_an_event_of_its_own_nor_show_a_login(watched: Watched) -> None:
+def test_a_text_can_neither_forge_an_event_nor_show_a_login(watched: Watched) -> None:
     text = "a\n\nevent: end\ndata: {}\r\n\r\nid: 7\u2028 http://anna:hidden@box/x"
     with reading(watched.client, watched.job.id) as reader:
         reader.next()
-        watched.tell(wire.Message(text))
+        watched.emit(wire.Message(text))
         frames = reader.until("progress")
     assert names(frames) == ["message", "progress"]
     assert frames[0].data["text"] == text.replace("anna:hidden@", "")
@@ -268,7 +267,7 @@ def test_streams_are_bounded_and_one_that_left_makes_room(watched: Watched) -> N
         assert reader.next() is not None
 
 
-def test_many_streams_hold_nobody_up(watched: Watched) -> None:
+def test_many_streams_block_no_other_request(watched: Watched) -> None:
     limits = httpx.Limits(max_connections=100)
     with (
         httpx.Client(
@@ -279,11 +278,11 @@ def test_many_streams_hold_nobody_up(watched: Watched) -> None:
         readers: list[Reader] = [open_.enter_context(reading(client, watched.job.id)) for _ in range(60)]
         assert all(reader.next() is not None for reader in readers)
         assert watched.client.get(f"{API}/jobs").status_code == 200
-        watched.tell(CELL)
+        watched.emit(CELL)
         assert all(cells_of(reader.until("progress")) == [1] for reader in readers)
 
 
-def test_a_job_that_is_forgotten_meanwhile_closes_its_stream(watched: Watched) -> None:
+def test_a_deleted_job_closes_its_stream(watched: Watched) -> None:
     with reading(watched.client, watched.job.id) as reader:
         reader.next()
         watched.store.request_cancel(watched.job.id)
@@ -293,7 +292,7 @@ def test_a_job_that_is_forgotten_meanwhile_closes_its_stream(watched: Watched) -
         assert set(names(reader.rest())) <= {"snapshot", "end", "job"}
 
 
-def test_the_list_of_jobs_out_of_use_ends_a_stream_without_a_traceback(
+def test_an_unavailable_job_store_ends_a_stream_without_a_traceback(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     with reading(watched.client, watched.job.id) as reader:
@@ -305,7 +304,7 @@ def test_the_list_of_jobs_out_of_use_ends_a_stream_without_a_traceback(
     assert "Traceback" not in caplog.text
 
 
-def test_a_proxy_is_asked_not_to_gather_the_answer(watched: Watched) -> None:
+def test_the_response_disables_buffering_of_proxies(watched: Watched) -> None:
     with reading(watched.client, watched.job.id) as reader:
         assert reader.response.headers["x-accel-buffering"] == "no"
         assert reader.response.headers["cache-control"] == "no-store"

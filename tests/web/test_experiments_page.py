@@ -1,4 +1,4 @@
-"""The front page: how far each experiment is and what comes next; MLflow away is told, not thrown."""
+"""The front page: progress and next step of each experiment; an unavailable MLflow is a notice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def front(served: Served, query: str = "") -> str:
 
 
 def counts(**more: Any) -> dict[str, Any]:
-    return {"experiment": "tip-bench-a/b", "cells": 0, "judged": 0, "pending": 0, "failed": 0, "url": None, **more}
+    nothing = {"cells": 0, "judged": 0, "pending": 0, "failed": 0, "provisional": 0, "held": 0, "models": []}
+    return {"experiment": "tip-bench-a/b", **nothing, "changed": None, "leader": None, "url": None, **more}
 
 
 def test_it_shows_every_experiment_with_its_cells(served: Served) -> None:
@@ -36,33 +37,34 @@ def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
     Desk(served.store, experiment).judged_by("anna", everything=True)
-    assert "48 judged, 0 pending" in front(served)
+    page = front(served)
+    assert "48 judged, 0 pending" in page
+    row = served.get(f"{API}/experiments").json()["items"][0]
+    assert {row["leader"]["model"], *row["models"]} == set(row["models"])
+    assert row["changed"].endswith("Z")
+    assert f"<bdi>{row['leader']['model']}/{row['leader']['prompt_version']}</bdi>" in page
 
 
-def test_each_says_what_comes_next() -> None:
+def test_each_experiment_shows_its_next_step() -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         (counts(), "Start a run", "/run?experiment=tip-bench-a%2Fb"),
-        (counts(cells=3, pending=2, judged=1), "Judge 2 answers", "/experiments/tip-bench-a%2Fb/judges"),
+        (counts(cells=3, pending=2, judged=1), "Judge 2 answers", "/judge?experiment=tip-bench-a%2Fb"),
         (counts(cells=3, failed=1, judged=2), "Run 1 failed cell again", "/run?experiment=tip-bench-a%2Fb"),
+        (counts(cells=3, pending=2, held=1), "Review 1 held sheet", "/experiments/tip-bench-a%2Fb/judges"),
         (counts(cells=3, judged=3), "Show the leaderboard", "/experiments/tip-bench-a%2Fb"),
     ]
     for found, step, url in cases:
-        row = row_of(found)
-        assert (row.step, row.step_url) == (step, url)
+        assert row_of(found)["step"] == (step, url)
 
 
-def test_a_share_of_nothing_is_unknown() -> None:
-    assert row_of(counts(cells=2, failed=2)).share is None
-
-
-def test_an_empty_panel_says_how_to_begin(empty: Served) -> None:
+def test_an_empty_panel_shows_the_first_step(empty: Served) -> None:
     page = front(empty)
     assert "No experiments yet" in page
     assert "tipbench demo" in page
     assert 'href="/run"' in page
 
 
-def test_mlflow_away_is_a_notice(home: Path) -> None:
+def test_an_unavailable_mlflow_is_a_notice(home: Path) -> None:
     class Away(MemoryStore):
         def experiments(self) -> Any:
             raise MlflowUnavailable("MLflow at http://localhost:5000 does not answer.")
@@ -73,7 +75,7 @@ def test_mlflow_away_is_a_notice(home: Path) -> None:
     assert "Try again" in page
 
 
-def test_an_odd_name_is_text_and_its_link_leads_to_it(home: Path) -> None:
+def test_an_unusual_name_is_text_with_a_working_link(home: Path) -> None:
     store, name = MemoryStore(), 'tip-bench-<b>"a/b?c#d\u05d0'
     record_cells(store, experiment=name)
     with serving(home, store) as served:

@@ -15,7 +15,7 @@ from web.panels import API, EXPERIMENT, Served
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? [0-9.e+-]+(inf)?', re.IGNORECASE)
 
 
-def test_a_living_process_says_so(served: Served) -> None:
+def test_a_running_process_is_alive(served: Served) -> None:
     assert served.get("/healthz", token=None).json() == {"status": "ok", "version": tipbench.__version__}
 
 
@@ -23,34 +23,34 @@ def test_it_is_ready_when_mlflow_answers(served: Served) -> None:
     assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "answers"}
 
 
-def test_it_is_not_ready_while_mlflow_is_away_but_lives(served: Served) -> None:
+def test_it_is_alive_but_not_ready_while_mlflow_is_unavailable(served: Served) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     response = served.get("/readyz", token=None)
     assert served.error(response) == (503, "not_ready")
-    assert "memory" not in response.text  # strangers are not told why
+    assert "memory" not in response.text  # anonymous clients do not get the reason
     assert served.get("/healthz", token=None).status_code == 200
 
 
-def test_strangers_who_ask_often_do_not_ask_mlflow_often(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(served.store, "experiment", asked.append)
+def test_frequent_anonymous_requests_do_not_reach_mlflow_often(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+    monkeypatch.setattr(served.store, "experiment", requests.append)
     for _ in range(20):
         served.get("/readyz", token=None)
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def test_strangers_who_ask_often_do_not_ask_an_mlflow_that_is_away_often(
+def test_frequent_anonymous_requests_do_not_reach_an_unavailable_mlflow_often(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def away(name: str) -> None:
-        asked.append(name)
+        requests.append(name)
         raise MlflowUnavailable("MLflow does not answer.")
 
     monkeypatch.setattr(served.store, "experiment", away)
     answers = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
-    assert (set(answers), len(asked)) == ({(503, "not_ready")}, 1)
+    assert (set(answers), len(requests)) == ({(503, "not_ready")}, 1)
 
 
 def test_the_counters_are_prometheus_text(served: Served) -> None:
@@ -63,7 +63,7 @@ def test_the_counters_are_prometheus_text(served: Served) -> None:
     assert f'tipbench_info{{version="{tipbench.__version__}"}} 1' in lines
 
 
-def test_counters_name_routes_and_never_what_people_asked_for(served: Served) -> None:
+def test_counters_name_routes_and_never_paths(served: Served) -> None:
     served.get(f"{API}/runs/{EXPERIMENT}?model=private")
     served.get("/private/path")
     served.ask("BREW", "/healthz")

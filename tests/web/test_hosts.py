@@ -1,4 +1,4 @@
-"""Host: this machine's names and the operator's, whatever else the header says."""
+"""Host header: this machine's names and the configured ones are accepted."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ def cells_of(frames: list[Frame]) -> list[int]:
     return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]
 
 
-def test_a_job_and_its_events_go_on_when_the_panel_is_killed_or_stopped(panels: Panels, slow: ScriptedOllama) -> None:
+def test_a_job_and_its_events_continue_when_the_panel_is_killed_or_stopped(
+    panels: Panels, slow: ScriptedOllama
+) -> None:
     panel = panels(OLLAMA_HOST=slow.url)
     order = slowly("killed")
     job = panel.run("key-1", **order)
@@ -94,9 +96,7 @@ def last_id(frames: list[Frame]) -> int:
     return max(frame.id or 0 for frame in frames)
 
 
-def test_a_job_whose_process_vanished_while_nobody_looked_is_lost(
-    panels: Panels, home: Path, slow: ScriptedOllama
-) -> None:
+def test_a_job_whose_process_vanished_without_a_panel_is_lost(panels: Panels, home: Path, slow: ScriptedOllama) -> None:
     panel = panels(OLLAMA_HOST=slow.url)
     job = panel.run(**slowly("vanished"))
     panel.until(job["id"], lambda now: done(now) >= 1)

@@ -1,4 +1,4 @@
-"""Jobs ordered over HTTP and carried out: real commands, a real MLflow, a real or a scripted Ollama."""
+"""Jobs started over HTTP and executed: real commands, a real MLflow, a real or a scripted Ollama."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
         assert judged["job"]["state"] == "succeeded", judged
         assert (judged["progress"]["judged"]["judge"], judged["progress"]["judged"]["provisional"]) == ("rules", True)
         board = served.get(f"{API}/leaderboard/{name}").json()
-        assert (board["provisional"], board["standings"][0]["judged"]) == (True, 2)
+        assert (board["provisional"], board["references"][0]["judged"]) == (True, 2)
 
         body = {"with": "command", "judge": "threes", "accept_drift": "it is a test"}
         judged = ended(served, served.post(f"{API}/judge/{name}/run", json=body).json()["job"]["id"])
@@ -114,6 +114,20 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert not (home / "jobs" / job_id).exists()
+
+
+def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: Path, real_mlflow_url: str) -> None:
+    options = {"policies": "egreedy/v1,egreedy/v3", "world": "lossy", "users": 60, "rounds": 20, "seeds": 2}
+    with working(home, real_mlflow_url) as served:
+        job_id = served.post(f"{API}/simulations", json=options).json()["job"]["id"]
+        now = ended(served, job_id)
+        assert now["job"]["state"] == "succeeded", now
+        assert (now["progress"]["simulating"]["done"], now["progress"]["simulating"]["total"]) == (2, 2)
+        recorded = served.get(f"{API}/simulations").json()["items"][0]
+        assert {name: recorded["config"][name] for name in options} == options
+        for place in (f"/jobs/{job_id}", f"/simulations/{recorded['run_id']}"):
+            assert served.get(f"{place}/curves.svg").headers["content-type"].startswith("image/svg+xml")
+        assert "tip-sim" not in {each["experiment"] for each in served.get(f"{API}/experiments").json()["items"]}
 
 
 def check_log(served: Served, job_id: str, experiment: str) -> None:
@@ -136,8 +150,8 @@ def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflo
         until(on, job_id, lambda now: cells(now) >= 1)
         server.set(call_s=30)
         assert "alpha:135m" in server.resident
-        asked = on.post(f"{JOBS}/{job_id}/cancel").json()["job"]
-        assert (asked["state"], asked["cancel_requested"]) == ("running", True)
+        cancelled = on.post(f"{JOBS}/{job_id}/cancel").json()["job"]
+        assert (cancelled["state"], cancelled["cancel_requested"]) == ("running", True)
         now = ended(on, job_id)
         assert (now["job"]["state"], now["job"]["exit_code"]) == ("cancelled", 130)
         assert httpx.get(f"{server.url}/api/ps", trust_env=False).json()["models"] == []
@@ -148,7 +162,7 @@ def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflo
     assert finished["progress"]["collected"]["recorded_before"] >= 1
 
 
-def test_two_runs_on_one_server_take_turns_and_say_so(home: Path, mlflow_url: str) -> None:
+def test_two_runs_on_one_server_run_in_turn_and_show_it(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as on:
         jobs = [run(on, fresh(f"turn-{turn}"), models="alpha:135m", n_scenarios=3) for turn in (1, 2)]
         until(on, jobs[0], lambda now: now["job"]["state"] == "running")
@@ -158,7 +172,7 @@ def test_two_runs_on_one_server_take_turns_and_say_so(home: Path, mlflow_url: st
         assert server.log.max_resident == 1
 
 
-def test_a_run_that_cannot_be_done_says_why(home: Path, mlflow_url: str) -> None:
+def test_a_run_that_cannot_be_done_has_a_reason(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(["alpha:135m"]) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as served:
         now = ended(served, run(served, fresh("refused"), models="nosuch:1b"))
     assert (now["job"]["state"], now["job"]["exit_code"]) == ("failed", 2)

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: ordered once, listed, watched, cancelled and retried; refused where they are wrong."""
+"""Jobs over HTTP: started once, listed, followed, cancelled and retried; invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_without_a_key_every_request_is_a_job(served: Served) -> None:
     assert len({job_of(ordered(served))["id"] for _ in range(3)}) == 3
 
 
-def test_a_key_that_is_none_is_refused(served: Served) -> None:
+def test_an_invalid_key_is_refused(served: Served) -> None:
     for key in ["", " ", "x" * 201, "a\tb", "caf\u00e9", " a", "a\x7f"]:
         response = served.post(RUN, json=SMALL, headers={"Idempotency-Key": key.encode("latin-1")})
         assert (response.status_code, response.json()["error"]["path"]) == (422, "header.Idempotency-Key")
@@ -147,7 +147,7 @@ def test_a_malformed_body_is_refused_and_starts_nothing(served: Served) -> None:
             assert served.get(JOBS).json()["items"] == []
 
 
-def test_what_the_suite_does_not_have_is_refused_before_it_is_queued(served: Served) -> None:
+def test_an_unknown_prompt_is_refused_before_the_job_is_queued(served: Served) -> None:
     assert served.error(ordered(served, prompts="v9"))[0] == 400
     assert served.get(JOBS).json()["items"] == []
 
@@ -158,7 +158,7 @@ def test_a_server_that_is_not_allowed_is_refused(served: Served) -> None:
         assert served.get(JOBS).json()["items"] == []
 
 
-def test_an_allowed_server_is_used_with_the_login_that_nobody_sees(home: Path) -> None:
+def test_an_allowed_server_is_used_with_its_hidden_login(home: Path) -> None:
     environment = {"TIPBENCH_PANEL_URLS": "http://anna:hidden@gpu:11434"}
     with serving(home, environment=environment) as served:
         response = ordered(served, ollama_url="http://gpu:11434")
@@ -173,7 +173,7 @@ def test_an_allowed_server_is_used_with_the_login_that_nobody_sees(home: Path) -
 # judging
 
 
-def test_a_judge_without_a_person_is_a_job_too(served: Served) -> None:
+def test_an_automatic_judge_is_a_job(served: Served) -> None:
     job = job_of(served.post(JUDGE, json={"with": "rules", "limit": 8, "all": True}))
     assert (job["kind"], job["experiment"]) == ("judge", EXPERIMENT)
     assert job["arguments"] == {
@@ -268,7 +268,7 @@ def test_the_list_is_paged_without_doubling_a_row(served: Served, five: list[str
     for _ in range(5):
         page = served.get(f"{JOBS}?limit=2{mark}").json()
         seen += [item["id"] for item in page["items"]]
-        ordered(served)  # what comes meanwhile shifts nothing
+        ordered(served)  # new jobs do not shift the pages
         if page["next"] is None:
             break
         mark = f"&next={page['next']}"
@@ -282,7 +282,7 @@ def test_the_list_is_filtered(served: Served, five: list[str]) -> None:
     assert ids(served.get(f"{JOBS}?experiment=tip-bench-none")) == []
 
 
-def test_a_wrong_question_to_the_list_is_refused(served: Served) -> None:
+def test_an_invalid_query_of_the_list_is_refused(served: Served) -> None:
     for query in ["state=done", "kind=x", "limit=0", "limit=501", "limit=x", "next=x", "next=-1", "next=" + "9" * 30]:
         response = served.get(f"{JOBS}?{query}")
         assert (response.status_code, response.json()["error"]["path"]) == (422, f"query.{query.partition('=')[0]}")
@@ -331,7 +331,7 @@ def test_a_retry_is_a_new_job_that_names_the_old_one(served: Served, five: list[
     assert job_of(served.post(f"{JOBS}/{five[1]}/retry"))["id"] == job["id"], "one retry at a time"
 
 
-def test_the_same_key_gives_the_same_retry_whatever_became_of_it(served: Served, five: list[str]) -> None:
+def test_the_same_key_gives_the_same_retry_in_any_state(served: Served, five: list[str]) -> None:
     def again() -> Any:
         return served.post(f"{JOBS}/{five[1]}/retry", headers={"Idempotency-Key": "again-1"})
 
@@ -341,7 +341,7 @@ def test_the_same_key_gives_the_same_retry_whatever_became_of_it(served: Served,
     assert job_of(served.post(f"{JOBS}/{five[1]}/retry"))["id"] != first["id"]
 
 
-def test_what_succeeded_or_still_waits_is_not_retried(served: Served, five: list[str]) -> None:
+def test_a_succeeded_or_queued_job_is_not_retried(served: Served, five: list[str]) -> None:
     for number in [0, 2]:
         assert served.error(served.post(f"{JOBS}/{five[number]}/retry")) == (409, "job_conflict")
 
@@ -383,7 +383,7 @@ def test_a_change_with_a_cookie_needs_its_token(served: Served, five: list[str])
 # the rest
 
 
-def test_the_counters_tell_jobs_by_state_and_the_queue(served: Served, five: list[str]) -> None:
+def test_the_counters_have_jobs_by_state_and_the_queue(served: Served, five: list[str]) -> None:
     assert len(five) == 5
     lines = served.get("/metrics").text.splitlines()
     assert 'tipbench_jobs{state="queued"} 3' in lines
@@ -402,7 +402,7 @@ def answers_of(served: Served, five: list[str]) -> Iterator[tuple[str, str, Any]
     yield f"{API}/judge/{{experiment}}/run", "post", served.post(JUDGE, json={"with": "rules"})
 
 
-def test_real_answers_about_jobs_are_as_documented(served: Served, five: list[str]) -> None:
+def test_real_responses_about_jobs_are_as_documented(served: Served, five: list[str]) -> None:
     document = served.get(f"{API}/openapi.json").json()
     for path, method, response in answers_of(served, five):
         found = document["paths"][path][method]["responses"][str(response.status_code)]["content"]["application/json"]
@@ -421,17 +421,7 @@ def test_a_wrong_number_of_days_is_refused_at_the_start(home: Path, days: str) -
     from tipbench.errors import UsageError
 
     with (
-        pytest.raises(UsageError, match="jobs_keep_days must be a number of days"),
+        pytest.raises(UsageError, match="TIPBENCH_JOBS_KEEP_DAYS: "),
         serving(home, environment={"TIPBENCH_JOBS_KEEP_DAYS": days}),
     ):
         pass
-
-
-def test_the_days_of_the_table_are_those_that_apply(home: Path) -> None:
-    from tipbench.settings import SETTINGS, load_settings
-    from tipbench.web.job_service import KEEP_DAYS, keep_seconds
-
-    table = {setting.key: setting.default for setting in SETTINGS}
-    assert float(table["jobs_keep_days"]) == KEEP_DAYS
-    assert keep_seconds(load_settings({"TIPBENCH_HOME": str(home)}, home)) == 90 * 86_400
-    assert keep_seconds(load_settings({"TIPBENCH_HOME": str(home), "TIPBENCH_JOBS_KEEP_DAYS": "0"}, home)) is None

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ import pytest
 
 from support.panel_site import make_app
 from support.scripted_runner import ScriptedRunner
-from tipbench.jobs import events
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
+from tipbench.jobs.progress import Progress
 from tipbench.plan.config import make_config
+from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
+from tipbench.web.panel.jobs import JobText
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, BASE, JUDGE, Served, TestClient, serving
 
@@ -32,14 +34,14 @@ RUNNING = JobStatus(JobState.RUNNING)
 
 @dataclass
 class Paper:
-    """A panel whose jobs do what the test says; `tick` looks after them once."""
+    """A panel with scripted jobs; `tick` processes them once."""
 
     served: Served
     stories: dict[str, Sequence[events.Event]]
     ends: dict[str, JobStatus]
 
     def order(self, sight: JobStatus = RUNNING, *story: events.Event, **config: Any) -> Job:
-        """A collect that is seen as told."""
+        """A collect with this status."""
         return self._ordered(
             collect_request(make_config({"models": "a:1b", **config}), started_by="boss"), sight, story
         )
@@ -72,7 +74,7 @@ def on_paper(home: Path, **environment: str) -> Iterator[Paper]:
     ends: dict[str, JobStatus] = {}
     runner = ScriptedRunner(
         ends=lambda job: ends.get(job.id, RUNNING),
-        told=lambda job: stories.get(job.id, ()),
+        emitted=lambda job: stories.get(job.id, ()),
         printed=f"first\n{EVIL}\nlast",
     )
     app = make_app(settings, store=MemoryStore(), runners={"local": runner})
@@ -101,7 +103,7 @@ WHOLE = (
     *HALF,
     events.CellFinished("a:1b", "v1", "y@y", 4, 4, 1, None, 40, 21.5),
     events.BlockFinished("a:1b"),
-    events.Memory(412, 1, 0.9, 2, unknown_samples=412),
+    events.Evidence(412, 1, 0.9, 2, unknown_samples=412),
     events.Collected("tip-bench-auto", 4, 0, 3, 1, (), 12.0, "http://mlflow:5000/#/experiments/3"),
     events.Exit(0),
 )
@@ -110,7 +112,7 @@ WHOLE = (
 # the list
 
 
-def test_without_jobs_the_list_says_what_to_do(paper: Paper) -> None:
+def test_without_jobs_the_list_shows_the_next_step(paper: Paper) -> None:
     page = paper.served.get("/jobs").text
     assert "No jobs yet" in page
     assert 'href="/run"' in page
@@ -139,7 +141,7 @@ def test_filters_are_in_the_url(paper: Paper) -> None:
         assert len(re.findall(r'<a href="/jobs/2', page)) == found
 
 
-def test_filters_that_nothing_fits_say_so(paper: Paper) -> None:
+def test_filters_without_matches_are_reported(paper: Paper) -> None:
     assert "No job matches these filters" in paper.served.get("/jobs?state=lost").text
 
 
@@ -178,7 +180,22 @@ def test_a_running_job_shows_each_model(paper: Paper) -> None:
     assert "<title>25 % · collect tip-bench-auto · tipbench</title>" in page
 
 
-def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
+def test_a_running_job_shows_its_clock_the_time_left_and_what_is_refused(paper: Paper) -> None:
+    refused = events.Refused("large:9b", "large:9b has 9.00B parameters; the limit is 4B.")
+    job = paper.order(RUNNING, events.Started("1"), refused, *HALF[1:], models="a:1b,b:1b,large:9b")
+    page = paper.page(job)
+    assert re.search(r'data-clock="\d+">\d+:\d\d<', page)
+    assert "large:9b has 9.00B parameters; the limit is 4B." in page
+    text = JobText(replace(job, started=1000.0), Progress().after(refused), now=1000.0)
+    assert text.left_s is None
+    progress = text.progress
+    for event in HALF[1:]:
+        progress = progress.after(event)
+    # 2 of 4 cells in 60 s, and 4 more of the model that has not started; the refused one does not count
+    assert JobText(replace(job, started=1000.0), progress, now=1060.0).left_s == pytest.approx(180.0)
+
+
+def test_an_ended_job_shows_its_result(paper: Paper) -> None:
     page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "http://mlflow:5000/x"}), *WHOLE))
     for part in (
         "3 cells generated in 12 s",
@@ -192,11 +209,11 @@ def test_an_ended_job_shows_what_came_of_it(paper: Paper) -> None:
 
 
 def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
-    cases: list[tuple[events.Memory, str]] = [
-        (events.Memory(0, 0, 0.0, 0), "memory was not observed"),
-        (events.Memory(0, 0, 0.9, 0, unknown_samples=5), "memory was not observed"),
-        (events.Memory(9, 2, 0.9, 1), "more than one model in memory"),
-        (events.Memory(9, 1, 0.9, 1, foreign=("x:1b",)), "other clients' models in memory"),
+    cases: list[tuple[events.Evidence, str]] = [
+        (events.Evidence(0, 0, 0.0, 0), "memory was not observed"),
+        (events.Evidence(0, 0, 0.9, 0, unknown_samples=5), "memory was not observed"),
+        (events.Evidence(9, 2, 0.9, 1), "more than one model in memory"),
+        (events.Evidence(9, 1, 0.9, 1, foreign=("x:1b",)), "other clients' models in memory"),
     ]
     for memory, words in cases:
         page = paper.page(paper.order(JobStatus(JobState.SUCCEEDED, 0), *HALF, memory, events.Exit(0)))
@@ -204,7 +221,7 @@ def test_the_evidence_claims_no_more_than_was_seen(paper: Paper) -> None:
         assert "never more than one" not in page
 
 
-def test_every_state_is_told_in_words(paper: Paper) -> None:
+def test_every_state_is_shown_in_words(paper: Paper) -> None:
     cases: list[tuple[JobStatus, tuple[str, ...]]] = [
         (JobStatus(JobState.FAILED, 1, "The disk is full."), ("failed", "The disk is full.", "Retry")),
         (JobStatus(JobState.CANCELLED, 130, "Cancelled; finished cells are kept."), ("cancelled", "are kept", "Retry")),
@@ -216,18 +233,21 @@ def test_every_state_is_told_in_words(paper: Paper) -> None:
         assert all(word in page for word in words)
 
 
-def test_a_server_that_is_away_is_told(paper: Paper) -> None:
+def test_an_unavailable_server_is_shown(paper: Paper) -> None:
     page = paper.page(paper.order(RUNNING, *HALF, events.Waiting("Ollama", 60.0)))
     assert "Waiting for Ollama; it continues once" in page
     assert "paused" in page
 
 
 def test_a_judges_job_shows_its_progress(paper: Paper) -> None:
-    page = paper.page(paper.judge(RUNNING, events.Judging("rules", 3, 1, 8)))
+    job = paper.judge(RUNNING, events.Judging("rules", 3, 1, 8))
+    page = paper.page(job)
     assert "rules has processed 4 of 8 items." in page
     assert "✕ 1 without a score" in page
     assert "<title>50 %" in page
     assert "Change and run again" not in page
+    scored = Progress(judging=events.Judging("rules", 7, 1, 8))
+    assert "saving scores" in JobText(replace(job, state=JobState.RUNNING), scored).headline
 
 
 def test_messages_and_the_log_are_shown_as_text(paper: Paper) -> None:
@@ -238,10 +258,12 @@ def test_messages_and_the_log_are_shown_as_text(paper: Paper) -> None:
         page = paper.served.get(path).text
         assert "<script>alert" not in page
         assert "alert(1)" in page
+    two = paper.page(paper.order(RUNNING, events.Message("one\ntwo `x`")))
+    assert "one<br>two <code>x</code>" in two
     assert "first\n" in paper.served.get(f"/jobs/{job.id}").text
 
 
-def test_a_link_that_is_no_web_address_is_no_link(paper: Paper) -> None:
+def test_an_invalid_web_address_is_not_a_link(paper: Paper) -> None:
     job = paper.order(JobStatus(JobState.SUCCEEDED, 0, links={"mlflow": "javascript:alert(1)"}), *WHOLE)
     assert "javascript:" not in paper.page(job)
 
@@ -293,7 +315,7 @@ def test_cancel_leads_back_to_the_job_which_is_then_cancelled(paper: Paper) -> N
     assert paper.served.panel.jobs.store.get(job.id).state is JobState.CANCELLED
 
 
-def test_a_job_that_has_ended_meanwhile_is_shown_with_a_word_on_it(paper: Paper) -> None:
+def test_cancelling_a_job_that_has_ended_shows_a_message(paper: Paper) -> None:
     job = paper.order(JobStatus(JobState.SUCCEEDED, 0), *WHOLE)
     response = paper.post(f"/jobs/{job.id}/cancel")
     assert response.status_code == 409
@@ -318,7 +340,7 @@ def test_a_job_that_succeeded_is_not_retried(paper: Paper) -> None:
 # the header
 
 
-def test_the_header_tells_what_runs_now(paper: Paper) -> None:
+def test_the_header_shows_running_jobs(paper: Paper) -> None:
     assert 'id="header-chip"' not in paper.served.get("/jobs").text
     job = paper.order(RUNNING, *HALF)
     paper.order()

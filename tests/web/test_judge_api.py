@@ -16,6 +16,7 @@ from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.web import judge_service as web_judging
+from tipbench.web import mlflow_connection
 from web.batching import desk_of, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
@@ -23,8 +24,8 @@ SHEETS = f"{API}/judge/{EXPERIMENT}/sheets"
 APPLY = f"{API}/judge/{EXPERIMENT}/apply"
 
 
-def exported(served: Served, token: str = "", **wish: Any) -> dict[str, Any]:
-    response = served.post(SHEETS, token=token, json=wish)
+def exported(served: Served, token: str = "", **options: Any) -> dict[str, Any]:
+    response = served.post(SHEETS, token=token, json=options)
     assert response.status_code == 201, response.text
     sheet: dict[str, Any] = response.json()
     return sheet
@@ -48,7 +49,7 @@ def test_an_exported_sheet_is_the_file_that_judge_export_writes(served: Served) 
     assert response.headers["content-disposition"].endswith(f'filename="sheet-{judging.sheet.id}.json"')
 
 
-def test_a_sheet_may_be_had_for_a_spreadsheet(served: Served) -> None:
+def test_a_sheet_may_be_exported_for_a_spreadsheet(served: Served) -> None:
     sheet = exported(served, judge="anna", limit=6)["sheet"]
     response = served.post(SHEETS, json={"sheet": sheet, "format": "csv"})
     assert response.content.decode() == sheet_csv(kept(served, sheet).sheet)
@@ -130,7 +131,7 @@ def test_a_sheet_of_another_experiment_is_refused(served: Served) -> None:
     assert response.json()["errors"][0]["field"] == "experiment"
 
 
-def test_what_is_no_sheet_is_refused(served: Served) -> None:
+def test_an_invalid_sheet_is_refused(served: Served) -> None:
     for content, kind, code in [
         (b"", "application/json", "sheet_refused"),
         (b"{", "application/json", "sheet_refused"),
@@ -145,7 +146,7 @@ def test_what_is_no_sheet_is_refused(served: Served) -> None:
         assert served.error(response) == (422, code)
 
 
-def test_a_wrong_wish_is_named(served: Served) -> None:
+def test_an_invalid_option_is_named(served: Served) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"limit": 0}, "body.limit"),
         ({"overlap": 2}, "body.overlap"),
@@ -155,8 +156,8 @@ def test_a_wrong_wish_is_named(served: Served) -> None:
         ({"format": "xml"}, "body.format"),
         ({"seed": -1}, "body.seed"),
     ]
-    for wish, place in cases:
-        response = served.post(SHEETS, json=wish)
+    for options, place in cases:
+        response = served.post(SHEETS, json=options)
         assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
@@ -169,7 +170,7 @@ def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
     assert served.error(served.post(SHEETS, json={"sheet": "nowhere"})) == (404, "not_found")
 
 
-def test_when_nothing_waits_it_is_said(served: Served) -> None:
+def test_without_pending_cells_the_request_is_refused_with_the_reason(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
     assert served.error(served.post(SHEETS, json={"judge": "anna"})) == (409, "not_enough_data")
 
@@ -178,11 +179,13 @@ def test_a_focus_without_a_tie_is_refused(served: Served) -> None:
     assert served.error(served.post(SHEETS, json={"focus": True})) == (409, "not_enough_data")
 
 
-def test_an_apply_waits_its_turn_and_gives_up_in_words(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apply_waits_for_the_lock_and_then_fails_with_a_message(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock is that of `judge apply` on the command line."""
-    monkeypatch.setattr(web_judging, "WAIT_S", 0.0)
+    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 0.0)
     raw = filled(served, exported(served, judge="anna", limit=6))
-    server = canonical_url(served.panel.tracker.open().place)
+    server = canonical_url(served.panel.tracker.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     assert served.error(applied(served, raw)) == (409, "in_use")
@@ -190,7 +193,7 @@ def test_an_apply_waits_its_turn_and_gives_up_in_words(served: Served, monkeypat
     assert applied(served, raw).json()["status"] == "applied"
 
 
-def test_two_who_apply_at_once_are_both_applied(served: Served) -> None:
+def test_two_concurrent_applies_are_both_applied(served: Served) -> None:
     sheets = [filled(served, exported(served, judge=name, limit=6)) for name in ("anna", "ben")]
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda raw=raw: answers.append(applied(served, raw))) for raw in sheets]
@@ -213,7 +216,7 @@ def test_a_judge_gets_no_sheet_under_another_name(served: Served) -> None:
     assert served.error(response) == (403, "forbidden")
 
 
-def test_a_judge_may_not_ask_for_what_would_tell_what_is_hidden(served: Served) -> None:
+def test_a_judge_may_not_request_options_that_reveal_controls(served: Served) -> None:
     cases: list[dict[str, Any]] = [
         {"seed": 1},
         {"focus": True},
@@ -222,12 +225,12 @@ def test_a_judge_may_not_ask_for_what_would_tell_what_is_hidden(served: Served) 
         {"rejudge": True},
         {"odd": 1},
     ]
-    for wish in cases:
-        assert served.error(served.post(SHEETS, token=served.judge, json=wish)) == (403, "forbidden")
+    for options in cases:
+        assert served.error(served.post(SHEETS, token=served.judge, json=options)) == (403, "forbidden")
 
 
-def test_a_judge_who_asks_again_gets_the_open_sheet_again(served: Served) -> None:
-    """Whoever could pile up sheets would see which tips come back: the controls."""
+def test_a_second_request_of_a_judge_gets_the_open_sheet(served: Served) -> None:
+    """With many open sheets a judge would see which tips repeat: the controls."""
     first = exported(served, served.judge, limit=6)
     assert exported(served, served.judge, limit=10) == first
     applied(served, filled(served, first), token=served.judge)
@@ -240,8 +243,8 @@ def test_a_judge_who_has_done_little_of_a_sheet_gets_it_again(served: Served) ->
     assert exported(served, served.judge, limit=12, all=True)["sheet"] == first["sheet"]
 
 
-def test_what_a_judge_has_left_does_not_come_back_on_the_next_sheet(served: Served) -> None:
-    """Texts that stood on both sheets would be answers, and all others of the first controls."""
+def test_items_a_judge_left_out_are_not_on_the_next_sheet(served: Served) -> None:
+    """Texts on both sheets would be answers, and all others of the first sheet controls."""
     first = exported(served, served.judge, limit=24)
     applied(served, _finished(served, first, 2 * len(first["items"]) // 3), token=served.judge)
     second = exported(served, served.judge, limit=24)
@@ -252,7 +255,7 @@ def test_what_a_judge_has_left_does_not_come_back_on_the_next_sheet(served: Serv
     assert left.isdisjoint(entry.run_id for entry in kept(served, second["sheet"]).entries)
 
 
-def test_a_judge_may_not_ask_for_a_sheet_too_small_to_measure_by(
+def test_a_judge_may_not_request_a_sheet_too_small_to_measure_drift(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_judging, "FEWEST", MIN_CONTROLS)
@@ -264,7 +267,7 @@ def test_a_judge_may_not_ask_for_a_sheet_too_small_to_measure_by(
 
 
 def test_a_judges_preview_is_the_same_whether_the_scores_would_be_held_or_not(served: Served) -> None:
-    """It leaves no trace: whoever could read the drift from it would try until every control is found."""
+    """A preview is not recorded: with the drift in it, a judge could find every control by trying."""
     sheet = exported(served, served.judge, limit=40)
     previews = []
     for rule in (agreed, always(5)):
@@ -276,7 +279,7 @@ def test_a_judges_preview_is_the_same_whether_the_scores_would_be_held_or_not(se
     assert applied(served, filled(served, sheet, always(5)), token=served.judge).json()["status"] == "held"
 
 
-def test_a_judge_may_revise_a_sheet_a_few_times_and_then_an_admin(served: Served) -> None:
+def test_a_judge_may_revise_a_sheet_a_few_times_then_only_an_admin(served: Served) -> None:
     sheet = exported(served, served.judge, limit=6)
     for score in (1, 2, 1, 2, 1, 2):
         assert applied(served, filled(served, sheet, always(score)), token=served.judge).status_code == 200
@@ -287,12 +290,12 @@ def test_a_judge_may_revise_a_sheet_a_few_times_and_then_an_admin(served: Served
 
 
 def _finished(served: Served, sheet: dict[str, Any], count: int) -> dict[str, Any]:
-    """So many items filled in, the others blank."""
+    """The first `count` items filled in, the others blank."""
     raw = filled(served, json.loads(json.dumps(sheet)))
     return {**raw, "items": [*raw["items"][:count], *sheet["items"][count:]]}
 
 
-def test_a_judge_who_asks_twice_at_once_gets_one_sheet(served: Served) -> None:
+def test_two_concurrent_requests_of_a_judge_get_one_sheet(served: Served) -> None:
     sheets: list[str] = []
     threads = [
         threading.Thread(target=lambda: sheets.append(exported(served, served.judge, limit=6)["sheet"]))
@@ -306,7 +309,7 @@ def test_a_judge_who_asks_twice_at_once_gets_one_sheet(served: Served) -> None:
     assert len(set(sheets)) == 1
 
 
-def test_a_judge_cannot_have_another_judges_sheet(served: Served) -> None:
+def test_a_judge_cannot_get_another_judges_sheet(served: Served) -> None:
     other = exported(served, judge="anna", limit=6)["sheet"]
     nowhere = served.post(SHEETS, token=served.judge, json={"sheet": "nowhere"})
     theirs = served.post(SHEETS, token=served.judge, json={"sheet": other})
@@ -352,7 +355,7 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
     assert applied(served, raw, token=served.judge).json()["drift"] == {"verdict": "ok"}
 
 
-def test_nothing_a_judge_is_answered_tells_what_wrote_a_tip(served: Served) -> None:
+def test_no_response_to_a_judge_reveals_the_model(served: Served) -> None:
     """Every answer of every kind is searched for models, prompts and run ids."""
     desk = desk_of(served)
     first = served.post(SHEETS, token=served.judge, json={"all": True})
@@ -371,17 +374,17 @@ def test_nothing_a_judge_is_answered_tells_what_wrote_a_tip(served: Served) -> N
     ]
     names = [*MODELS, "v1@", "v2-mentor", "v3-few-shot", *desk.cells(), kept(served, raw["sheet"]).run_id]
     for response in answers:
-        told = response.text + str(dict(response.headers))
-        assert [name for name in names if name in told] == []
+        text = response.text + str(dict(response.headers))
+        assert [name for name in names if name in text] == []
 
 
-def test_the_judging_is_told_to_admins(served: Served) -> None:
+def test_admins_see_the_status_of_judging(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
     body = served.get(f"{API}/judges/{EXPERIMENT}").json()
     assert (body["judged"], [judge["judge"] for judge in body["judges"]]) == (48, ["anna"])
 
 
-def test_filled_duels_are_applied_by_the_same_door(served: Served, tmp_path: Path) -> None:
+def test_filled_duels_are_applied_by_the_same_route(served: Served, tmp_path: Path) -> None:
     raw = {"format": "tipbench-duel/1", "sheet": "nowhere", "experiment": EXPERIMENT, "items": []}
     assert served.error(applied(served, raw)) == (422, "sheet_refused")
     assert served.error(applied(served, raw, "?accept_drift=x")) == (422, "invalid")

@@ -1,4 +1,4 @@
-"""The pages around a batch, as a server makes them: who gets which, what they tell, and what they never tell."""
+"""The pages around a batch without scripts: access, content, and blindness."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from support.judging import MODELS, agreed, always, fill
 from tipbench.web.batches import batch_service_of
-from tipbench.web.panel.judge import batch_result
-from tipbench.web.panel.pages import assets, bias_words
-from web.batching import Clerk, kept, whole_tips
+from tipbench.web.panel.judge import batch_result, bias_words
+from tipbench.web.panel.pages import assets
+from web.batching import Clerk, batch_shape, kept, whole_tips
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
@@ -55,7 +55,7 @@ def closed(served: Served, rule: Any, *, but: int = 0) -> str:
     return path
 
 
-def test_judging_begins_with_one_button_and_goes_on_with_it(judge: Served) -> None:
+def test_judging_starts_and_continues_with_one_button(judge: Served) -> None:
     assert "Start judging" in home(judge)
     first = opened(judge)
     again = home(judge)
@@ -87,7 +87,7 @@ def test_scripts_never_make_markup_of_text() -> None:
     assert not [name for name, content in own.items() if wrong.search(content)]
 
 
-def test_nothing_on_the_way_tells_a_model_a_prompt_or_a_run(judge: Served) -> None:
+def test_no_page_reveals_a_model_a_prompt_or_a_run(judge: Served) -> None:
     path = closed(judge, always(5))
     experiment = judge.store.experiment(EXPERIMENT)
     assert experiment is not None
@@ -107,7 +107,7 @@ def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None
     assert "control" not in page.lower()
 
 
-def test_a_held_batch_says_why_and_is_revised(judge: Served) -> None:
+def test_a_held_batch_shows_the_reason_and_is_revised(judge: Served) -> None:
     path = closed(judge, always(5))
     page = shown(judge, path).text
     assert "Not counted yet" in page
@@ -135,7 +135,7 @@ def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judg
     assert " too high</td>" in page
 
 
-def test_scores_that_were_taken_back_and_still_count_are_told(judge: Served) -> None:
+def test_withdrawn_scores_that_still_count_are_shown(judge: Served) -> None:
     path = closed(judge, agreed)
     sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
     sent(judge, shown(judge, path).text, f"{path}/reopen")
@@ -148,11 +148,11 @@ def test_scores_that_were_taken_back_and_still_count_are_told(judge: Served) -> 
     assert "open. Reopen" not in page
 
 
-def test_a_first_batch_says_nothing_of_earlier_scores(judge: Served) -> None:
+def test_a_first_batch_does_not_mention_earlier_scores(judge: Served) -> None:
     assert "keep those scores" not in shown(judge, opened(judge)).text
 
 
-def test_a_batch_that_is_begun_tells_that_its_sheet_came_back_as_a_file(judge: Served) -> None:
+def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: Served) -> None:
     path = opened(judge)
     sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
     assert "has come back already" not in shown(judge, path).text
@@ -164,7 +164,7 @@ def test_a_batch_that_is_begun_tells_that_its_sheet_came_back_as_a_file(judge: S
     assert 'id="desk"' in page
 
 
-def test_a_batch_whose_sheet_came_back_as_a_file_says_so(judge: Served) -> None:
+def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None:
     path = opened(judge)
     raw = fill(kept(judge, path.rpartition("/")[2]))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=raw)
@@ -174,7 +174,7 @@ def test_a_batch_whose_sheet_came_back_as_a_file_says_so(judge: Served) -> None:
     assert "earlier scores" not in page
 
 
-def test_a_note_of_an_admin_stands_on_the_page_of_a_returned_batch(judge: Served) -> None:
+def test_the_page_of_a_returned_batch_has_the_admins_note(judge: Served) -> None:
     path = closed(judge, always(5))
     boss = judge.panel.guard.by_token(judge.admin, "here")
     batch_service_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
@@ -197,7 +197,7 @@ def test_another_judge_finds_no_such_batch(judge: Served) -> None:
         assert judge.error(response) == (404, "not_found")
 
 
-def test_an_admin_sees_how_far_another_is_and_why_items_were_skipped(judge: Served) -> None:
+def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: Served) -> None:
     path = opened(judge)
     sheet, clerk = path.rpartition("/")[2], Clerk(judge, judge.judge)
     item = clerk.whole(sheet)["items"][2]["item"]
@@ -213,13 +213,13 @@ def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
     assert 'id="desk"' in shown(served, opened(served)).text
 
 
-def test_when_nothing_is_tied_duels_are_refused_in_words(judge: Served) -> None:
+def test_without_a_tie_duels_are_refused_with_a_message(judge: Served) -> None:
     response = sent(judge, home(judge), "/judge/batches", kind="duel")
     assert response.status_code == 409
     assert "Nothing to judge now" in response.text
 
 
-def test_a_wrong_experiment_is_told_at_its_field(judge: Served) -> None:
+def test_an_invalid_experiment_is_reported_at_its_field(judge: Served) -> None:
     for name in ["tip-bench-nowhere", "nonsense", ""]:
         response = sent(judge, home(judge), "/judge/batches", experiment=name, kind="sheet")
         assert response.status_code == 404
@@ -237,25 +237,25 @@ def test_an_unknown_batch_is_not_found_or_refused(judge: Served) -> None:
         assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
 
 
-def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
+def test_a_form_without_the_csrf_token_is_refused(judge: Served) -> None:
     path = opened(judge)
     for action in ("/judge/batches", f"{path}/reopen"):
         assert judge.error(judge.post(action, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
 
 
-def test_a_bias_is_told_in_words() -> None:
+def test_a_bias_is_described_in_words() -> None:
     for bias, words in [(0.42, "0.4 too high"), (-0.31, "0.3 too low"), (0.04, "even"), (-0.0, "even")]:
         assert bias_words(bias, 1) == words
 
 
-def test_duels_tell_how_often_the_order_did_not_matter() -> None:
+def test_duels_show_how_often_the_order_did_not_matter() -> None:
     outcome = {"judged_in_both_orders": 3, "same_in_both_orders": 2, "drift": None}
-    view = batch_result({"kind": "duel", "items": 6, "done": 6, "outcome": outcome})
+    view = batch_result(batch_shape(kind="duel", items=6, done=6, outcome=outcome))
     assert view.sentences == ("3 duels were shown in both orders; in 2 of them you chose the same answer both times.",)
 
 
-def test_agreement_with_the_earlier_self_is_told() -> None:
+def test_repeat_consistency_is_shown() -> None:
     outcome = {"drift": {"verdict": "fine"}, "self_agreement": {"n": 9, "exact": 0.8, "scales": []}}
-    view = batch_result({"kind": "sheet", "items": 40, "done": 40, "outcome": outcome})
+    view = batch_result(batch_shape(kind="sheet", items=40, done=40, outcome=outcome))
     assert view.itself is not None
     assert "80\u00a0%" in view.itself

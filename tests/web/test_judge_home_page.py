@@ -1,4 +1,4 @@
-"""The judge's page: a blind sheet out, a preview, and the very same file applied; by browser and without script."""
+"""The judge's page without scripts: export a blind sheet, preview and apply the same file."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ def sent(served: Served, content: str | bytes, *, experiment: str = EXPERIMENT, 
     return served.post("/judge/preview", token=None, headers=PAGE, data=data, files={"sheet": (name, content)})
 
 
+def test_the_page_names_the_effort_of_a_new_batch(judge: Served) -> None:
+    page = judge.get(f"/judge?experiment={EXPERIMENT}", token=None, headers=PAGE).text
+    assert "about 330 scores: 37 items of 3 tips, 3 scales" in page
+
+
 def apply_url(page: str) -> str:
     found = re.search(r'action="(/judge/uploads/[0-9a-f]{32}/apply\?[^"]*)"', page)
     assert found
@@ -61,14 +66,14 @@ def applied(served: Served, url: str) -> Any:
     return served.get(response.headers["location"], token=None, headers=PAGE)
 
 
-def test_the_page_asks_for_the_experiment_and_lists_none(judge: Served) -> None:
+def test_the_page_has_a_field_for_the_experiment_and_lists_none(judge: Served) -> None:
     page = judge.get("/judge", token=None, headers=PAGE)
     assert page.status_code == 200
     assert JUDGE in page.text
     assert EXPERIMENT not in page.text
 
 
-def test_an_unknown_experiment_is_told_at_its_field(judge: Served) -> None:
+def test_an_unknown_experiment_is_reported_at_its_field(judge: Served) -> None:
     for name in ["tip-bench-nowhere", "nonsense", "<b>", "tip-bench-" + "x" * 150]:
         page = judge.get("/judge", token=None, headers=PAGE, params={"experiment": name})
         assert page.status_code == 404
@@ -88,7 +93,7 @@ def test_a_sheet_may_be_fetched_for_a_spreadsheet(judge: Served) -> None:
     assert sheet.headers["content-type"] == "text/csv; charset=utf-8"
 
 
-def test_a_wrong_wish_is_told_at_its_field(judge: Served) -> None:
+def test_an_invalid_option_is_reported_at_its_field(judge: Served) -> None:
     for field, value in [("limit", "0"), ("limit", "many"), ("limit", "9" * 30), ("format", "xls")]:
         page = fetched(judge, **{field: value})
         assert page.status_code == 422
@@ -116,7 +121,7 @@ def test_applying_twice_changes_nothing(judge: Served) -> None:
     assert kept(judge, sheet).answers == answers
 
 
-def test_a_spreadsheet_comes_back_as_well(judge: Served) -> None:
+def test_a_spreadsheet_is_applied_too(judge: Served) -> None:
     text = fetched(judge, format="csv").content.decode()
     found = re.search(r"sheet-([0-9a-z-]+)\.csv", fetched(judge, format="csv").headers["content-disposition"])
     assert found
@@ -126,15 +131,15 @@ def test_a_spreadsheet_comes_back_as_well(judge: Served) -> None:
     assert "Received" in applied(judge, apply_url(page.text)).text
 
 
-def test_a_sheet_beyond_the_limit_is_held_and_the_judge_is_told_what_to_do(judge: Served) -> None:
+def test_a_sheet_beyond_the_limit_is_held_and_the_next_step_is_shown(judge: Served) -> None:
     sheet = fetched(judge).json()["sheet"]
     page = sent(judge, json.dumps(fill(kept(judge, sheet), always(5))))
     done = applied(judge, apply_url(page.text)).text
     assert "Not counted yet" in done
-    assert "beyond the limit" in done
+    assert "too far off" in done
 
 
-def test_mistakes_are_listed_and_nothing_is_kept(judge: Served) -> None:
+def test_mistakes_are_listed_and_nothing_is_stored(judge: Served) -> None:
     sheet = fetched(judge).json()["sheet"]
     raw = fill(kept(judge, sheet))
     raw["items"][0]["tips"][0]["scores"]["tone"] = 9
@@ -146,20 +151,20 @@ def test_mistakes_are_listed_and_nothing_is_kept(judge: Served) -> None:
     assert not kept(judge, sheet).answers
 
 
-def test_what_is_no_sheet_is_refused_in_words(judge: Served) -> None:
+def test_an_invalid_sheet_is_refused_with_a_message(judge: Served) -> None:
     for content in [b"nonsense", b"\xff\xfe\x00", b"{", b"[]", b"{}"]:
         page = sent(judge, content)
         assert page.status_code == 422
         assert "Nothing was saved" in page.text
 
 
-def test_no_file_is_told_at_its_field(judge: Served) -> None:
+def test_a_missing_file_is_reported_at_its_field(judge: Served) -> None:
     page = sent(judge, b"")
     assert page.status_code == 422
     assert re.search(r'id="sheet"[^>]*aria-invalid="true"', page.text)
 
 
-def test_an_upload_belongs_to_whoever_sent_it(judge: Served) -> None:
+def test_an_upload_belongs_to_its_sender(judge: Served) -> None:
     sheet = fetched(judge).json()["sheet"]
     url = apply_url(sent(judge, json.dumps(fill(kept(judge, sheet)))).text)
     _, other = judge.panel.guard.tokens.create(Role.JUDGE, "somebody-else", life_s=60)
@@ -168,7 +173,7 @@ def test_an_upload_belongs_to_whoever_sent_it(judge: Served) -> None:
     assert not kept(judge, sheet).answers
 
 
-def test_a_form_without_the_sessions_word_is_refused(judge: Served) -> None:
+def test_a_form_without_the_csrf_token_is_refused(judge: Served) -> None:
     for path in ["/judge/sheet", "/judge/preview", f"/judge/uploads/{'0' * 32}/apply?experiment=x"]:
         assert judge.error(judge.post(path, token=None, data={"experiment": EXPERIMENT})) == (403, "csrf")
 
@@ -180,7 +185,7 @@ def test_an_admin_judges_here_as_blindly_under_the_own_name(served: Served) -> N
     assert fetched(served).json() == sheet
 
 
-def test_nothing_on_the_way_tells_a_model_or_a_run(judge: Served) -> None:
+def test_no_page_reveals_a_model_or_a_run(judge: Served) -> None:
     sheet = fetched(judge)
     raw = fill(kept(judge, sheet.json()["sheet"]))
     preview = sent(judge, json.dumps(raw))

@@ -1,4 +1,4 @@
-"""The judges' page on batches: who judges in the browser, what is held and decided, and how to let somebody judge."""
+"""The judges' page on batches: who judges in the browser, held batches and decisions, and how to invite a judge."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 
 from support.judging import always, fill
-from tipbench.judge.status import JudgingStatus, SheetHistory
+from tipbench.web.batch_items import BatchShape
 from tipbench.web.panel.judges import MOST_CLOSED, batch_views
-from web.batching import Clerk, desk_of, first_item, kept, whole_tips
+from web.batching import Clerk, batch_shape, desk_of, first_item, kept, whole_tips
 from web.furnished_panel import HTML, words_of
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
@@ -33,7 +33,7 @@ def page_of(served: Served, query: str = "") -> str:
 
 
 def row_of(page: str, sheet: str) -> str:
-    """What the row of a batch says."""
+    """The text of a batch's row."""
     found = re.search(rf'<tr[^>]* id="batch-{sheet}">(.*?)</tr>', page, re.DOTALL)
     assert found, f"no batch {sheet}"
     return words_of(found[1])
@@ -52,11 +52,11 @@ def held_batch(clerk: Clerk) -> str:
 # batches by judge
 
 
-def test_without_batches_it_says_how_to_get_some(served: Served) -> None:
+def test_without_batches_the_page_shows_the_next_step(served: Served) -> None:
     assert "No batches yet." in words_of(page_of(served))
 
 
-def test_an_open_batch_shows_how_far_it_is(clerk: Clerk) -> None:
+def test_an_open_batch_shows_its_progress(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     size = len(clerk.whole(sheet)["items"])
     clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
@@ -66,7 +66,7 @@ def test_an_open_batch_shows_how_far_it_is(clerk: Clerk) -> None:
     assert f"{JUDGE} 1 open · 0 closed" in words_of(page)
 
 
-def test_skips_are_counted_and_their_reasons_told(clerk: Clerk) -> None:
+def test_skips_are_counted_and_their_reasons_shown(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     clerk.put(sheet, item["item"], 0, "skipped", reason="in <b>Finnish</b>")
     page = page_of(clerk.served)
@@ -75,7 +75,7 @@ def test_skips_are_counted_and_their_reasons_told(clerk: Clerk) -> None:
     assert "1 open · 0 closed · 1 item skipped" in words_of(page)
 
 
-def test_the_median_time_of_an_item_stands_with_the_judge(clerk: Clerk) -> None:
+def test_each_judge_has_the_median_time_of_an_item(clerk: Clerk) -> None:
     sheet, item = first_item(clerk)
     clerk.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item), seconds=0.004)
     page = words_of(page_of(clerk.served))
@@ -90,7 +90,7 @@ def test_no_score_or_note_of_an_open_batch_is_shown(clerk: Clerk) -> None:
     assert item["item"] not in page
 
 
-def test_a_closed_batch_is_a_sheet_too_and_says_so(clerk: Clerk) -> None:
+def test_a_closed_batch_is_shown_as_a_sheet_too(clerk: Clerk) -> None:
     sheet = clerk.judged()["batch"]["sheet"]
     page = page_of(clerk.served)
     assert "closed" in row_of(page, sheet)
@@ -103,9 +103,9 @@ def test_the_page_has_the_batches_of_the_api(clerk: Clerk) -> None:
     page = page_of(clerk.served)
     link = re.search(r'href="([^"]+/batches\?judge=\*)">JSON', page)
     assert link
-    told = clerk.served.get(unescape(link[1])).json()["items"]
-    assert len(told) == 2
-    assert {batch["sheet"] for batch in told} == set(re.findall(r' id="batch-(\w+)"', page))
+    batches = clerk.served.get(unescape(link[1])).json()["items"]
+    assert len(batches) == 2
+    assert {batch["sheet"] for batch in batches} == set(re.findall(r' id="batch-(\w+)"', page))
 
 
 def test_a_judges_odd_name_is_shown_as_text(served: Served) -> None:
@@ -116,13 +116,14 @@ def test_a_judges_odd_name_is_shown_as_text(served: Served) -> None:
 # held ones
 
 
-def test_a_held_batch_says_why_and_offers_both_ways_out(clerk: Clerk) -> None:
+def test_a_held_batch_shows_the_reason_and_both_actions(clerk: Clerk) -> None:
     sheet = held_batch(clerk)
     page = page_of(clerk.served)
-    row = row_of(page, sheet)
-    assert re.search(r"is scored \d\.\d\d too high, more than chance explains\.", row)
-    assert "Accept…" in row
-    assert "Return to the judge…" in row
+    assert row_of(page, sheet).count("held Decide") == 1
+    decision = words_of(re.split(rf'id="held-{sheet}"', page)[1].split("</section>")[0])
+    assert re.search(r"is scored \d\.\d\d too high, more than chance explains\.", decision)
+    assert "Accept these scores" in decision
+    assert "Return the batch" in decision
     assert page.count(f'value="{sheet}"') == 2  # once for each way, and not among the sheets again
 
 
@@ -150,7 +151,7 @@ def test_a_returned_batch_is_open_with_the_note(clerk: Clerk) -> None:
     assert "returned Look at tone again. Then close it." in row_of(page, sheet)
 
 
-def test_a_decision_without_words_changes_nothing(clerk: Clerk) -> None:
+def test_a_decision_without_a_reason_changes_nothing(clerk: Clerk) -> None:
     cases: list[tuple[str, dict[str, str], str]] = [
         ("accept", {"reason": "  "}, "one line of text"),
         ("accept", {"reason": "two\nlines"}, "one line of text"),
@@ -163,8 +164,7 @@ def test_a_decision_without_words_changes_nothing(clerk: Clerk) -> None:
         response = send(clerk.served, place, sheet=sheet, **fields)
         assert response.status_code == 422
         assert words in response.text
-        summary = "Accept" if place == "accept" else "Return"
-        assert re.search(rf'<details class="more accept" open>\s*<summary>{summary}', response.text)
+        assert f'id="held-{sheet}"' in response.text
         assert clerk.whole(sheet)["batch"]["status"] == "held"
 
 
@@ -175,7 +175,7 @@ def test_only_a_held_batch_is_decided_on(clerk: Clerk) -> None:
         assert (response.status_code, "only a held one is accepted or sent back" in response.text) == (409, True)
 
 
-def test_a_batch_that_its_judge_revises_is_not_accepted_behind_their_back(clerk: Clerk) -> None:
+def test_a_batch_that_its_judge_is_revising_is_not_accepted(clerk: Clerk) -> None:
     sheet = held_batch(clerk)
     assert clerk.ask("POST", f"/{sheet}/reopen").status_code == 200
     assert send(clerk.served, "accept", sheet=sheet, reason="why not").status_code == 409
@@ -217,7 +217,7 @@ def test_an_odd_name_of_an_experiment_survives_in_the_address(empty: Served) -> 
     assert (page.status_code, "No answers to judge yet" in page.text) == (200, True)
 
 
-def test_without_a_program_it_says_how_to_name_one(served: Served) -> None:
+def test_without_a_program_the_page_shows_how_to_configure_one(served: Served) -> None:
     page = page_of(served)
     assert "TIPBENCH_JUDGE_COMMAND" in page
     assert 'value="command"' not in page
@@ -251,18 +251,14 @@ def test_a_program_that_cannot_be_read_breaks_no_page(home: Path) -> None:
 # the list
 
 
-def batch(number: int, status: str, judge: str = "anna", skipped: int = 0) -> dict[str, Any]:
-    return {"sheet": f"s{number}", "judge": judge, "status": status, "skipped": skipped}
+def batch(number: int, status: str, judge: str = "anna", skipped: int = 0) -> BatchShape:
+    return batch_shape(sheet=f"s{number}", judge=judge, status=status, skipped=skipped)
 
 
-def judging(*history: SheetHistory) -> JudgingStatus:
-    return JudgingStatus("tip-bench-x", 0, 0, 0, 0, 0, 0, (), {}, (), history)
-
-
-def test_whoever_has_a_held_batch_stands_first_and_the_held_one_first_of_theirs() -> None:
-    told = [batch(1, "applied", "ben"), batch(2, "open"), batch(3, "held", "zoe"), batch(4, "open", "zoe")]
-    found = batch_views(told, lambda _sheet: (), {"zoe": 0.5}, judging())
-    assert [(each.judge, [view.sheet for view in each.batches]) for each in found] == [
+def test_judges_with_a_held_batch_come_first_and_so_do_held_batches() -> None:
+    batches = [batch(1, "applied", "ben"), batch(2, "open"), batch(3, "held", "zoe"), batch(4, "open", "zoe")]
+    found = batch_views(batches, lambda _sheet: (), {"zoe": 0.5})
+    assert [(each.judge, [view.sheet for view, _ in each.batches]) for each in found] == [
         ("zoe", ["s3", "s4"]),
         ("anna", ["s2"]),
         ("ben", ["s1"]),
@@ -271,17 +267,17 @@ def test_whoever_has_a_held_batch_stands_first_and_the_held_one_first_of_theirs(
 
 
 def test_old_closed_batches_are_counted_and_not_listed() -> None:
-    told = [batch(number, "applied") for number in range(MOST_CLOSED + 3)] + [batch(99, "held")]
-    (found,) = batch_views(told, lambda _sheet: (), {}, judging())
+    batches = [batch(number, "applied") for number in range(MOST_CLOSED + 3)] + [batch(99, "held")]
+    (found,) = batch_views(batches, lambda _sheet: (), {})
     assert (len(found.batches), found.left_out, found.count["applied"]) == (MOST_CLOSED + 1, 3, MOST_CLOSED + 3)
 
 
-def test_reasons_are_asked_for_only_where_something_was_skipped() -> None:
-    asked: list[str] = []
+def test_reasons_are_read_only_if_something_was_skipped() -> None:
+    requested: list[str] = []
 
     def skips(sheet: str) -> list[dict[str, Any]]:
-        asked.append(sheet)
+        requested.append(sheet)
         return [{"item": "i", "number": 1, "reason": "why", "updated": None}]
 
-    (found,) = batch_views([batch(1, "open", skipped=1), batch(2, "open")], skips, {}, judging())
-    assert (asked, found.skipped) == (["s1"], 1)
+    (found,) = batch_views([batch(1, "open", skipped=1), batch(2, "open")], skips, {})
+    assert (requested, found.skipped) == (["s1"], 1)

@@ -1,4 +1,4 @@
-"""The judges' page: how the judging stands, who can be trusted, sheets out and held ones accepted."""
+"""The judges' page: status of judging, drift, open sheets, and accepting held ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.judging import EXPERIMENT, Desk, always, honest
 from tipbench.judge.charts import MOST_POINTS, drift_chart, drift_points, drift_sentence
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetHistory
+from tipbench.web.panel.judge import bias_words
 from tipbench.web.panel.judges import alpha_words, drift_words
-from tipbench.web.panel.pages import bias_words
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import API, Served
 
@@ -68,9 +68,31 @@ def test_the_numbers_are_those_of_the_api(look: Look) -> None:
 def test_each_judge_has_a_verdict_in_words(look: Look) -> None:
     text = words_of(look.get("judges").text)
     assert "anna on the hidden controls ✓ fine No drift" in text
-    assert "ben on the hidden controls ! beyond the limit" in text
-    assert re.search(r"relevance is scored \d\.\d\d too high, more than chance explains\.", text)
+    assert "ben on the hidden controls ! too far off" in text
+    assert re.search(r"Relevance is scored \d\.\d\d too high, more than chance explains\.", text)
     assert "rules on the hidden controls" in text
+
+
+def test_a_held_judge_comes_first_with_the_decision_open_and_never_as_counted(look: Look) -> None:
+    page = look.get("judges").text
+    text = words_of(page)
+    assert text.index("Needs your decision") < text.index("Judging status")
+    card = words_of(page.split('id="held"')[1].split('id="standing"')[0])
+    assert re.search(rf"ben {look.content.held_sheet} \S held", card)
+    assert "Reason for accepting" in card
+    assert "<details" not in page.split('id="held"')[1].split('id="standing"')[0]
+    rows = re.findall(r'<th scope="row"><bdi>(\w+)</bdi>.*?data-label="Scores">(.*?)</td>', page, re.DOTALL)
+    shown = [(name, words_of(scores)) for name, scores in rows]
+    assert shown[0][0] == "ben"
+    assert shown[0][1].endswith("held")
+    assert dict(shown)["anna"].endswith("count")
+    assert shown[-1][1].endswith("provisional")
+
+
+def test_a_judges_trends_over_all_sheets_are_shown(look: Look) -> None:
+    text = words_of(look.get("judges").text)
+    assert re.search(r"Over all sheets .*relevance, mean of 1 sheet [+−]\d\.\d\d sums [+±]\d", text)
+    assert "error growth over a sheet" in text
 
 
 def test_agreement_is_given_in_numbers_and_words(look: Look) -> None:
@@ -79,7 +101,7 @@ def test_agreement_is_given_in_numbers_and_words(look: Look) -> None:
     assert re.search(r"relevance [−\d.]+ (good|fair|weak)", text)
 
 
-def test_every_judge_and_scale_has_a_picture_in_both_themes(look: Look) -> None:
+def test_every_judge_and_scale_has_a_chart_in_both_themes(look: Look) -> None:
     page = look.get("judges").text
     light = [unescape(each) for each in re.findall(r'<img src="([^"]*drift\.svg[^"]*)"', page)]
     dark = [unescape(each) for each in re.findall(r'srcset="([^"]*drift\.svg[^"]*)"', page)]
@@ -93,7 +115,7 @@ def test_every_judge_and_scale_has_a_picture_in_both_themes(look: Look) -> None:
     assert re.search(r'width="320" height="160"', page)
 
 
-def test_a_picture_of_nobody_is_not_found(look: Look) -> None:
+def test_a_chart_of_an_unknown_judge_is_not_found(look: Look) -> None:
     assert look.get("judges", "drift.svg", query="?judge=nobody&scale=tone").status_code == 404
     assert look.get("judges", "drift.svg", query="?judge=anna&scale=odd").status_code == 404
     assert look.get("judges", "drift.svg", query="?judge=anna&scale=tone&theme=odd").status_code == 422
@@ -102,18 +124,18 @@ def test_a_picture_of_nobody_is_not_found(look: Look) -> None:
 
 def test_every_sheet_is_listed_with_its_state(look: Look) -> None:
     text = words_of(look.get("judges").text)
-    assert re.search(rf"{look.content.held_sheet} ben \S held Accept…", text)
+    assert re.search(rf"{look.content.held_sheet} ben \S held Decide", text)
     assert re.search(rf"{look.content.open_sheet} ben ↗ exported 0 of \d+", text)
 
 
-def test_without_answers_it_says_to_collect_some(empty: Served) -> None:
+def test_without_answers_the_page_shows_how_to_collect(empty: Served) -> None:
     empty.store.ensure_experiment("tip-bench-new")
     page = empty.get("/experiments/tip-bench-new/judges", headers=HTML).text
     assert "No answers to judge yet" in page
     assert 'href="/run">Start a run' in page
 
 
-def test_without_judges_it_says_what_to_do(served: Served) -> None:
+def test_without_judges_the_page_shows_the_next_step(served: Served) -> None:
     text = words_of(judges(served))
     assert "No scores count yet." in text
     assert "No sheets yet." in text
@@ -122,7 +144,7 @@ def test_without_judges_it_says_what_to_do(served: Served) -> None:
 # sheets out
 
 
-def test_an_exported_sheet_is_handed_out_in_the_form_asked_for(served: Served) -> None:
+def test_an_exported_sheet_has_the_requested_format(served: Served) -> None:
     response = send(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
     assert response.status_code == 303
     page = judges(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
@@ -139,12 +161,12 @@ def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
     for filled in (False, True):
         for form in ("json", "csv"):
             mine = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
-            wish = {"sheet": applied.sheet, "filled": filled, "format": form}
-            assert mine.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=wish).content
+            body = {"sheet": applied.sheet, "filled": filled, "format": form}
+            assert mine.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=body).content
             assert mine.headers["content-disposition"].startswith("attachment")
 
 
-def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
+def test_the_options_of_the_form_are_those_of_the_sheet(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
     response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
@@ -154,7 +176,7 @@ def test_what_the_form_asks_is_what_the_sheet_is(served: Served) -> None:
     assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 21)
 
 
-def test_a_wrong_field_is_named_where_it_stands(served: Served) -> None:
+def test_an_invalid_field_is_reported_at_its_place(served: Served) -> None:
     cases: list[tuple[dict[str, str], str, str]] = [
         ({"limit": "0"}, "limit", "greater than or equal to 1"),
         ({"limit": "many"}, "limit", "valid integer"),
@@ -174,7 +196,7 @@ def test_a_wrong_field_is_named_where_it_stands(served: Served) -> None:
         assert desk_of(served).everything().keys() == desk_of(served).cells().keys()
 
 
-def test_when_nothing_waits_the_page_says_so(served: Served) -> None:
+def test_without_pending_cells_the_page_shows_it(served: Served) -> None:
     desk_of(served).judged_by("anna", everything=True)
     response = send(served, "export", {"judge": "anna"})
     assert response.status_code == 409
@@ -182,7 +204,7 @@ def test_when_nothing_waits_the_page_says_so(served: Served) -> None:
     assert "all 48 answers are scored" in response.text
 
 
-def test_a_focus_without_a_tie_is_told(served: Served) -> None:
+def test_a_focus_without_a_tie_is_reported(served: Served) -> None:
     response = send(served, "export", {"focus": "true"})
     assert (response.status_code, "focus needs judged cells" in response.text) == (409, True)
 
@@ -226,10 +248,10 @@ def test_only_a_held_sheet_is_accepted(served: Served) -> None:
     assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
 
 
-# judges that are no people
+# automatic judges
 
 
-def test_the_rules_judge_is_started_as_one_job_however_often_it_is_clicked(served: Served) -> None:
+def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: Served) -> None:
     again = re.search(r'name="again" value="(\w+)"', judges(served))
     assert again
     places = {
@@ -246,7 +268,7 @@ def test_a_local_model_may_judge(served: Served) -> None:
     assert (response.status_code, response.headers["location"].startswith("/jobs/")) == (303, True)
 
 
-def test_what_may_not_judge_is_told_on_the_page(served: Served) -> None:
+def test_an_invalid_automatic_judge_is_reported_on_the_page(served: Served) -> None:
     cases: list[dict[str, str]] = [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}]
     for fields in cases:
         response = send(served, "run", fields)
@@ -258,7 +280,7 @@ def test_what_may_not_judge_is_told_on_the_page(served: Served) -> None:
 # numbers to words and pictures
 
 
-def test_a_bias_is_said_in_words() -> None:
+def test_a_bias_is_described_in_a_sentence() -> None:
     cases: list[tuple[float | None, str]] = [
         (0.5, "0.50 too high"),
         (-1.25, "1.25 too low"),
@@ -269,13 +291,13 @@ def test_a_bias_is_said_in_words() -> None:
         assert bias_words(bias) == words
 
 
-def test_an_alpha_is_said_in_words() -> None:
+def test_an_alpha_is_described_in_words() -> None:
     cases: list[tuple[float | None, str]] = [(0.9, "good"), (0.7, "fair"), (0.2, "weak"), (None, "unknown")]
     for alpha, begins in cases:
         assert alpha_words(alpha).startswith(begins)
 
 
-def test_a_verdict_alone_says_nothing_more() -> None:
+def test_a_verdict_without_numbers_has_no_details() -> None:
     assert drift_words({"verdict": "fine"}) == []
     assert drift_words(None) == []
 
@@ -295,7 +317,7 @@ def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
     assert "bias +0.10 (−0.40 to +0.60)".replace("−", "-") in drift_sentence(points)
 
 
-def test_the_picture_is_new_when_a_sheet_has_come_back(served: Served) -> None:
+def test_the_chart_changes_after_a_sheet_is_applied(served: Served) -> None:
     desk = desk_of(served)
     desk.judged_by("anna", honest, limit=8)
     path = f"{JUDGES}/drift.svg?judge=anna&scale=tone"

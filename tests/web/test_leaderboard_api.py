@@ -52,7 +52,7 @@ def test_a_baseline_adds_the_differences_to_it(judged: Served) -> None:
     assert any(row["diff_to_baseline"] for row in got["standings"])
 
 
-def test_models_or_prompts_alone_are_ranked(judged: Served) -> None:
+def test_models_or_prompts_can_be_ranked(judged: Served) -> None:
     cases: list[Any] = ["model", "prompt"]
     for by in cases:
         assert judged.get(f"{BOARD}?by={by}").json() == board_of(judged, by=by)
@@ -63,7 +63,7 @@ def test_among_models_a_models_name_alone_is_a_baseline(judged: Served) -> None:
     assert got["baseline"] == {"model": "alpha:135m", "prompt_version": "*"}
 
 
-def test_rows_may_rest_on_personas(judged: Served) -> None:
+def test_rows_may_be_clustered_by_persona(judged: Served) -> None:
     assert judged.get(f"{BOARD}?cluster=persona").json() == board_of(judged, cluster="persona")
 
 
@@ -72,7 +72,7 @@ def test_a_filter_is_that_of_compare(judged: Served) -> None:
     assert judged.get(f"{BOARD}?where=params.persona=nurse&where=model=alpha:135m").json() == wanted
 
 
-def test_nothing_is_written_for_a_board_that_is_looked_at(judged: Served) -> None:
+def test_reading_a_board_writes_nothing(judged: Served) -> None:
     experiment = judged.store.experiment(EXPERIMENT)
     assert experiment is not None
     before = len(list(judged.store.search(experiment.experiment_id, where={})))
@@ -82,7 +82,7 @@ def test_nothing_is_written_for_a_board_that_is_looked_at(judged: Served) -> Non
     assert judged.store.experiment(EXPERIMENT) == experiment
 
 
-def test_a_board_that_cannot_be_is_refused_in_words(judged: Served) -> None:
+def test_an_impossible_board_is_refused_with_a_message(judged: Served) -> None:
     cases: list[tuple[str, int, str | None]] = [
         ("baseline=noslash", 422, "query.baseline"),
         ("baseline=no/pair", 400, None),
@@ -133,7 +133,7 @@ def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
     assert judged.panel.queries.large.misses == misses
 
 
-def test_a_name_for_a_file_has_nothing_a_header_or_a_file_system_would_act_on() -> None:
+def test_a_file_name_is_safe_in_headers_and_file_systems() -> None:
     from tipbench.web.errors import attachment
 
     made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 import pytest
@@ -19,17 +20,17 @@ from starlette.requests import Request
 
 from support.judging import Desk, record_cells
 from support.panel_site import panel_site
+from tipbench.compare import html as board_html
+from tipbench.compare import standings as standings_view
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
+from tipbench.compare.standings import Table
 from tipbench.judge.export import ExportRequest as SheetOptions
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
-from tipbench.web.board_query import BoardUrl, ask_params, page_ask
-from tipbench.web.panel import leaderboard
-from tipbench.web.panel import standings as standings_view
-from tipbench.web.panel.standings import Table
-from tipbench.web.queries import BoardQuery
+from tipbench.web.board_query import BoardUrl, page_query, query_params
+from tipbench.workflows.board import BoardQuery
 from web.board_pages import (
     HTML,
     Page,
@@ -62,7 +63,7 @@ QUERIES = [
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Looked at by many tests, changed by none."""
+    """Read by many tests, changed by none."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
@@ -90,7 +91,7 @@ def order_of(board: dict[str, object]) -> list[str]:
     return [f"{row['model']}/{row['prompt_version']}" for row in rows]
 
 
-def test_the_verdict_stands_before_everything_it_rests_on(judged: Served) -> None:
+def test_the_verdict_comes_before_the_tables(judged: Served) -> None:
     page, board = look(judged, BOARD), board_of(judged)
     verdict = board["verdict"]["text"]  # type: ignore[index]
     assert page.text.index(verdict) < page.text.index("Composite with") < page.text.index("Standings")
@@ -102,16 +103,16 @@ def test_the_rows_are_those_of_the_json_in_its_order(judged: Served) -> None:
             assert names_of(look(judged, f"{BOARD}?{query}")) == order_of(board_of(judged, query))
 
 
-def test_every_link_to_the_board_asks_the_same_question(judged: Served) -> None:
+def test_every_link_to_the_board_has_the_same_query(judged: Served) -> None:
     for query in QUERIES:
         page = look(judged, f"{BOARD}?{query}")
-        asked = {(name, value) for name, value in query_of(f"?{query}") if name != "sort"}
+        expected = {(name, value) for name, value in query_of(f"?{query}") if name != "sort"}
         own = f"{API}/leaderboard/{EXPERIMENT}"
         files = [link for name in ("report.html", "standings.csv", "board.md") for link in page.links(f"{own}/{name}")]
         urls = [*page.links(f"{BOARD}/pairs"), *page.pictures(), *files, *page.links(own)]
         assert len(files) == 3
         for url in urls:
-            assert asked <= set(query_of(url)), url
+            assert expected <= set(query_of(url)), url
 
 
 def test_every_link_to_the_board_can_be_followed(judged: Served) -> None:
@@ -130,7 +131,7 @@ def test_every_link_to_the_board_can_be_followed(judged: Served) -> None:
 
 _names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60).filter(str.strip)
 _rows = st.builds(Pair, _names, _names.filter(lambda name: "/" not in name))
-_asks = st.builds(
+_queries = st.builds(
     BoardQuery,
     where=st.dictionaries(st.sampled_from(["params.model", "suite", "a tag"]), _names, max_size=3).map(
         lambda found: tuple(found.items())
@@ -142,28 +143,28 @@ _asks = st.builds(
 )
 
 
-@given(_asks)
-def test_a_question_is_read_back_from_its_own_query(ask: BoardQuery) -> None:
-    query = urlencode(ask_params(ask)).encode()
-    assert page_ask(Request({"type": "http", "query_string": query, "headers": []})) == ask
+@given(_queries)
+def test_a_board_query_round_trips_through_the_url(ask: BoardQuery) -> None:
+    query = urlencode(query_params(ask)).encode()
+    assert page_query(Request({"type": "http", "query_string": query, "headers": []})) == ask
 
 
-@given(_asks)
-def test_a_chip_takes_away_what_it_names_and_nothing_else(ask: BoardQuery) -> None:
+@given(_queries)
+def test_a_chip_removes_only_its_own_filter(ask: BoardQuery) -> None:
     url = BoardUrl("tip-bench-x", ask)
-    whole = list(ask_params(ask))
+    whole = list(query_params(ask))
     for chip in url.chips():
         left = query_of(chip.remove)
         assert len(left) == len(whole) - 1
         assert set(left) < set(whole)
 
 
-def test_what_a_form_sends_empty_is_not_asked_for(judged: Served) -> None:
+def test_empty_fields_of_a_form_are_ignored(judged: Served) -> None:
     response = judged.get(f"{BOARD}?where=&judge=&baseline=&where=suite%3Dtips", headers=HTML)
     assert (response.status_code, response.headers["location"]) == (303, f"{BOARD}?where=suite%3Dtips")
 
 
-def test_the_baseline_form_keeps_what_the_board_is_narrowed_by(judged: Served) -> None:
+def test_the_baseline_form_keeps_the_filters(judged: Served) -> None:
     html = judged.get(f"{BOARD}?where=params.persona%3Dnurse&judge=anna&sort=-rank", headers=HTML).text
     (part,) = re.findall(r'<form class="baseline-form".*?</form>', html, re.DOTALL)
     form = PageForm(part, BOARD)
@@ -175,13 +176,30 @@ def test_the_baseline_form_keeps_what_the_board_is_narrowed_by(judged: Served) -
 
 
 def test_the_filter_form_offers_what_is_recorded_and_shows_what_is_chosen(judged: Served) -> None:
-    page = look(judged, f"{BOARD}?where=params.model%3Dbeta:1b")
-    offered = {each["value"] for each in page.all("option")}
-    assert {"params.model=alpha:135m", "params.prompt_version=v2-mentor", "params.persona=nurse"} <= offered
-    assert "params.model=beta:1b" in {each["value"] for each in page.all("option") if "selected" in each}
+    page = look(judged, f"{BOARD}?where=params.persona%3Dnurse&exclude=beta:1b&exclude=*/v1")
+    assert "params.persona=nurse" in {each["value"] for each in page.all("option") if "selected" in each}
+    boxes = {each["value"]: "checked" in each for each in page.all("input", name="keep")}
+    assert boxes == {
+        "alpha:135m": True,
+        "beta:1b": False,
+        "*/v1": False,
+        "*/v2-mentor": True,
+        "*/v3-few-shot": True,
+    }
 
 
-def test_a_baseline_that_is_no_row_is_left_out_in_words(judged: Served) -> None:
+def test_unchecked_models_and_prompts_are_left_out_by_the_url(judged: Served) -> None:
+    sent = f"{BOARD}?choosing=true&keep=alpha:135m&keep=*/v1&keep=*/v2-mentor&sort=-composite"
+    there = judged.get(sent, headers=HTML).headers["location"]
+    left_out = [("exclude", "*/v3-few-shot"), ("exclude", "beta:1b"), ("sort", "-composite")]
+    assert sorted(query_of(there)) == left_out
+    board: Any = board_of(judged, urlsplit(there).query)
+    rows = {(row["model"], row["prompt_version"]) for row in board["standings"]}
+    assert rows == {("alpha:135m", "v1"), ("alpha:135m", "v2-mentor")}
+    assert "without: v3-few-shot" in look(judged, there).text
+
+
+def test_a_baseline_that_is_not_a_row_is_dropped_with_a_message(judged: Served) -> None:
     page = look(judged, f"{BOARD}?baseline=no/pair")
     assert "The pair no/pair is not on this board" in page.text
     assert len(names_of(page)) == 6
@@ -193,7 +211,7 @@ def test_ranking_models_drops_a_baseline_that_is_a_pair(judged: Served) -> None:
     assert "baseline" not in dict(query_of(link))
 
 
-def test_a_question_that_is_none_is_refused_as_the_api_refuses_it(judged: Served) -> None:
+def test_an_invalid_query_is_refused_like_in_the_api(judged: Served) -> None:
     for query in ["by=judge", "cluster=all", "where=x", "judge=anna&provisional=true", "baseline=x"]:
         page, answer = judged.get(f"{BOARD}?{query}"), judged.get(f"{API}/leaderboard/{EXPERIMENT}?{query}")
         assert judged.error(page)[0] == judged.error(answer)[0] == 422
@@ -203,7 +221,7 @@ def test_a_question_that_is_none_is_refused_as_the_api_refuses_it(judged: Served
 # sorting
 
 
-def test_a_column_sorts_by_the_url_and_turns_round(judged: Served) -> None:
+def test_a_column_sorts_by_the_url_in_both_directions(judged: Served) -> None:
     better = look(judged, f"{BOARD}?sort=-composite")
     worse = look(judged, f"{BOARD}?sort=composite")
     assert (
@@ -220,20 +238,21 @@ def test_the_head_of_a_sorted_column_leads_to_the_other_order(judged: Served) ->
     assert [query_of(link) for link in turned] == [[("judge", "anna"), ("sort", "composite")]]
 
 
-def test_an_order_that_is_none_leaves_that_of_the_board_and_says_so(judged: Served) -> None:
+def test_an_invalid_order_is_ignored_with_a_message(judged: Served) -> None:
     page = look(judged, f"{BOARD}?sort=-beauty")
     assert names_of(page) == order_of(board_of(judged))
     assert "there is no such column" in page.text
 
 
-def test_rows_without_a_number_are_flagged_and_stand_last_in_either_order(home: Path) -> None:
+def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) -> None:
     with judged_panel(home) as served:
         record_cells(served.store, models=("late:1b",), start_ms=2_000)
         served.store.touch(desk_of(served).experiment.experiment_id)
         for sort in ("composite", "-composite"):
             page = look(served, f"{BOARD}?sort={sort}")
             assert all(name.startswith("late:1b") for name in names_of(page)[-3:])
-        assert "not judged in every scenario, so not ranked" in {each.get("title") for each in page.all("span")}
+        titles = {each.get("title") for each in page.all("span")}
+        assert "too few scenarios judged in common with the leader, so not ranked" in titles
         assert "not ranked" in page.text
 
 
@@ -247,13 +266,13 @@ def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: Se
         assert words in text
 
 
-def test_attribution_and_numbers_of_the_heat_map_are_there_without_pictures(judged: Served) -> None:
+def test_attribution_and_numbers_of_the_heat_map_are_text_too(judged: Served) -> None:
     text = look(judged, BOARD).text
     for words in ("What explains the differences", "unexplained", "Table"):
         assert words in text
 
 
-def test_pictures_have_sizes_and_say_what_they_show(judged: Served) -> None:
+def test_charts_have_sizes_and_alternative_texts(judged: Served) -> None:
     page = look(judged, BOARD)
     images = [each for each in page.all("img") if "/charts/" in each["src"]]
     assert len(images) == 3
@@ -268,7 +287,7 @@ def test_the_page_does_not_wait_for_its_charts(changing: Served) -> None:
     assert changing.panel.queries.charts.misses == 0
 
 
-def test_without_the_extra_for_charts_the_page_says_how_to_get_it(
+def test_without_the_charts_extra_the_page_has_the_install_command(
     judged: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
@@ -294,7 +313,7 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, mo
         made.append(sort)
         return standings_view.standings(board, sort)
 
-    monkeypatch.setattr(leaderboard, "standings", standings)
+    monkeypatch.setattr(board_html, "standings", standings)
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
         look(changing, BOARD + query)
     assert made == [None, "-rank"]
@@ -303,7 +322,7 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, mo
     assert made == [None, "-rank", None]
 
 
-def test_what_is_kept_of_a_page_holds_nothing_of_its_reader(changing: Served) -> None:
+def test_a_cached_page_contains_nothing_of_its_reader(changing: Served) -> None:
     tokens = []
     for _ in range(2):
         token = changing.log_in(changing.admin)
@@ -322,7 +341,7 @@ def test_a_sheet_applied_elsewhere_shows_at_once(changing: Served) -> None:
     assert "anna, ben" in look(changing, BOARD).text
 
 
-def test_the_page_knows_its_revision_and_where_to_ask_for_the_next(changing: Served) -> None:
+def test_the_page_has_its_revision_and_the_url_to_poll(changing: Served) -> None:
     (fresh,) = look(changing, BOARD).all("div", id="fresh")
     assert changing.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
     changing.store.touch(desk_of(changing).experiment.experiment_id)
@@ -339,7 +358,7 @@ def test_the_markdown_download_is_what_compare_prints(judged: Served) -> None:
 # when there is not much
 
 
-def test_an_experiment_without_cells_says_how_to_start(empty: Served) -> None:
+def test_an_experiment_without_cells_shows_how_to_start(empty: Served) -> None:
     empty.store.ensure_experiment("tip-bench-new")
     page = look(empty, "/experiments/tip-bench-new")
     assert "Nothing recorded yet" in page.text
@@ -355,7 +374,7 @@ def test_filters_that_match_nothing_can_be_taken_back(judged: Served) -> None:
     assert {} in left
 
 
-def test_where_nothing_is_judged_both_roads_are_shown(served: Served) -> None:
+def test_without_judged_cells_both_options_are_shown(served: Served) -> None:
     page = look(served, BOARD)
     assert "Not judged yet" in page.text
     assert f"tipbench judge run --with rules --experiment {EXPERIMENT}" in page.text
@@ -372,7 +391,7 @@ def test_provisional_scores_are_marked_as_such(served: Served) -> None:
     assert "Provisional (scored by rules)" in page.text
 
 
-def test_a_judge_whose_scores_do_not_count_is_told_apart_from_an_error(judged: Served) -> None:
+def test_a_judge_whose_scores_do_not_count_is_not_an_error(judged: Served) -> None:
     assert "No score of nobody counts here" in look(judged, f"{BOARD}?judge=nobody").text
 
 
@@ -388,7 +407,7 @@ PROMPTS = ("\"'><img src=x onerror=alert(2)>", "v1/with/slashes", "100 % \\ «q�
 
 
 @pytest.mark.parametrize(("models", "prompts"), list(zip(MODELS, PROMPTS, strict=True)), ids=["markup", "long"])
-def test_odd_models_and_prompts_show_as_text_and_can_be_followed(
+def test_unusual_models_and_prompts_are_text_with_working_links(
     home: Path, models: tuple[str, ...], prompts: tuple[str, ...]
 ) -> None:
     usual = ("alpha:135m", "beta:1b", "v1", "v2-mentor", "v3-few-shot")
@@ -407,7 +426,7 @@ def test_odd_models_and_prompts_show_as_text_and_can_be_followed(
         assert "to baseline" in chosen.text
 
 
-def test_odd_experiments_have_a_page_and_their_links_lead_back_to_it(home: Path) -> None:
+def test_unusual_experiment_names_have_a_page_with_working_links(home: Path) -> None:
     store = RenamingStore()
     names = [
         f"tip-bench-{name}" for name in ("a/pairs/x", "q\"u'o<b>te</b>", "שלום & co", "x" * 180, "q?#;+", "a/../x")
@@ -432,7 +451,7 @@ def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
 
 
 @pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/שלום'])
-def test_odd_judges_can_be_asked_for(home: Path, judge: str) -> None:
+def test_unusual_judge_names_can_be_selected(home: Path, judge: str) -> None:
     with judged_panel(home, judge=judge, n_scenarios=2) as served:
         desk_of(served).judged_by("ben", seed=2)
         page = look(served, BOARD)
@@ -451,6 +470,6 @@ def test_the_pages_work_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
             Desk(store, found).judged_by("anna", everything=True)
             page = look(served, board_path(name))
             assert "anna" in page.text
-            assert page.all("a", href=f"{mlflow_url}/#/experiments/{found.experiment_id}")
+            assert page.all("a", href=f"{mlflow_url}/#/experiments/{found.experiment_id}/runs")
             for link in [*page.links(f"{board_path(name)}/pairs"), page.pictures()[0]]:
                 assert served.get(link).status_code == 200

@@ -1,11 +1,19 @@
-"""The slow-down: each client by itself, all together, and in bounded memory."""
+"""Rate limits: per client, for all together, and in bounded memory."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.web.security import BURST, CLIENTS, FREE, LONGEST_WAIT_S, PER_SECOND, LoginLimiter, client_key
+from tipbench.web.security import (
+    FAILURE_BURST,
+    FAILURES_PER_SECOND,
+    FREE_FAILURES,
+    LONGEST_WAIT_S,
+    TRACKED_CLIENTS,
+    LoginLimiter,
+    client_key,
+)
 from web.test_tokens import Clock
 
 
@@ -23,49 +31,49 @@ def fail(attempts: LoginLimiter, clock: Clock, times: int, client: str = "a") ->
 
 def test_after_the_free_attempts_the_wait_doubles() -> None:
     clock = Clock()
-    waits = fail(LoginLimiter(clock), clock, FREE + 5)
-    assert waits == [0.0] * FREE + [1, 2, 4, 8, 16]
+    waits = fail(LoginLimiter(clock), clock, FREE_FAILURES + 5)
+    assert waits == [0.0] * FREE_FAILURES + [1, 2, 4, 8, 16]
 
 
 def test_the_wait_has_an_upper_bound() -> None:
     clock = Clock()
-    assert max(fail(LoginLimiter(clock), clock, FREE + 40)) == LONGEST_WAIT_S
+    assert max(fail(LoginLimiter(clock), clock, FREE_FAILURES + 40)) == LONGEST_WAIT_S
 
 
 def test_concurrent_attempts_are_limited_too() -> None:
     attempts = LoginLimiter(Clock())
-    assert sum(attempts.admit("a") == 0 for _ in range(100)) == FREE
+    assert sum(attempts.admit("a") == 0 for _ in range(100)) == FREE_FAILURES
 
 
 def test_failures_of_one_client_do_not_affect_another() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
-    fail(attempts, clock, FREE + 3, "a")
+    fail(attempts, clock, FREE_FAILURES + 3, "a")
     assert attempts.admit("b") == 0
 
 
 def test_failures_of_many_clients_reach_the_global_limit() -> None:
     attempts = LoginLimiter(Clock())
-    waits = [attempts.admit(f"client {n}") for n in range(BURST + 10)]
-    assert waits[:BURST] == [0.0] * BURST
-    assert all(wait == 1 / PER_SECOND for wait in waits[BURST:])
+    waits = [attempts.admit(f"client {n}") for n in range(FAILURE_BURST + 10)]
+    assert waits[:FAILURE_BURST] == [0.0] * FAILURE_BURST
+    assert all(wait == 1 / FAILURES_PER_SECOND for wait in waits[FAILURE_BURST:])
 
 
 def test_failures_expire() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
-    fail(attempts, clock, FREE + 3)
+    fail(attempts, clock, FREE_FAILURES + 3)
     clock.now += 2 * LONGEST_WAIT_S + 10
-    assert [attempts.admit("a") for _ in range(FREE)] == [0.0] * FREE
+    assert [attempts.admit("a") for _ in range(FREE_FAILURES)] == [0.0] * FREE_FAILURES
 
 
 def test_the_number_of_tracked_clients_is_bounded() -> None:
     clock = Clock()
     attempts = LoginLimiter(clock)
-    for number in range(CLIENTS + 500):
-        clock.now += 1 / PER_SECOND
+    for number in range(TRACKED_CLIENTS + 500):
+        clock.now += 1 / FAILURES_PER_SECOND
         attempts.admit(f"client {number}")
-    assert len(attempts) == CLIENTS
+    assert len(attempts) == TRACKED_CLIENTS
 
 
 def test_ipv6_addresses_of_one_network_count_as_one_client() -> None:

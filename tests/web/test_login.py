@@ -1,4 +1,4 @@
-"""Login: a token for a cookie, changes only with the session's own word, and patience for whoever guesses."""
+"""Login: a token for a cookie, changes only with the CSRF token, and rate limits for failed attempts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tipbench.web.auth import Role
 from tipbench.web.login import local_path
-from tipbench.web.security import BURST, FREE
+from tipbench.web.security import FAILURE_BURST, FREE_FAILURES
 from web.panels import API, EXPERIMENT, OPERATOR, Served, answered, serving
 
 PLAN = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 1}
@@ -212,35 +212,35 @@ def test_a_change_of_the_same_origin_is_accepted(served: Served) -> None:
 
 def test_failed_logins_are_rate_limited(served: Served) -> None:
     served.stop_clock()
-    tries = [form(served, token=f"guess {n}") for n in range(FREE + 3)]
-    assert [response.status_code for response in tries] == [401] * FREE + [429] * 3
+    tries = [form(served, token=f"guess {n}") for n in range(FREE_FAILURES + 3)]
+    assert [response.status_code for response in tries] == [401] * FREE_FAILURES + [429] * 3
     assert int(tries[-1].headers["retry-after"]) >= 1
 
 
 def test_invalid_bearer_tokens_are_rate_limited(served: Served) -> None:
     served.stop_clock()
-    tries = [served.get(f"{API}/experiments", token=f"guess-{n}") for n in range(FREE + 1)]
+    tries = [served.get(f"{API}/experiments", token=f"guess-{n}") for n in range(FREE_FAILURES + 1)]
     assert served.error(tries[-1]) == (429, "too_many_attempts")
 
 
 def test_failed_attempts_of_others_do_not_lock_the_operator_out(home: Path) -> None:
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
         served.stop_clock()
-        for number in range(FREE + 1):
+        for number in range(FREE_FAILURES + 1):
             served.get("/metrics", token=f"guess-{number}")
         assert [served.get("/metrics", token=OPERATOR).status_code for _ in range(12)] == [200] * 12
         assert served.error(served.get("/metrics", token=OPERATOR + "x")) == (429, "too_many_attempts")
 
 
 def test_a_valid_token_is_accepted_while_its_client_is_rate_limited(served: Served) -> None:
-    for number in range(FREE + 1):
+    for number in range(FREE_FAILURES + 1):
         served.get("/metrics", token=f"guess-{number}")
     assert served.get("/metrics").status_code == 200
 
 
 def test_a_session_is_accepted_while_its_client_is_rate_limited(served: Served) -> None:
     served.log_in(served.admin)
-    for number in range(FREE + 1):
+    for number in range(FREE_FAILURES + 1):
         served.get("/metrics", token=f"guess-{number}")
     assert served.get("/metrics", token=None).status_code == 200
 
@@ -249,14 +249,14 @@ def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -
     with serving(home, environment={"TIPBENCH_ADMIN_TOKEN": OPERATOR}) as served:
         served.stop_clock()
         attempts = served.panel.guard._attempts
-        for number in range(BURST):
+        for number in range(FAILURE_BURST):
             attempts.admit(f"client {number}")
         assert served.error(served.get("/metrics", token="guess")) == (429, "too_many_attempts")
 
 
 def test_the_login_page_shows_how_long_to_wait(served: Served) -> None:
     served.stop_clock()
-    for number in range(FREE):
+    for number in range(FREE_FAILURES):
         form(served, token=f"guess {number}")
     page = form(served, token="guess")
     assert page.headers["content-type"].startswith("text/html")

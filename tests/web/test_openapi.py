@@ -14,7 +14,7 @@ from tipbench.judge.sheet_store import find_sheet
 from web.panels import API, EXPERIMENT, Served
 
 METHODS = {"get", "post", "put", "patch", "delete"}
-NO_BODY = ("/logout", "/cancel", "/retry", "/undo", "/close", "/reopen")  # the address says it all
+NO_BODY = ("/logout", "/cancel", "/retry", "/undo", "/close", "/reopen")  # the path is enough
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,7 +25,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def schema_for(document: dict[str, Any], path: str, method: str, status: int) -> dict[str, Any]:
-    """The schema of an answer, with what it refers to beside it."""
+    """The schema of a response, with the definitions it refers to."""
     content = document["paths"][path][method]["responses"][str(status)]["content"]
     return {**content["application/json"]["schema"], "components": document["components"]}
 
@@ -47,7 +47,7 @@ def test_every_operation_has_a_summary_a_description_and_a_tag(document: dict[st
         assert operation["tags"], name
 
 
-def test_every_operation_names_its_refusals_in_the_one_shape(document: dict[str, Any]) -> None:
+def test_every_operation_has_its_errors_in_one_format(document: dict[str, Any]) -> None:
     for name, operation in operations(document):
         open_ = "security" not in operation
         wanted = {"400"} if open_ else {"400", "401", "403", "413", "422", "429", "500"}
@@ -59,7 +59,7 @@ def test_every_operation_names_its_refusals_in_the_one_shape(document: dict[str,
                 jsonschema.validate(content["example"], {**content["schema"], "components": document["components"]})
 
 
-def test_only_health_and_login_go_without_authorisation(document: dict[str, Any]) -> None:
+def test_only_health_and_login_need_no_authorisation(document: dict[str, Any]) -> None:
     free = {name for name, operation in operations(document) if "security" not in operation}
     assert free == {"GET /healthz", "GET /readyz", "GET /login", "POST /login"}
     assert set(document["components"]["securitySchemes"]) == {"token", "session"}
@@ -89,13 +89,13 @@ def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> N
     assert set(references(document)) <= known
 
 
-def test_real_answers_are_as_documented(served: Served, document: dict[str, Any]) -> None:
+def test_real_responses_are_as_documented(served: Served, document: dict[str, Any]) -> None:
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
     Desk(served.store, experiment).judged_by("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
     job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
-    asked = {
+    urls = {
         f"{API}/experiments": f"{API}/experiments",
         f"{API}/runs/{{experiment}}": f"{API}/runs/{EXPERIMENT}?limit=3",
         f"{API}/runs/{{experiment}}/{{run_id}}": f"{API}/runs/{EXPERIMENT}/{run_id}",
@@ -107,13 +107,13 @@ def test_real_answers_are_as_documented(served: Served, document: dict[str, Any]
         "/healthz": "/healthz",
         "/readyz": "/readyz",
     }
-    for path, url in asked.items():
+    for path, url in urls.items():
         response = served.get(url)
         assert response.status_code == 200, url
         jsonschema.validate(response.json(), schema_for(document, path, "get", 200))
 
 
-def test_real_answers_to_changes_are_as_documented(served: Served, document: dict[str, Any]) -> None:
+def test_real_responses_to_changes_are_as_documented(served: Served, document: dict[str, Any]) -> None:
     template = {"models": "baseline:template"}
     plan = served.post(f"{API}/plan", json=template)
     jsonschema.validate(plan.json(), schema_for(document, f"{API}/plan", "post", 200))

@@ -60,23 +60,23 @@ def test_the_address_it_listens_on_is_a_name_for_it_but_every_address_is_not(tmp
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("PANEL_HOST", "http://x", "--host must be"),
         ("PANEL_HOST", "localhost:80", "--host must be"),
-        ("PANEL_PORT", "70000", "port must be a number"),
-        ("PANEL_PORT", "x", "port must be a number"),
-        ("PANEL_PORT", "٣", "port must be a number"),
+        ("PANEL_PORT", "70000", "TIPBENCH_PANEL_PORT: "),
+        ("PANEL_PORT", "x", "TIPBENCH_PANEL_PORT: "),
+        ("PANEL_PORT", "٣", "TIPBENCH_PANEL_PORT: "),
         ("PANEL_HOSTS", "*.example", "panel_hosts must be"),
-        ("PANEL_PROXIES", "*", "panel_proxies must be"),
-        ("PANEL_URLS", "gpu-box:11434", "panel_urls must be"),
-        ("PANEL_SESSION_HOURS", "0", "panel_session_hours must"),
-        ("PANEL_SESSION_HOURS", "nan", "panel_session_hours must"),
-        ("PANEL_SESSION_HOURS", "inf", "panel_session_hours must"),
+        ("PANEL_PROXIES", "*", "TIPBENCH_PANEL_PROXIES: "),
+        ("PANEL_URLS", "gpu-box:11434", "TIPBENCH_PANEL_URLS: "),
+        ("PANEL_SESSION_HOURS", "0", "TIPBENCH_PANEL_SESSION_HOURS: "),
+        ("PANEL_SESSION_HOURS", "nan", "TIPBENCH_PANEL_SESSION_HOURS: "),
+        ("PANEL_SESSION_HOURS", "inf", "TIPBENCH_PANEL_SESSION_HOURS: "),
     ],
 )
-def test_an_invalid_setting_is_named(tmp_path: Path, variable: str, value: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_invalid_setting_is_named(tmp_path: Path, variable: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         options_of(tmp_path, **{f"TIPBENCH_{variable}": value})
 
 

@@ -35,30 +35,30 @@ def test_the_pages_together_are_the_list(items: list[SortKey], limit: int) -> No
 
 
 @given(places, st.integers(1, 20), st.integers(1, 10))
-def test_what_is_added_in_front_neither_shifts_nor_doubles_a_row(items: list[SortKey], limit: int, count: int) -> None:
+def test_new_rows_neither_shift_nor_double_a_page(items: list[SortKey], limit: int, count: int) -> None:
     newer = [SortKey(-1000 - number, "00") for number in range(count)]
     assert walked(items, limit, newer) == items
 
 
 @given(places, st.integers(1, 20))
-def test_no_page_is_longer_than_asked_and_none_but_the_first_is_empty(items: list[SortKey], limit: int) -> None:
+def test_no_page_is_longer_than_requested_and_only_the_first_may_be_empty(items: list[SortKey], limit: int) -> None:
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     assert len(page) == min(limit, len(items))
     assert (after is None) == (len(items) <= limit)
 
 
 @given(st.builds(SortKey, st.integers(), st.text(max_size=40)))
-def test_a_mark_leads_back_to_its_place(place: SortKey) -> None:
+def test_a_cursor_finds_its_position(place: SortKey) -> None:
     assert decode_cursor(encode_cursor(place)) == place
 
 
 @given(st.text(max_size=60))
-def test_any_other_text_is_a_mark_or_refused(text: str) -> None:
+def test_any_other_text_is_a_cursor_or_refused(text: str) -> None:
     with contextlib.suppress(Invalid):
         assert isinstance(decode_cursor(text), SortKey)
 
 
-def test_what_only_looks_like_a_mark_is_refused() -> None:
+def test_a_text_that_only_resembles_a_cursor_is_refused() -> None:
     for text in ["", "x", "W10", "WzEsMl0", "W3RydWUsIngiXQ", "é", "bnVsbA"]:
         with pytest.raises(Invalid):
             decode_cursor(text)

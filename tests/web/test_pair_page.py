@@ -24,7 +24,7 @@ OTHER = "beta:1b/v2-mentor"
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Looked at by many tests, changed by none."""
+    """Read by many tests, changed by none."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
@@ -44,7 +44,7 @@ def leader_of(served: Served) -> dict[str, str]:
     return {"model": found["model"], "prompt": found["prompt_version"]}
 
 
-def test_scenarios_stand_by_their_difference_the_largest_loss_first(judged: Served) -> None:
+def test_scenarios_are_ordered_by_difference_with_the_largest_loss_first(judged: Served) -> None:
     found = view_of(judged)
     differences = [each["difference"] for each in found["scenarios"]]
     assert differences == sorted(differences)
@@ -83,8 +83,8 @@ def test_every_answer_is_that_of_its_run(home: Path, query: dict[str, str]) -> N
         for meeting in found["scenarios"]:
             for answer in (*meeting["own"]["answers"], *meeting["reference"]["answers"]):
                 params = runs[answer["run_id"]].params
-                told = (answer["model"], answer["prompt_version"], answer["repeat"])
-                assert (params["model"], params["prompt_version"], params["repeat"]) == told
+                shown_params = (answer["model"], answer["prompt_version"], answer["repeat"])
+                assert (params["model"], params["prompt_version"], params["repeat"]) == shown_params
                 assert params["scenario"] == meeting["scenario"]
                 assert runs[answer["run_id"]].metrics["composite"] == answer["composite"]
                 texts = json.loads(served.store.get(answer["run_id"])[1]["artifact:candidates.json"])
@@ -100,13 +100,13 @@ def test_every_answer_leads_to_the_page_of_its_run(judged: Served) -> None:
             assert page.links(f"{board_path()}/runs/{answer['run_id']}")
 
 
-def test_a_row_stands_against_the_leader(judged: Served) -> None:
+def test_a_row_is_compared_with_the_leader(judged: Served) -> None:
     reference = view_of(judged)["reference"]
     leader = leader_of(judged)
     assert reference == {"model": leader["model"], "prompt_version": leader["prompt"], "role": "leader"}
 
 
-def test_the_leader_stands_against_the_row_behind_it(judged: Served) -> None:
+def test_the_leader_is_compared_with_the_second_row(judged: Served) -> None:
     board = judged.get(f"{API}/leaderboard/{EXPERIMENT}").json()["standings"]
     found = view_of(judged, **leader_of(judged))
     assert found["reference"]["role"] == "runner-up"
@@ -114,7 +114,7 @@ def test_the_leader_stands_against_the_row_behind_it(judged: Served) -> None:
     assert found["difference"]["mean"] == -board[1]["diff_to_leader"]["mean"] >= 0
 
 
-def test_a_chosen_baseline_takes_the_leaders_place(judged: Served) -> None:
+def test_a_chosen_baseline_replaces_the_leader(judged: Served) -> None:
     found = view_of(judged, baseline=OTHER)
     assert found["reference"] == {"model": "beta:1b", "prompt_version": "v2-mentor", "role": "baseline"}
     page = page_of(judged, baseline=OTHER)
@@ -122,21 +122,21 @@ def test_a_chosen_baseline_takes_the_leaders_place(judged: Served) -> None:
     assert [each["value"] for each in page.all("option") if "selected" in each] == [OTHER]
 
 
-def test_the_baseline_itself_stands_against_the_leader(judged: Served) -> None:
+def test_the_baseline_itself_is_compared_with_the_leader(judged: Served) -> None:
     assert view_of(judged, baseline="beta:1b/v1")["reference"]["role"] == "leader"
 
 
-def test_links_keep_the_boards_question(judged: Served) -> None:
+def test_links_keep_the_board_query(judged: Served) -> None:
     page = page_of(judged, judge="anna", where="params.persona=nurse", order="wins")
-    asked = {("judge", "anna"), ("where", "params.persona=nurse")}
+    expected = {("judge", "anna"), ("where", "params.persona=nurse")}
     for link in [*page.links(PAIRS), *page.links(board_path())]:
         if query_of(link):
-            assert asked <= set(query_of(link)), link
+            assert expected <= set(query_of(link)), link
     carried = {(each["name"], each["value"]) for each in page.all("input", type="hidden")}
-    assert {*asked, ("model", "beta:1b"), ("prompt", "v1"), ("order", "wins")} <= carried
+    assert {*expected, ("model", "beta:1b"), ("prompt", "v1"), ("order", "wins")} <= carried
 
 
-def test_models_alone_show_the_answers_of_all_their_prompts(judged: Served) -> None:
+def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: Served) -> None:
     page = page_of(judged, by="model", prompt="*")
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         assert f"beta:1b/{prompt}" in page.texts
@@ -152,13 +152,13 @@ def test_many_scenarios_come_page_by_page(home: Path) -> None:
         assert "This page of the list is empty" in page_of(served, page="9").text
 
 
-def test_what_is_not_judged_is_shown_without_numbers(served: Served) -> None:
+def test_unjudged_answers_are_shown_without_numbers(served: Served) -> None:
     page = page_of(served)
     assert "not judged" in page.text
     assert len(page.all("details")) == 8
 
 
-def test_what_models_wrote_shows_as_text(home: Path) -> None:
+def test_model_output_is_shown_as_text(home: Path) -> None:
     hostile = ["<script>alert(1)</script>", "\u202etxet desrever", "</p></li><img src=x onerror=alert(2)>"]
 
     def write(_cell: PlannedCell, _rng: random.Random) -> str:
@@ -177,13 +177,19 @@ def test_a_row_that_is_not_on_the_board_is_not_found(judged: Served) -> None:
         assert judged.error(judged.get(path)) == (404, "not_found")
 
 
-def test_a_row_must_be_named_whole(judged: Served) -> None:
-    for query in ["", "model=a", "model=&prompt=", "model=a&prompt=b&page=0", "model=a&prompt=b&order=x"]:
+def test_without_a_row_the_page_opens_the_leaders_row(judged: Served) -> None:
+    leader = judged.get(f"{API}/leaderboard/{EXPERIMENT}").json()["verdict"]["leader"]
+    there = judged.get(PAIRS, headers=HTML).headers["location"]
+    assert query_of(there) == [("model", leader["model"]), ("prompt", leader["prompt_version"])]
+
+
+def test_an_unknown_page_or_order_is_invalid(judged: Served) -> None:
+    for query in ["model=a&prompt=b&page=0", "model=a&prompt=b&order=x"]:
         response = judged.get(f"{PAIRS}?{query}", headers={})
         assert response.status_code == 422
 
 
-def test_a_row_of_which_every_run_is_stale_is_shown_empty(home: Path) -> None:
+def test_a_row_with_only_stale_runs_is_shown_empty(home: Path) -> None:
     with judged_panel(home) as served:
         store, experiment = served.store, desk_of(served).experiment
         record_cells(store, start_ms=5_000, build="2", models=("beta:1b",), n_scenarios=1)

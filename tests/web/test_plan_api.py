@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from typer.testing import CliRunner
 
+from tipbench.cli.main import app
 from tipbench.plan.config import CollectConfig
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
@@ -55,6 +58,14 @@ def test_a_plan_counts_cells_and_generates_nothing(served: Served) -> None:
     assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 0, 2)
     assert body["refused"] == []
     assert served.store.experiment("tip-bench-auto") is None
+
+
+def test_a_plan_is_the_object_that_the_command_prints(served: Served) -> None:
+    options = ("--models", "baseline:template", "--prompts", "v1", "--n-scenarios", "2", "--n-tips", "3")
+    printed = CliRunner().invoke(app, ["plan", "--json", *options, "--mlflow-url", "http://127.0.0.1:9"])
+    body = served.post(f"{API}/plan", json=SMALL).json()
+    assert body.pop("warnings") == []
+    assert body == json.loads(printed.stdout)
 
 
 def test_an_empty_body_is_the_plan_of_the_defaults(home: Path) -> None:
@@ -134,6 +145,16 @@ def test_an_allowed_server_is_used_as_configured(strict: Served) -> None:
     ]
     for key, url, used in cases:
         assert getattr(strict.panel.allowed.config({key: url}), key) == used
+
+
+def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home: Path) -> None:
+    with serving(home, environment={}) as served:
+        for url in ("http://localhost:5000", "http://127.0.0.1:5000/mlflow/"):
+            assert served.post(f"{API}/plan", json={**SMALL, "mlflow_url": url}).status_code == 200
+        listed = served.get(f"{API}/config").json()["properties"]["mlflow_url"]["enum"]
+        assert listed[:2] == [None, "http://localhost:5000"]
+        other = served.post(f"{API}/plan", json={**SMALL, "mlflow_url": "http://localhost:5001"})
+        assert served.error(other) == (403, "not_allowed")
 
 
 def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(strict: Served) -> None:

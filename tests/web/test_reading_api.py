@@ -1,4 +1,4 @@
-"""The reading half: experiments, runs, one run; paged, filtered, and fresh the moment somebody writes."""
+"""Read routes: experiments, runs, one run; paged, filtered, and current after every write."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
 
 
 def test_experiments_are_listed_with_their_cells_by_state(served: Served) -> None:
-    assert served.get(f"{API}/experiments").json() == {
-        "items": [{"experiment": EXPERIMENT, "cells": 48, "pending": 48, "judged": 0, "failed": 0, "url": None}],
-        "next": None,
-    }
+    answer = served.get(f"{API}/experiments").json()
+    counts = {"cells": 48, "pending": 48, "judged": 0, "failed": 0, "provisional": 0, "held": 0}
+    (row,) = answer["items"]
+    assert answer["next"] is None
+    assert {key: row[key] for key in ("experiment", *counts)} == {"experiment": EXPERIMENT, **counts}
+    assert (row["leader"], row["url"], len(row["models"])) == (None, None, 2)
 
 
-def test_experiments_of_others_are_not_ours_to_show(served: Served) -> None:
+def test_experiments_with_other_names_are_not_listed(served: Served) -> None:
     served.store.ensure_experiment("somebody-elses")
     assert len(served.get(f"{API}/experiments").json()["items"]) == 1
     assert served.error(served.get(f"{API}/runs/somebody-elses")) == (422, "invalid")
 
 
-def test_where_nothing_was_ever_recorded_the_list_is_empty(empty: Served) -> None:
+def test_without_recorded_runs_the_list_is_empty(empty: Served) -> None:
     assert empty.get(f"{API}/experiments").json() == {"items": [], "next": None}
 
 
 def test_without_any_mlflow_the_list_is_empty_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tipbench.record.mlflow._first_mlflow", lambda _urls: None)
+    monkeypatch.setattr("tipbench.record.mlflow.MlflowHttp.is_mlflow", lambda _http: False)
     with serving(home, find_mlflow=True) as served:
         assert served.get(f"{API}/experiments").json() == {"items": [], "next": None}
         assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "none yet"}
@@ -89,7 +91,7 @@ def test_runs_are_filtered(served: Served) -> None:
         assert (len(body["items"]), body["total"], body["next"]) == (count, count, None)
 
 
-def test_a_wrong_question_is_refused_with_its_place(served: Served) -> None:
+def test_an_invalid_query_is_refused_with_its_place(served: Served) -> None:
     for query, place in [
         ("limit=0", "query.limit"),
         ("limit=501", "query.limit"),
@@ -104,7 +106,7 @@ def test_a_wrong_question_is_refused_with_its_place(served: Served) -> None:
         assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
-def test_a_try_that_was_replaced_is_shown_only_when_asked_for(served: Served) -> None:
+def test_a_superseded_run_is_shown_only_on_request(served: Served) -> None:
     experiment = desk_of(served).experiment
     old = NewRun(
         RunKind.CELL, "r1", "old", 1, 2, ok=False, cell_key="k", tags={"state": "failed", "superseded": "true"}
@@ -136,7 +138,7 @@ def test_a_run_that_is_not_there_is_not_found(served: Served) -> None:
     assert served.error(served.get(f"{RUNS}/{'0' * 32}")) == (404, "not_found")
 
 
-def test_whatever_a_model_wrote_arrives_as_it_is(served: Served) -> None:
+def test_model_output_is_returned_unchanged(served: Served) -> None:
     experiment = desk_of(served).experiment
     text = "half a character \ud800, \x00, <script>, \u202e and 😀"
     run = NewRun(RunKind.CELL, "odd", "odd", 1, 2, tags={"state": "pending"}, texts={"artifact:raw.txt": text})
@@ -147,7 +149,7 @@ def test_whatever_a_model_wrote_arrives_as_it_is(served: Served) -> None:
     assert response.headers["content-type"] == "application/json"
 
 
-def test_an_experiments_name_may_have_slashes_spaces_and_marks(home: Path) -> None:
+def test_an_experiments_name_may_have_slashes_spaces_and_special_characters(home: Path) -> None:
     store = MemoryStore()
     name = "tip-bench-a/b c?d&e#ü"
     found = store.ensure_experiment(name)
@@ -193,7 +195,7 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[Served
     assert store.reads == 0
 
 
-def test_filters_and_boards_share_one_reading_of_the_cells(counted: tuple[Served, CountingStore]) -> None:
+def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[Served, CountingStore]) -> None:
     served, store = counted
     served.get(RUNS)
     store.reads = 0
@@ -216,7 +218,7 @@ def test_what_another_process_writes_shows_at_once(served: Served) -> None:
     assert served.get(f"{API}/judges/{EXPERIMENT}").json()["judged"] == 48
 
 
-def test_memory_is_bounded_however_many_questions_are_asked(served: Served) -> None:
+def test_memory_is_bounded_for_any_number_of_queries(served: Served) -> None:
     queries = served.panel.queries
     for number in range(300):
         served.get(f"{API}/leaderboard/{EXPERIMENT}?where=params.suite=tips&where=n{number}=x")

@@ -41,7 +41,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
-    """The application on a port of its own; its address."""
+    """Serve the application on a free port; yields its address."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none")
@@ -113,9 +113,9 @@ def test_a_sheet_applied_on_the_command_line_shows_at_once(
 def test_runs_and_experiments_lead_to_their_pages_in_mlflow(bench: tuple[httpx.Client, Desk, str]) -> None:
     client, desk, url = bench
     rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}
-    assert rows[desk.experiment.name]["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}"
+    assert rows[desk.experiment.name]["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}/runs"
     run = client.get(f"{API}/runs/{desk.experiment.name}?limit=1").json()["items"][0]
-    assert run["url"] == f"{rows[desk.experiment.name]['url']}/runs/{run['run_id']}"
+    assert run["url"] == f"{url}/#/experiments/{desk.experiment.experiment_id}/runs/{run['run_id']}"
     whole = client.get(f"{API}/runs/{desk.experiment.name}/{run['run_id']}").json()
     assert whole["texts"]["artifact:raw.txt"].startswith("[")
 
@@ -157,7 +157,9 @@ def raw_request(url: str, *lines: str) -> bytes:
         ("GET http://evil.example/healthz HTTP/1.1", "Host: evil.example", "Connection: close"),
     ],
 )
-def test_a_request_without_one_host_of_ours_is_refused(bench: tuple[httpx.Client, Desk, str], lines: Any) -> None:
+def test_a_request_without_exactly_one_allowed_host_is_refused(
+    bench: tuple[httpx.Client, Desk, str], lines: Any
+) -> None:
     client, _, _ = bench
     assert raw_request(str(client.base_url).rstrip("/"), *lines).startswith(b"HTTP/1.1 400")
 

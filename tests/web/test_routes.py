@@ -1,4 +1,4 @@
-"""Every route there is, knocked at without a token, with a wrong, an expired, a revoked one, a judge's, an admin's."""
+"""Every route without a token, with a wrong, an expired and a revoked one, a judge's and an admin's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def closed(served: Served) -> list[Route]:
 
 
 def for_judges(route: Route) -> bool:
-    """Whether a judge may go there."""
+    """Whether a judge may use it."""
     under = any(route[1] == place or route[1].startswith(f"{place}/") for place in (JUDGES_PAGES, JUDGES_BATCHES))
     return (under and not route[1].endswith(ADMINS_ALONE)) or route in JUDGES
 
@@ -237,7 +237,7 @@ def test_a_token_in_the_url_is_ignored(served: Served) -> None:
 
 
 def test_the_body_is_not_parsed_before_authentication(served: Served) -> None:
-    """Refused as unknown, not for what it sent: nothing of a stranger's is parsed."""
+    """Rejected for missing credentials, not for its content: the body is not parsed."""
     for path in (f"{API}/plan", f"{API}/judge/{EXPERIMENT}/apply", f"{API}/judge/{EXPERIMENT}/sheets"):
         response = served.post(path, token=None, content=b"{no json", headers={"Content-Type": "application/json"})
         assert served.error(response) == (401, "unauthorised")

@@ -1,4 +1,4 @@
-"""The page of one run: what was asked, what came, who said what of it, and what else there is of the same cell."""
+"""The page of one run: input, answer, scores, and other runs of the same cell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from support.judging import EXPERIMENT, Desk, always, fill, items_of
 from tipbench.judge.scores import SCORES
-from tipbench.judge.sheet_store import KEY
+from tipbench.judge.sheet_store import HIDDEN, KEY
 from tipbench.record.run import RunChange
+from tipbench.web.panel.run import other_texts
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import Served, answered, serving
 
@@ -34,7 +35,7 @@ def page_of(served: Served, run_id: str, query: str = "") -> str:
     return str(response.text)
 
 
-def test_prompt_answer_and_tips_stand_in_fences(look: Look) -> None:
+def test_prompt_answer_and_tips_are_in_separate_blocks(look: Look) -> None:
     page = look.run("judged")
     fences = re.findall(r'<pre class="fence[^>]*>(.*?)</pre>', page, re.DOTALL)
     assert any(fence.startswith("# system") for fence in fences)
@@ -42,7 +43,7 @@ def test_prompt_answer_and_tips_stand_in_fences(look: Look) -> None:
     assert "Before the tea, write the first line of the handover note; stop after five minutes." in fences
 
 
-def test_each_judges_scores_stand_at_each_tip(look: Look) -> None:
+def test_each_tip_has_the_scores_of_each_judge(look: Look) -> None:
     text = words_of(look.run("judged"))
     assert "Tip 1" in text
     assert "anna" in text
@@ -50,7 +51,7 @@ def test_each_judges_scores_stand_at_each_tip(look: Look) -> None:
     assert "✓ counts" in text
 
 
-def test_params_measures_and_the_record_are_shown(look: Look) -> None:
+def test_params_metrics_and_the_record_are_shown(look: Look) -> None:
     text = words_of(look.run("judged"))
     for word in ("temperature 0.7", "engine ollama", "quantization Q4_K_M", "prompt tokens 900", "cell key", "top_k"):
         assert word in text
@@ -64,15 +65,15 @@ def test_the_evidence_of_its_collect_is_shown(look: Look) -> None:
     assert f'{look.content.runs["collection"]}">Collect of this run' in page
 
 
-def test_a_neighbour_in_memory_is_told(look: Look) -> None:
+def test_a_foreign_model_in_memory_is_shown(look: Look) -> None:
     assert "Another client's model was in memory" in words_of(look.run("floored"))
 
 
-def test_an_answer_without_a_tip_says_why_it_is_at_the_floor(look: Look) -> None:
+def test_an_answer_without_a_tip_shows_why_it_has_the_floor(look: Look) -> None:
     assert "it has the rubric's lowest scores" in words_of(look.run("floored"))
 
 
-def test_a_failed_run_says_why_and_what_comes_next(look: Look) -> None:
+def test_a_failed_run_shows_the_reason_and_the_next_step(look: Look) -> None:
     text = words_of(look.run("failed"))
     assert "The server closed the connection." in text
     assert "The next collect tries it again." in text
@@ -91,7 +92,7 @@ def test_a_stale_run_leads_to_the_newer_build(look: Look) -> None:
     assert "Other model digest" in page
 
 
-def test_the_neighbours_are_those_of_the_list_it_was_found_in(look: Look) -> None:
+def test_previous_and_next_follow_the_list_of_runs(look: Look) -> None:
     query = "?model=newcomer%3A3b&state=pending"
     text = look.run("pending", query)
     assert "3 of 3" in text
@@ -101,7 +102,7 @@ def test_the_neighbours_are_those_of_the_list_it_was_found_in(look: Look) -> Non
     assert "Older →" not in text
 
 
-def test_a_run_outside_the_list_has_no_neighbours(look: Look) -> None:
+def test_a_run_outside_the_list_has_no_previous_and_next(look: Look) -> None:
     page = look.run("pending", "?state=failed")
     assert "Older →" not in page
     assert "Newer" not in page
@@ -117,11 +118,11 @@ def test_a_run_outside_the_list_has_no_neighbours(look: Look) -> None:
         ("refused", "27.4B parameters; the limit is 4B."),
     ],
 )
-def test_other_kinds_of_run_show_too(look: Look, sort: str, words: str) -> None:
+def test_other_kinds_of_run_are_shown_too(look: Look, sort: str, words: str) -> None:
     assert words in words_of(look.run(sort))
 
 
-def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look) -> None:
+def test_the_key_of_a_sheet_is_on_the_page_only_on_request(look: Look) -> None:
     """An admin may be a judge as well; a closed fold would still be found by a search on the page."""
     hidden, shown = look.run("judging"), look.run("judging", "?key=shown")
     assert "Do not read this if you judge" in hidden
@@ -131,6 +132,13 @@ def test_the_key_of_a_sheet_is_not_on_the_page_before_it_is_asked_for(look: Look
     assert KEY in shown
     assert "behind" in shown
     assert re.search(r"<dt>seed</dt>", shown)
+
+
+def test_the_names_of_hidden_items_are_shown_only_with_the_key() -> None:
+    name = f"artifact:{HIDDEN}3f9a1c0b7e52.json"
+    run = {"tags": {"kind": "judging"}, "texts": {name: "{}", KEY: "{}", "artifact:sheet.json": "{}"}}
+    assert [shown for shown, _ in other_texts(run, with_key=False)] == ["artifact:sheet.json"]
+    assert name in dict(other_texts(run, with_key=True))
 
 
 def test_held_scores_are_shown_as_such(served: Served) -> None:
@@ -145,7 +153,7 @@ def test_held_scores_are_shown_as_such(served: Served) -> None:
     assert "Composite –" in text
 
 
-def test_what_was_revised_is_kept_as_history(served: Served) -> None:
+def test_revised_scores_are_shown_as_history(served: Served) -> None:
     desk = desk_of(served)
     judging = desk.export("anna", everything=True).stored
     raw = fill(judging)
@@ -175,7 +183,7 @@ def test_provisional_scores_are_named(home: Path) -> None:
     assert "rules ~ provisional" in text
 
 
-def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> None:
+def test_tips_beyond_the_requested_number_are_shown_as_not_judged(home: Path) -> None:
     import json
 
     from support.judging import record_cells
@@ -189,7 +197,7 @@ def test_tips_beyond_the_asked_number_are_shown_as_not_judged(home: Path) -> Non
     assert page.count("more than requested, not judged") == 2
 
 
-def test_a_text_that_is_not_ours_is_named_and_the_rest_is_shown(served: Served) -> None:
+def test_a_damaged_text_is_named_and_the_rest_is_shown(served: Served) -> None:
     run_id = next(iter(desk_of(served).cells()))
     served.store.update(run_id, RunChange(texts={SCORES: '{"odd": true}'}, at_ms=1))
     text = words_of(page_of(served, run_id))
@@ -206,7 +214,7 @@ def test_a_run_of_another_experiment_is_not_found_here(served: Served) -> None:
     assert response.status_code == 404
 
 
-def test_a_run_that_is_not_there_is_a_page_that_says_so(served: Served) -> None:
+def test_an_unknown_run_has_an_error_page(served: Served) -> None:
     for run_id in ["0" * 32, "0" * 31, "x"]:
         response = served.get(f"/experiments/{EXPERIMENT}/runs/{run_id}", headers=HTML)
         assert response.status_code in (404, 422)

@@ -65,7 +65,7 @@ def test_every_run_has_a_line_with_its_numbers(look: Look) -> None:
         ("where=params.host=box&where=state=pending", lambda run: run["state"] == "pending"),
     ],
 )
-def test_a_filter_in_the_address_narrows_the_page_and_its_json_alike(look: Look, query: str, holds: Any) -> None:
+def test_a_filter_in_the_url_applies_to_the_page_and_its_json(look: Look, query: str, holds: Any) -> None:
     page = look.get("runs", query=f"?{query}")
     items = json_of(look, page.text)["items"]
     assert items
@@ -73,7 +73,7 @@ def test_a_filter_in_the_address_narrows_the_page_and_its_json_alike(look: Look,
     assert ids_on(page.text) == [run["run_id"] for run in items]
 
 
-def test_what_is_filtered_by_shows_and_can_be_taken_away(look: Look) -> None:
+def test_active_filters_are_shown_and_can_be_removed(look: Look) -> None:
     page = look.get("runs", query="?state=failed&model=newcomer:3b&where=conditions=x&superseded=true").text
     assert "state = failed" in page
     assert re.search(
@@ -82,7 +82,7 @@ def test_what_is_filtered_by_shows_and_can_be_taken_away(look: Look) -> None:
     assert '<option value="newcomer:3b" selected>' in page
 
 
-def test_an_empty_field_of_the_form_is_left_out_of_the_address(look: Look) -> None:
+def test_an_empty_field_of_the_form_is_not_in_the_url(look: Look) -> None:
     response = look.get("runs", query="?state=&model=gemma3:1b&prompt=&where=&where=+&kind=cell&judge_pending=")
     assert (response.status_code, response.headers["location"]) == (303, look.path("runs") + "?model=gemma3%3A1b")
 
@@ -99,13 +99,13 @@ def test_the_pages_together_are_the_whole_list(look: Look) -> None:
     assert len(found) == len(set(found)) == total
 
 
-def test_a_superseded_run_shows_only_when_asked_for(look: Look) -> None:
+def test_a_superseded_run_is_listed_only_on_request(look: Look) -> None:
     old = look.content.runs["superseded"]
     assert old not in listed(look, "?limit=500")
     assert old in listed(look, "?limit=500&superseded=true")
 
 
-def test_what_is_stale_held_or_provisional_is_marked(look: Look) -> None:
+def test_stale_held_and_provisional_runs_are_marked(look: Look) -> None:
     page = look.get("runs", query="?limit=500&superseded=true").text
     text = words_of(page)
     assert [word for word in ("⌛ stale", "‖ held", "↷ superseded") if word not in text] == []
@@ -113,7 +113,7 @@ def test_what_is_stale_held_or_provisional_is_marked(look: Look) -> None:
     assert "prov." not in rules
 
 
-def test_a_provisional_composite_says_that_it_does_not_count(home: Path) -> None:
+def test_a_provisional_composite_is_marked_as_not_counting(home: Path) -> None:
     from support.judging import EXPERIMENT
     from tipbench.judge.export import ExportRequest
     from tipbench.judge.rules import RulesJudge
@@ -127,7 +127,7 @@ def test_a_provisional_composite_says_that_it_does_not_count(home: Path) -> None
     assert page.count("provisional: not counted") == 48
 
 
-def test_the_table_for_spreadsheets_has_every_run_that_matches(look: Look) -> None:
+def test_the_csv_has_every_run_that_matches(look: Look) -> None:
     page = look.get("runs", query="?model=gemma3:1b&limit=5").text
     found = re.search(r'href="([^"]*runs\.csv[^"]*)"', page)
     assert found
@@ -139,7 +139,7 @@ def test_the_table_for_spreadsheets_has_every_run_that_matches(look: Look) -> No
     assert float(rows[0]["latency_s"]) > 0
 
 
-def test_a_name_that_would_be_a_formula_is_none_in_the_table(home: Path) -> None:
+def test_a_name_is_never_a_formula_in_the_csv(home: Path) -> None:
     from support.judging import EXPERIMENT, record_cells
 
     store = MemoryStore()
@@ -149,14 +149,14 @@ def test_a_name_that_would_be_a_formula_is_none_in_the_table(home: Path) -> None
     assert ",'=1+1," in text
 
 
-def test_when_nothing_matches_the_way_out_is_shown(look: Look) -> None:
+def test_without_matches_the_next_step_is_shown(look: Look) -> None:
     page = look.get("runs", query="?model=nowhere").text
     assert "No run matches" in page
     assert f'href="{look.path("runs")}">All runs' in page
     assert '<option value="nowhere" selected>' in page
 
 
-def test_an_experiment_without_cells_says_how_to_start(home: Path) -> None:
+def test_an_experiment_without_cells_shows_how_to_start(home: Path) -> None:
     store = MemoryStore()
     store.ensure_experiment("tip-bench-new")
     with serving(home, store) as served:
@@ -171,18 +171,18 @@ def test_an_experiment_without_cells_says_how_to_start(home: Path) -> None:
     ["?state=odd", "?kind=odd", "?limit=0", "?limit=501", "?limit=x", "?next=odd", "?where=odd", "?superseded=maybe",
      "?judge_pending=odd", "?state=judged&where=state=failed", "?model=" + "x" * 251, "?" + "where=a=b&" * 21],
 )  # fmt: skip
-def test_a_question_that_makes_no_sense_is_refused_with_a_page(look: Look, query: str) -> None:
+def test_an_invalid_query_gets_an_error_page(look: Look, query: str) -> None:
     response = look.get("runs", query=query)
     assert response.status_code == 422
     assert response.headers["content-type"].startswith("text/html")
 
 
-def test_kinds_that_are_no_cells_say_what_they_are_about(look: Look) -> None:
+def test_runs_of_other_kinds_show_their_subject(look: Look) -> None:
     assert "27.4B parameters" in look.get("runs", query="?kind=refused").text
     assert "most models resident at once: 1" in look.get("runs", query="?kind=collection").text
 
 
-def test_no_such_experiment_is_a_page_of_its_own(served: Served) -> None:
+def test_an_unknown_experiment_has_an_error_page(served: Served) -> None:
     response = served.get("/experiments/tip-bench-never/runs", headers=HTML)
     assert (response.status_code, "There is no experiment" in response.text) == (404, True)
 
@@ -206,7 +206,7 @@ def planted(html: str) -> list[str]:
     return found
 
 
-def test_whatever_names_and_texts_say_they_are_text(home: Path, tmp_path: Path) -> None:
+def test_names_and_texts_are_shown_as_text(home: Path, tmp_path: Path) -> None:
     with looking(home, "tip-bench-<img data-xss src=x>", hostile_words(tmp_path / "suite")) as look:
         pages = [
             look.get("runs", query=query).text for query in ("?limit=500&superseded=true", "?kind=refused&limit=99")
@@ -218,7 +218,7 @@ def test_whatever_names_and_texts_say_they_are_text(home: Path, tmp_path: Path) 
     assert HOSTILE["template of the server"].partition("{%")[0] in "".join(pages)
 
 
-def test_filters_as_an_address_give_the_same_filters() -> None:
+def test_filters_round_trip_through_the_url() -> None:
     filters = RunFilters(model="a&b=c", where=["x=1", "params.y= z"], superseded=True, judge_pending=False, limit=7)
     from urllib.parse import parse_qs
 

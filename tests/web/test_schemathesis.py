@@ -22,11 +22,11 @@ from support.panel_site import Site, panel_site
 from support.sample_experiment import SampleExperiment, record_sample
 from support.scripted_ollama import ScriptedOllama
 from support.scripted_runner import ScriptedRunner
-from tipbench.jobs import events
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.plan.config import make_config
+from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.web import security as limits
 from tipbench.web.auth import Role
@@ -53,13 +53,15 @@ REAL = 0.8  # share of the values that name something there is
 @pytest.fixture
 def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
     """A panel with something behind every kind of name, which lets wrong tokens be tried without a pause."""
-    monkeypatch.setattr(limits, "FREE", 10**9)
-    monkeypatch.setattr(limits, "BURST", 10**9)
+    monkeypatch.setattr(limits, "FREE_FAILURES", 10**9)
+    monkeypatch.setattr(limits, "FAILURE_BURST", 10**9)
     store = MemoryStore()
     content = record_sample(store)
     with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, receiving() as receiver:
         urls = {"OLLAMA_HOST": ollama.url, "TIPBENCH_HOOK_URL": receiver.url, "TIPBENCH_HOOK_SECRET": SECRET}
-        with panel_site(home, store, urls, ScriptedRunner(ends=_ending, told=_told, printed="one line\n" * 50)) as site:
+        with panel_site(
+            home, store, urls, ScriptedRunner(ends=_ending, emitted=_events, printed="one line\n" * 50)
+        ) as site:
             for number in range(4):
                 order = collect_request(make_config({"models": "baseline:template", "experiment": content.name}))
                 site.panel.jobs.submit(order, key=f"job-{number}")
@@ -76,7 +78,7 @@ def _ending(job: Job) -> JobStatus:
     return ends.get((job.key or "")[-1:], JobStatus(JobState.SUCCEEDED, 0))
 
 
-def _told(job: Job) -> Sequence[events.Event]:
+def _events(job: Job) -> Sequence[events.Event]:
     return [
         events.Started("1"),
         events.BlockStarted("a:1b", 8),
@@ -105,20 +107,20 @@ class Batches:
         return sheet, self.ask("GET", token, f"/{sheet}")["items"]
 
     def held(self) -> str:
-        """A batch of somebody's who gives a 5 for everything."""
+        """A held batch of a judge who gives a 5 for everything."""
         _, token = self.site.panel.guard.tokens.create(Role.JUDGE, "careless", life_s=None)
         sheet, items = self.opened(token)
         for item in items:
             tips = [{"scores": dict.fromkeys(SCALES, 5)} for _ in item["tips"]]
-            said = {"version": 0, "state": "submitted", "tips": tips}
-            self.ask("PUT", token, f"/{sheet}/items/{item['item']}", json=said)
+            body = {"version": 0, "state": "submitted", "tips": tips}
+            self.ask("PUT", token, f"/{sheet}/items/{item['item']}", json=body)
         closed = self.ask("POST", token, f"/{sheet}/close")
         assert closed["batch"]["status"] == "held", closed
         return sheet
 
 
 def names(site: Site, content: SampleExperiment, token: str | None) -> dict[str, Sequence[str | int]]:
-    """By parameter: names of things that are there, batches for whoever asks among them."""
+    """Existing names by parameter, among them batches of the token's owner."""
     pair = content.pairs[0]
     batches = Batches(site, content.name)
     held = batches.held()
@@ -160,7 +162,7 @@ def configured(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
 
 
 def run(site: Site, content: SampleExperiment, folder: Path, token: str | None, *options: str) -> None:
-    """Until it has found nothing; what it says is the failure's text."""
+    """Run Schemathesis; fails with its output."""
     folder.mkdir()
     document = folder / "openapi.json"
     document.write_text(json.dumps(site.app.openapi()), "utf-8")

@@ -1,4 +1,4 @@
-"""The shield: headers on every answer, names, sizes, request ids, and failures that tell nothing."""
+"""Security: headers on every response, hosts, sizes, request ids, and errors without details."""
 
 from __future__ import annotations
 
@@ -184,3 +184,14 @@ def test_responses_have_no_server_header(panel: Served) -> None:
     headers = " ".join(f"{name}: {value}" for name, value in panel.get("/healthz").headers.items()).lower()
     assert "uvicorn" not in headers
     assert "starlette" not in headers
+
+
+def test_only_responses_of_get_requests_are_compressed(served: Served) -> None:
+    accepting = {"Accept-Encoding": "gzip", "Accept": "text/html"}
+    page = served.get("/settings", headers=accepting)
+    assert page.headers["content-encoding"] == "gzip"
+    assert "accept-encoding" in page.headers["vary"].lower()
+    sent = served.client.post(
+        "/login", data={"token": "x" * 2000}, headers={**accepting, "Origin": "http://testserver"}
+    )
+    assert "content-encoding" not in sent.headers

@@ -29,7 +29,10 @@ from web.panels import OPERATOR
 
 pytestmark = pytest.mark.server
 DEADLINE_S = 60.0
+LARGE = 64_000_000
 HALF_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+HALF_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
+UNREAD = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def patient(total: int, per_address: int) -> ConnectionLimits:
@@ -47,7 +50,7 @@ async def small_app(scope: Scope, receive: Receive, send: Send) -> None:
     while (part := await receive())["type"] == "http.request" and part.get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"x" * (64_000_000 if scope["path"] == "/large" else 1)})
+    await send({"type": "http.response.body", "body": b"x" * (LARGE if scope["path"] == "/large" else 1)})
 
 
 @contextlib.contextmanager
@@ -80,7 +83,7 @@ def all_received(sock: socket.socket) -> bytes:
 
 @pytest.mark.parametrize(
     "half",
-    [b"", HALF_REQUEST, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"],
+    [b"", HALF_REQUEST, HALF_BODY],
     ids=["nothing", "headers", "body"],
 )
 def test_a_request_that_is_not_finished_in_time_gets_408_and_is_closed(half: bytes) -> None:
@@ -93,7 +96,7 @@ def test_a_request_that_is_not_finished_in_time_gets_408_and_is_closed(half: byt
 def test_a_client_that_does_not_read_its_response_is_closed() -> None:
     limits = ConnectionLimits(total=16, per_address=16, stalled_s=0.2, check_s=0.05)
     with serving(small_app, limits) as place, socket.create_connection(place) as client:
-        client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        client.sendall(UNREAD)
         deadline = time.monotonic() + DEADLINE_S
         closed = False
         while not closed and time.monotonic() < deadline:
@@ -105,16 +108,20 @@ def test_a_client_that_does_not_read_its_response_is_closed() -> None:
         assert closed
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [patient(8, 100), patient(100, 8)],
-    ids=["in total", "per address"],
-)
-def test_half_sent_requests_over_the_cap_do_not_lock_out_others(limits: ConnectionLimits) -> None:
+@pytest.mark.parametrize("limits", [patient(8, 100), patient(100, 8)], ids=["in total", "per address"])
+@pytest.mark.parametrize("request_", [HALF_REQUEST, HALF_BODY], ids=["headers", "body"])
+def test_clients_over_the_cap_that_keep_the_server_waiting_do_not_lock_out_others(
+    request_: bytes, limits: ConnectionLimits
+) -> None:
     with serving(small_app, limits) as place, contextlib.ExitStack() as stack:
+        clients = []
         for _ in range(40):
-            stack.enter_context(socket.create_connection(place)).sendall(HALF_REQUEST)
+            client = stack.enter_context(socket.create_connection(place))
+            clients.append(client)
+            with contextlib.suppress(OSError):  # closed already
+                client.sendall(request_)
         assert httpx.get(f"http://{place[0]}:{place[1]}/", timeout=DEADLINE_S, trust_env=False).text == "x"
+        assert all(not all_received(client) for client in clients[: 40 - 8])
 
 
 def test_connections_of_a_configured_proxy_are_not_counted_per_address() -> None:
@@ -128,15 +135,14 @@ def test_connections_of_a_configured_proxy_are_not_counted_per_address() -> None
 
 def test_an_oversized_body_gets_its_413_and_not_a_reset(home: Path) -> None:
     app = make_app(load_settings({"TIPBENCH_HOME": str(home)}, home.parent))
-    limits = ConnectionLimits(16, 16)
-    body = b"x" * (20 * BODY_BYTES)
-    for headers in ({}, {"Transfer-Encoding": "chunked"}):
-        with serving(app, limits) as (host, port), httpx.Client(trust_env=False, timeout=DEADLINE_S) as client:
-            content = iter([body]) if headers else body
-            response = client.post(
-                f"http://{host}:{port}/login", content=content, headers={"Content-Type": "application/json"}
-            )
-            assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
+    size = 20 * BODY_BYTES
+    head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = head + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
+    for request in (whole, chunked):
+        with serving(app, ConnectionLimits(16, 16)) as place, socket.create_connection(place, DEADLINE_S) as client:
+            client.sendall(request)  # all of it before anything is read, as simple clients do
+            assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 def test_similar_log_lines_are_limited_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +190,7 @@ def test_400_half_sent_requests_with_256_files_stop_neither_the_server_nor_fill_
                     client.sendall(HALF_REQUEST)
             for _ in range(3):
                 assert httpx.get(f"{url}/healthz", timeout=DEADLINE_S, trust_env=False).status_code == 200
+        assert "Too many open files" not in log.read_text()
         assert log.stat().st_size < 100_000
     finally:
         process.kill()

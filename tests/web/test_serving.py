@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 
-from support.policy_site import TIPS, PolicySite, policy_site
+from support.policy_site import TIPS, PolicySite, ServerChooser, policy_site
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
-from tipbench.serve.policy import POLICIES
+from tipbench.serve.policy import POLICIES, Policy
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import SHADOWS
+from tipbench.simulate.rollout import drive, find_arm, rollout
+from tipbench.simulate.world import World
+from tipbench.web import serving
 from tipbench.web.auth import Role
+from web.event_reading import until
 
 DAY_S = 24 * 3600
 PROFILE = {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "mean_dwell_ms_30d": 42000, "preferred_hour": 9}
@@ -26,7 +33,7 @@ PROFILE = {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "mean_dwell_ms_3
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicySite]:
-    """One server for the tests of this file: each uses users of its own."""
+    """One server for the tests of this file: each uses other users."""
     with policy_site(tmp_path_factory.mktemp("serving")) as served:
         yield served
 
@@ -40,7 +47,7 @@ def learned(site: PolicySite, policy: str, user: str, **more: Any) -> dict[str, 
     return answer
 
 
-def test_r1_egreedy_v2_scores_learns_and_reports(site: PolicySite) -> None:
+def test_r01_egreedy_v2_scores_learns_and_reports(site: PolicySite) -> None:
     answer = site.score("egreedy/v2", "r1", event_id="e1", at="2026-04-27T08:30:00+02:00", profile_features=PROFILE)
     assert (answer["event_id"], answer["policy"], answer["dim"], answer["n"]) == ("e1", "egreedy/v2", 12, 0)
     assert sum(tip["probability"] for tip in answer["ranking"]) == pytest.approx(1.0)
@@ -58,7 +65,7 @@ def test_r1_egreedy_v2_scores_learns_and_reports(site: PolicySite) -> None:
 @pytest.mark.parametrize(
     ("path", "policy"), [("egreedy", "egreedy/v1"), *((name, name) for name in POLICIES if name != "egreedy/v2")]
 )
-def test_r2_the_other_policies_have_the_same_routes(site: PolicySite, path: str, policy: str) -> None:
+def test_r02_the_other_policies_have_the_same_routes(site: PolicySite, path: str, policy: str) -> None:
     user = f"r2-{path.replace('/', '-')}"
     assert site.score(path, user)["policy"] == policy
     assert learned(site, path, user)["n"] == 1
@@ -108,7 +115,7 @@ def test_r13_an_enabled_shadow_publishes_its_signal(tmp_path: Path) -> None:
     with policy_site(tmp_path) as site:
         site.recommender.switches.set_shadow("egreedy-v2-shadow", True)
         site.post("/recommend", {"user_id": "u", "event_id": "e", "candidates": TIPS})
-        site.recommender.wait()
+        site.wait_for_shadows()
         site.service.log.wait()
         signals = {entry.body["signal"]: entry for entry in read_entries(site.service.log.database)}
     assert signals.keys() == {"serve", "shadow:egreedy-v2-shadow"}
@@ -262,6 +269,14 @@ def test_a_body_over_the_limit_is_refused_also_without_a_length(site: PolicySite
     assert site.post("/recommend", content=most).status_code == 200
 
 
+def test_a_length_over_the_limit_is_refused_before_the_body_arrives(site: PolicySite) -> None:
+    address = httpx.URL(site.url)
+    head = f"POST /recommend HTTP/1.1\r\nHost: x\r\nAuthorization: {site.headers('app')['Authorization']}\r\n"
+    with socket.create_connection((address.host, address.port or 80), timeout=30) as client:
+        client.sendall(head.encode() + b"Content-Length: 99999999999\r\n\r\n{")
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_full_queue_is_unavailable_with_the_time_to_retry(tmp_path: Path) -> None:
     with policy_site(tmp_path, queue=2) as site, ThreadPoolExecutor(8) as pool:
         with site.service.log.writing.transaction():  # the writer waits for this to end, with at most two entries
@@ -292,6 +307,13 @@ def test_health_needs_no_token(site: PolicySite) -> None:
     assert site.get("/healthz", as_=None).json()["status"] == "ok"
 
 
+def test_load_balancers_may_request_the_health_with_head(site: PolicySite) -> None:
+    response = site.client.head("/healthz")
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) == len(site.get("/healthz", as_=None).content)
+    assert site.client.head("/metrics", headers=site.headers("app")).status_code == 405
+
+
 def test_wrong_tokens_are_slowed_down(tmp_path: Path) -> None:
     with policy_site(tmp_path) as site:
         tries = [site.get("/policies", as_="tipbench_wrong").status_code for _ in range(8)]
@@ -307,9 +329,19 @@ def test_a_revoked_token_is_refused_after_five_seconds_at_most(site: PolicySite)
     assert site.get("/policies", as_=secret).status_code == 401
 
 
+def test_one_token_written_in_many_ways_does_not_fill_the_memory(
+    site: PolicySite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_TOKENS_CACHED", 3)
+    for spaces in range(1, 9):
+        headers = {"Authorization": f"Bearer{' ' * spaces}{site.secrets['app']}"}
+        assert site.client.get("/policies", headers=headers).status_code == 200
+    assert len(site.app._authorised) <= 3
+
+
 def test_unknown_paths_and_methods_are_refused(site: PolicySite) -> None:
     assert site.error(site.get("/score/egreedy/v4"))[:2] == (404, "not_found")
-    for method, path in (*routes(site), ("GET", "/healthz")):
+    for method, path in (*routes(site), ("GET, HEAD", "/healthz")):
         other = "DELETE" if method == "POST" else "POST"
         response = site.client.request(other, path, headers=site.headers("app"))
         assert (response.status_code, response.headers["allow"]) == (405, method), path
@@ -318,8 +350,15 @@ def test_unknown_paths_and_methods_are_refused(site: PolicySite) -> None:
 def test_the_access_log_has_no_query_string(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tipbench.serving"):
         site.get("/stats/linucb", params={"user_id": "private-person"})
-    assert "GET /stats/linucb 200" in caplog.text
+        until(lambda: "GET /stats/linucb 200" in caplog.text)  # logged once the response is sent
     assert "private" not in caplog.text
+
+
+def test_a_path_cannot_forge_a_line_of_the_access_log(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="tipbench.serving"):
+        site.get("/x%0d%0aGET /forged%1b[2J")
+        until(lambda: "GET /x" in caplog.text)
+    assert "GET /x%0D%0AGET%20/forged%1B%5B2J 404" in caplog.text
 
 
 def test_metrics_count_requests_and_shadow_calls(site: PolicySite) -> None:
@@ -381,5 +420,25 @@ def test_shadows_that_sleep_raise_or_flood_leave_the_answers_unchanged(tmp_path:
         assert answers(site) == expected
         assert site.get("/policies").json()["shadows"]["egreedy-v2-shadow"]["dropped"] >= 37
         release.set()
-        site.recommender.wait()
+        site.wait_for_shadows()
         assert site.get("/policies").json()["shadows"]["linucb-shadow"]["errors"] > 0
+
+
+@pytest.mark.parametrize("policy", ["egreedy/v2", "egreedy/v3", "linucb"])
+def test_the_server_decides_for_simulated_users_as_the_vectorised_rollout_does(site: PolicySite, policy: str) -> None:
+    """Every decision and reward is a request with `profile_features`; the draws come from the server's secret."""
+    world, keys = World("lossy", 4, 8, 12), site.service.keys
+    for user in range(len(world)):
+        site.post("/reset", {"user_id": f"user-{user}", "erase": True})
+
+    def draws(_policy: Policy, number: int) -> np.ndarray:
+        users = [keys.user(f"user-{user}") for user in range(len(world))]
+        return np.array([keys.uniform(policy, user, f"round-{number}") for user in users])
+
+    fast = rollout(world, [find_arm(policy)], draws=draws, record=True)[0]
+    with httpx.Client(base_url=site.url, headers=site.headers("app"), trust_env=False) as client:
+        served = drive(world, ServerChooser(client, policy))
+    assert fast.chosen is not None
+    assert served.chosen is not None
+    assert served.chosen.tolist() == fast.chosen.tolist()
+    assert served.reward.tolist() == fast.reward.tolist()

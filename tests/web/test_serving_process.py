@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from support.policy_site import TIPS, policy_site
+from support.command import tipbench, tipbench_json
+from support.policy_site import TIPS, policy_site, serve_process
 from tipbench.web import security
 
 pytestmark = pytest.mark.process
@@ -31,78 +28,52 @@ CHECKS = (
 LIMIT_S = 240  # on a busy machine; alone it takes seconds
 
 
-def tipbench(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TIPBENCH_HOME": str(home)}
-    command = [sys.executable, "-m", "tipbench", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
-@contextmanager
-def serving(home: Path, *options: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
-    """The server on a free port, with an app's token."""
-    token = tipbench(home, "token", "create", "--role", "app", "--name", "test").stdout.strip()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tipbench", "serve", "--port", "0", *options],
-        env={**os.environ, "TIPBENCH_HOME": str(home)}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        lines = iter(process.stderr.readline, "")
-        url = next(found[0] for line in lines if (found := re.search(r"http://127[^ ]+", line)))
-        headers = {"Authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as client:
-            yield client, process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_stopped_server_has_written_everything_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    with serving(tmp_path, "--shadow", "egreedy-v2-shadow") as (client, process):
+def test_a_stopped_server_has_written_everything_and_the_next_one_continues(tmp_path: Path) -> None:
+    with serve_process(tmp_path, "--shadow", "egreedy-v2-shadow") as (client, process):
         event = client.post("/recommend", json={"user_id": "u", "candidates": TIPS}).json()["event_id"]
         reward = {"user_id": "u", "event_id": event, "action": "completed"}
         assert client.post("/reward", json=reward).json()["applied"] is True
-        second = tipbench(tmp_path, "serve", "--port", "0")
+        second = tipbench("serve", "--port", "0", home=tmp_path, check=False)
         assert (second.returncode, "in use" in second.stderr) == (1, True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    exported = tipbench(tmp_path, "events", "export").stdout.splitlines()
+    exported = tipbench("events", "export", home=tmp_path, check=False).stdout.splitlines()
     assert [json.loads(line)["signal"] for line in exported][:1] == ["serve"]
     assert any(json.loads(line).get("reward") == 0.6 for line in exported)
-    with serving(tmp_path, "--state", "sqlite") as (client, _):
+    with serve_process(tmp_path, "--state", "sqlite") as (client, _):
         assert client.get("/stats/egreedy/v1", params={"user_id": "u"}).json()["n"] == 1
         assert client.get("/policies").json()["shadows"]["egreedy-v2-shadow"]["enabled"] is True
 
 
 def test_another_active_policy_needs_a_reason_which_is_recorded(tmp_path: Path) -> None:
-    refused = tipbench(tmp_path, "serve", "--port", "0", "--active", "egreedy/v3")
+    refused = tipbench("serve", "--port", "0", "--active", "egreedy/v3", home=tmp_path, check=False)
     assert (refused.returncode, "--unchecked REASON" in refused.stderr) == (2, True)
-    with serving(tmp_path, "--active", "egreedy/v3", "--unchecked", "first start") as (client, _):
+    with serve_process(tmp_path, "--active", "egreedy/v3", "--unchecked", "first start") as (client, _):
         assert client.get("/policies").json()["active"] == "egreedy/v3"
         assert client.post("/recommend", json={"user_id": "u", "candidates": TIPS}).json()["policy"] == "egreedy/v3"
 
 
 def test_state_exported_from_one_home_is_imported_into_another(tmp_path: Path) -> None:
     first, second, files = tmp_path / "first", tmp_path / "second", tmp_path / "files"
-    with serving(first) as (client, process):
+    with serve_process(first) as (client, process):
         event = client.post("/score/linucb", json={"user_id": "u", "candidates": TIPS}).json()["event_id"]
         client.post("/reward/linucb", json={"user_id": "u", "event_id": event, "reward": 1.0})
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    assert tipbench(first, "state", "export", "--dir", str(files)).returncode == 0
+    tipbench("state", "export", "--dir", str(files), home=first)
     assert sorted(path.name[32:] for path in files.iterdir()) == ["_linucb.json", "_tallies.json"]
     second.mkdir()
     (second / "serve.secret").write_bytes((first / "serve.secret").read_bytes())
     (second / "serve.secret").chmod(0o600)
-    assert tipbench(second, "state", "import", "--dir", str(files), "--json").stdout == '{\n  "files": 2\n}\n'
-    assert tipbench(second, "state", "rebuild").returncode == 0
-    with serving(second) as (client, _):
+    assert tipbench_json("state", "import", "--dir", str(files), home=second) == {"files": 2}
+    tipbench("state", "rebuild", home=second)
+    with serve_process(second) as (client, _):
         assert client.get("/stats/linucb", params={"user_id": "u"}).json()["n"] == 1
 
 
 def test_schemathesis_gets_only_documented_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "FREE", 10**9)  # wrong tokens are tried without a pause
-    monkeypatch.setattr(security, "BURST", 10**9)
+    monkeypatch.setattr(security, "FREE_FAILURES", 10**9)  # wrong tokens are tried without a pause
+    monkeypatch.setattr(security, "FAILURE_BURST", 10**9)
     (tmp_path / "work").mkdir()
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     with policy_site(tmp_path / "home") as site:

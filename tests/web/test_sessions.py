@@ -1,4 +1,4 @@
-"""Sessions: a cookie that nobody can make up, that expires, and that is worth nothing once it was ended."""
+"""Sessions: a cookie that cannot be forged, expires, and is invalid after the session's end."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_new_tokens_secret_shows_once(served: Served) -> None:
     assert page.headers["cache-control"] == "no-store"
 
 
-def test_loading_the_answer_again_makes_no_second_token(served: Served) -> None:
+def test_reloading_the_response_creates_no_second_token(served: Served) -> None:
     mark = mark_of(settings_page(served))
     assert sent(served, once=mark).status_code == 201
     again = sent(served, once=mark)
@@ -46,7 +46,7 @@ def test_loading_the_answer_again_makes_no_second_token(served: Served) -> None:
     assert [token.name for token in served.panel.guard.tokens.all()].count("anna") == 1
 
 
-def test_a_wrong_field_keeps_what_was_typed_and_says_what_is_wrong(served: Served) -> None:
+def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: Served) -> None:
     page = sent(served, name="Renée & co", expires="tomorrow", role="admin")
     assert page.status_code == 422
     assert 'value="Renée &amp; co"' in page.text
@@ -61,7 +61,7 @@ def test_a_wrong_field_may_be_corrected_in_the_same_form(served: Served) -> None
     assert sent(served, once=mark, expires="1d").status_code == 201
 
 
-def test_a_token_is_revoked_and_the_page_says_so(served: Served) -> None:
+def test_a_token_is_revoked_and_the_page_confirms_it(served: Served) -> None:
     token = next(token for token in served.panel.guard.tokens.all() if token.name == "reviewer-1")
     response = served.post(f"/settings/tokens/{token.id}/revoke")
     assert (response.status_code, response.headers["location"]) == (303, f"/settings?revoked={token.id}#tokens")
@@ -70,7 +70,7 @@ def test_a_token_is_revoked_and_the_page_says_so(served: Served) -> None:
     assert f"/settings/tokens/{token.id}/revoke" not in page
 
 
-def test_revoking_asks_first_and_warns_of_ones_own(served: Served) -> None:
+def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: Served) -> None:
     served.log_in(served.admin)
     page = served.get("/settings", token=None, headers=PAGE).text
     assert "This is the token you are logged in with" in page
@@ -87,13 +87,13 @@ def test_a_token_name_is_shown_as_text(home: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_a_name_that_reorders_what_stands_around_it_is_refused(served: Served) -> None:
+def test_a_name_with_direction_characters_is_refused(served: Served) -> None:
     page = sent(served, name="anna\u202egnol")
     assert page.status_code == 422
     assert "printable" in page.text
 
 
-def test_a_form_without_the_sessions_word_is_refused(served: Served) -> None:
+def test_a_form_without_the_csrf_token_is_refused(served: Served) -> None:
     for path in ["/settings/tokens", "/settings/tokens/0123456789ab/revoke"]:
         served.log_in(served.admin)
         before = served.panel.guard.tokens.all()
@@ -103,7 +103,7 @@ def test_a_form_without_the_sessions_word_is_refused(served: Served) -> None:
         assert [token.id for token in served.panel.guard.tokens.all()] == [token.id for token in before]
 
 
-def test_a_form_with_the_word_of_its_page_works(served: Served) -> None:
+def test_a_form_with_the_csrf_token_of_its_page_works(served: Served) -> None:
     served.log_in(served.admin)
     page = served.get("/settings", token=None, headers=PAGE).text
     found = re.search(r'name="csrf" value="([^"]+)"', page)

@@ -1,4 +1,4 @@
-"""A filled sheet by the browser: uploaded, looked at, and then applied as it was looked at."""
+"""A filled sheet by the browser: uploaded, previewed, and then applied unchanged."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_preview_shows_every_change_and_writes_nothing(served: Served, expor
     assert desk_of(served).everything() == before
 
 
-def test_what_was_looked_at_is_what_is_applied(served: Served, exported: ExportResult) -> None:
+def test_the_previewed_file_is_the_one_applied(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.stored)
     place, page = preview_of(served, raw)
     response = confirm(served, place, page.text)
@@ -84,7 +84,7 @@ def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: Exp
     assert "items that change 1 " in words_of(page.text)
 
 
-def test_a_file_that_says_nothing_new_says_so(served: Served, exported: ExportResult) -> None:
+def test_a_file_without_changes_is_reported(served: Served, exported: ExportResult) -> None:
     raw = fill(exported.stored)
     desk_of(served).apply(raw)
     _, page = preview_of(served, raw)
@@ -100,14 +100,14 @@ def test_unfinished_items_are_counted_and_stay_pending(served: Served, exported:
     assert "unfinished, still pending 1 " in words_of(served.get(place, headers=HTML).text)
 
 
-def test_a_spreadsheet_is_taken_too(served: Served, exported: ExportResult) -> None:
+def test_a_spreadsheet_is_accepted_too(served: Served, exported: ExportResult) -> None:
     text = fill_csv(sheet_csv(exported.stored.sheet), fill(exported.stored), delimiter=";")
     place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
     assert confirm(served, place, page.text).status_code == 303
     assert sum(run.state == "judged" for run in desk_of(served).cells().values()) == exported.cells
 
 
-def test_who_filled_an_unsigned_sheet_is_said_with_the_file(served: Served) -> None:
+def test_the_judge_of_an_unnamed_sheet_is_given_with_the_file(served: Served) -> None:
     raw = fill(desk_of(served).export(None, limit=6).stored)
     _, refused = preview_of(served, raw)
     assert refused.status_code == 422
@@ -130,7 +130,7 @@ def test_every_mistake_is_listed_with_its_place(served: Served, exported: Export
     assert desk_of(served).everything() == before
 
 
-def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served) -> None:
+def test_an_invalid_sheet_is_refused_with_a_sentence(served: Served) -> None:
     for content, words in [
         (b"{", "not valid JSON"),
         (b"[1]", "expected an object"),
@@ -149,7 +149,7 @@ def test_what_is_no_sheet_is_refused_with_a_sentence(served: Served) -> None:
         assert "nothing was changed" in page.text
 
 
-def test_without_a_file_the_form_says_so(served: Served) -> None:
+def test_without_a_file_the_form_shows_an_error(served: Served) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "Choose the filled sheet first"),
         ({"file": ("e.json", b"")}, "empty"),
@@ -160,13 +160,13 @@ def test_without_a_file_the_form_says_so(served: Served) -> None:
         assert words in response.text
 
 
-def test_a_name_that_nobody_may_have_is_told_at_its_field(served: Served, exported: ExportResult) -> None:
+def test_a_reserved_name_is_reported_at_its_field(served: Served, exported: ExportResult) -> None:
     response = upload(served, fill(exported.stored), fields={"judge": "rules"})
     assert response.status_code == 422
     assert re.search(r'name="judge"[^>]*aria-invalid="true"', response.text)
 
 
-def test_a_broken_form_is_refused_and_is_no_fault_of_ours(served: Served) -> None:
+def test_a_broken_form_is_a_client_error(served: Served) -> None:
     for kind, body in [
         ("multipart/form-data", b"x"),
         ("multipart/form-data; boundary=b", b"--c\r\n"),
@@ -196,7 +196,7 @@ def test_beyond_the_limit_the_scores_are_held_unless_a_reason_is_given(served: S
     confirm(served, place, page.text)
     held = words_of(served.get(place, headers=HTML).text)
     assert "The scores are saved but do not count yet" in held
-    assert re.search(r"relevance is scored \d\.\d+ too high", held)
+    assert re.search(r"Relevance is scored \d\.\d+ too high", held)
     place, page = preview_of(served, raw)
     confirm(served, place, page.text, reason="the references were wrong")
     assert "drift accepted the references were wrong" in words_of(served.get(place, headers=HTML).text)
@@ -211,7 +211,7 @@ def test_confirming_twice_applies_once(served: Served, exported: ExportResult) -
     assert desk_of(served).everything() == after
 
 
-def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, exported: ExportResult) -> None:
+def test_another_file_than_the_previewed_one_is_not_applied(served: Served, exported: ExportResult) -> None:
     before = desk_of(served).everything()
     place, _ = preview_of(served, fill(exported.stored))
     for digest in ("", "0" * 64, "é"):
@@ -220,7 +220,7 @@ def test_another_file_than_the_one_looked_at_is_not_applied(served: Served, expo
     assert desk_of(served).everything() == before
 
 
-def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, exported: ExportResult) -> None:
+def test_an_upload_belongs_to_its_sender_and_experiment(served: Served, exported: ExportResult) -> None:
     from tipbench.web.auth import Role
 
     _, other = served.panel.guard.tokens.create(Role.ADMIN, "second", life_s=3600)
@@ -233,7 +233,7 @@ def test_an_upload_belongs_to_who_sent_it_and_to_its_experiment(served: Served, 
     assert served.post(place, token=other, data={"sha256": digest[1]}, headers=HTML).status_code == 404
 
 
-def test_after_a_restart_the_file_is_asked_for_again(served: Served, exported: ExportResult, home: Path) -> None:
+def test_after_a_restart_the_file_must_be_uploaded_again(served: Served, exported: ExportResult, home: Path) -> None:
     place, page = preview_of(served, fill(exported.stored))
     served.app.state.uploads = UploadStore()
     response = served.get(place, headers=HTML)
@@ -248,7 +248,7 @@ def test_a_browser_sends_its_token_within_the_form(served: Served, exported: Exp
     assert upload(served, raw, token=None, fields={"csrf": csrf}).status_code == 303
 
 
-def test_a_judges_token_has_another_road(served: Served, exported: ExportResult) -> None:
+def test_a_judges_token_is_refused(served: Served, exported: ExportResult) -> None:
     assert upload(served, fill(exported.stored), token=served.judge).status_code == 403
     assert len(uploads_of(served.app)) == 0
 
@@ -259,16 +259,16 @@ def test_a_files_name_is_shown_as_text(served: Served, exported: ExportResult) -
     assert "&lt;img src=x onerror=alert(1)&gt;" in page.text
 
 
-def test_while_another_sheet_is_applied_it_says_to_try_again(
+def test_during_another_apply_the_page_shows_to_try_again(
     served: Served, exported: ExportResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tipbench.files import ResourceLock
     from tipbench.http import canonical_url
-    from tipbench.web import judge_service as judging
+    from tipbench.web import mlflow_connection
 
-    monkeypatch.setattr(judging, "WAIT_S", 0.0)
+    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 0.0)
     place, page = preview_of(served, fill(exported.stored))
-    server = canonical_url(served.panel.tracker.open().place)
+    server = canonical_url(served.panel.tracker.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
     lock.acquire(wait=False, report=lambda _text: None)
     response = confirm(served, place, page.text)
@@ -277,7 +277,7 @@ def test_while_another_sheet_is_applied_it_says_to_try_again(
     assert confirm(served, place, page.text).status_code == 303
 
 
-def test_filled_duels_are_taken_by_the_same_form(served: Served) -> None:
+def test_filled_duels_are_accepted_by_the_same_form(served: Served) -> None:
     raw = {"format": "tipbench-duel/1", "sheet": "nowhere", "experiment": EXPERIMENT, "items": []}
     _, page = preview_of(served, raw)
     assert page.status_code == 422
@@ -305,7 +305,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
             assert run
             shown = served.get(f"{here}/runs/{run[1]}", headers=HTML).text
             assert "anna" in words_of(shown)
-            assert f'href="{experiment.url}/runs/{run[1]}"' in shown
+            assert f'href="{experiment.run_url(run[1])}"' in shown
     finally:
         store.close()
 
@@ -313,7 +313,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
 # what is kept meanwhile
 
 
-def test_uploads_are_forgotten_after_their_time() -> None:
+def test_uploads_expire() -> None:
     now = [0.0]
     kept = UploadStore(lambda: now[0])
     upload = kept.keep("me", "tip-bench-a", "x.json", b"{}")
@@ -337,7 +337,7 @@ def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch)
     assert kept.find(newest.id, "me", "tip-bench-a") is None
 
 
-def test_one_tokens_uploads_push_out_its_own_and_nobody_elses() -> None:
+def test_uploads_of_one_token_evict_only_its_own() -> None:
     cases: list[UploadQuota] = [uploads_module.JUDGES, ADMINS]
     for share in cases:
         kept = UploadStore()
@@ -354,7 +354,7 @@ def test_one_tokens_uploads_are_bounded_in_size() -> None:
     assert [kept.find(each.id, "me", "tip-bench-a") is not None for each in made] == [False, True, True]
 
 
-def test_an_applied_upload_lets_go_of_its_content() -> None:
+def test_an_applied_upload_frees_its_content() -> None:
     kept = UploadStore()
     upload = kept.keep("me", "tip-bench-a", "x", b"12345")
     kept.settle(upload, {"status": "applied"})

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tipbench.jobs.command import WORDS, command_arguments, simulate_request
-from tipbench.jobs.events import Simulating
 from tipbench.jobs.job import JobKind
 from tipbench.jobs.progress import Progress
+from tipbench.record.events import Simulating
 from tipbench.simulate.promotion_gate import Size
 from tipbench.simulate.simulation import EXPERIMENT, SimulationConfig, simulate
 from tipbench.workflows.promotion import apply_promotion, check_promotion, undo_promotion
@@ -58,6 +58,7 @@ def test_a_simulation_is_started_over_http_and_from_the_page(served: Served) -> 
     assert response.status_code == 202
     job = response.json()["job"]
     assert (job["kind"], job["runner"], job["arguments"]["world"]) == ("simulate", "local", "null")
+    assert (job["links"]["experiment"], "leaderboard" in job["links"]) == ("/simulations", False)
     again = served.post(URL, json={"world": "null", "users": 30}, headers={"Idempotency-Key": "one"})
     assert again.json()["new"] is False
     sent = served.post("/simulations", data={"world": "drift", "users": "40", "key": "form"})

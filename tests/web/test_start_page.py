@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.scripted_ollama import ScriptedOllama
+from support.scripted_ollama import ModelSpec, ScriptedOllama
 from tipbench.plan.config import CollectConfig
 from tipbench.web.panel import start as run_form
 from tipbench.web.panel import start as run_models
@@ -19,13 +19,13 @@ from web.page_forms import HEADERS, PageForm
 from web.panels import API, Served, serving
 
 SMALL: dict[str, Any] = {"models": "baseline:template", "prompts": "v1", "n_scenarios": "2", "n_tips": "3"}
-NOBODY = "127.0.0.1:9"
+UNREACHABLE = "127.0.0.1:9"
 
 
 @pytest.fixture
 def served(home: Path) -> Iterator[Served]:
     """Nothing recorded, no Ollama; jobs stay in the queue."""
-    with serving(home, environment={"OLLAMA_HOST": NOBODY}) as panel:
+    with serving(home, environment={"OLLAMA_HOST": UNREACHABLE}) as panel:
         yield panel
 
 
@@ -52,7 +52,7 @@ def jobs(served: Served) -> list[Any]:
 
 
 def message_at(page: str, key: str) -> str:
-    """What stands at a field; empty when nothing does."""
+    """The message at a field, or an empty text."""
     _, _, after = page.partition(f'id="{key}-error">')
     return unescape(after.partition("</p>")[0].partition("</span>")[2]).strip()
 
@@ -65,15 +65,25 @@ def test_every_key_of_the_configuration_is_a_field(served: Served) -> None:
 
 
 def test_the_untouched_form_is_the_default_configuration(home: Path) -> None:
-    environment = {"TIPBENCH_N_TIPS": "4", "TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY, "TIPBENCH_MODELS": "a:1b"}
-    with serving(home, environment=environment) as served:
+    with (
+        ScriptedOllama(["alpha:135m"]) as ollama,
+        serving(
+            home,
+            environment={
+                "TIPBENCH_N_TIPS": "4",
+                "TIPBENCH_EVICT": "true",
+                "OLLAMA_HOST": ollama.url,
+                "TIPBENCH_MODELS": "alpha:135m",
+            },
+        ) as served,
+    ):
         assert send(served, form_of(served).body(do="start")).status_code == 303
         arguments = jobs(served)[0]["arguments"]
         assert CollectConfig.model_validate(arguments) == served.panel.allowed.config({})
 
 
-def test_a_box_that_is_not_ticked_is_no_even_where_yes_is_usual(home: Path) -> None:
-    with serving(home, environment={"TIPBENCH_EVICT": "true", "OLLAMA_HOST": NOBODY}) as served:
+def test_an_unticked_box_is_false_even_if_the_default_is_true(home: Path) -> None:
+    with serving(home, environment={"TIPBENCH_EVICT": "true", "OLLAMA_HOST": UNREACHABLE}) as served:
         assert form_of(served).value("evict") == ["true"]
         started(served, evict=None)
         assert jobs(served)[0]["arguments"]["evict"] is False
@@ -101,8 +111,8 @@ def test_the_suites_prompts_and_our_own_models_can_be_ticked(served: Served) -> 
     assert form.boxes["models"] == ["embedded:smollm2:135m", "baseline:template"]
 
 
-def test_what_is_ticked_and_what_is_typed_are_one_list(served: Served) -> None:
-    started(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"])
+def test_ticked_and_typed_values_are_one_list(served: Served) -> None:
+    started(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"], skip_refused="true")
     assert jobs(served)[0]["arguments"]["models"] == "baseline:template,embedded:smollm2:135m"
 
 
@@ -124,19 +134,42 @@ def test_hostile_text_in_the_url_stays_text(served: Served) -> None:
 # Ollama's models
 
 
-def test_what_ollama_has_can_be_ticked(home: Path) -> None:
+def test_what_ollama_has_is_offered_and_what_may_run_is_preselected(home: Path) -> None:
+    large = ModelSpec("large:e2b", params=4_460_000_000)
     with (
-        ScriptedOllama(["alpha:135m", "beta:135m"]) as ollama,
-        serving(home, environment={"OLLAMA_HOST": ollama.url, "TIPBENCH_MODELS": "beta:135m,other:1b"}) as served,
+        ScriptedOllama(["alpha:135m", large]) as ollama,
+        serving(home, environment={"OLLAMA_HOST": ollama.url}) as served,
     ):
         answer = served.get("/run/models").json()
-        assert [each["name"] for each in answer["items"]] == ["alpha:135m", "beta:135m"]
-        form = form_of(served)  # asked for before, so it is there at once
-        assert form.boxes["models"][2:] == ["alpha:135m", "beta:135m"]
-        assert form.value("models") == ["beta:135m", "other:1b"]
+        offered = {each["name"]: (each["preselected"], each["refusal"]) for each in answer["items"]}
+        assert offered["alpha:135m"] == (True, None)
+        assert "4.46B parameters; the limit is 4B" in offered["large:e2b"][1]
+        form = form_of(served)  # cached by the earlier request
+        assert form.boxes["models"] == ["alpha:135m", "large:e2b", "embedded:smollm2:135m", "baseline:template"]
+        assert form.value("models") == ["alpha:135m", "baseline:template"]
+        assert "Refused: large:e2b has 4.46B" in unescape(served.get("/run").text)
+        assert form_of(served, "?models=large:e2b").value("models") == ["large:e2b"]
 
 
-def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ollama_the_form_reports_it_and_preselects_what_runs_without_it(served: Served) -> None:
+    assert served.get("/run/models").json()["away"].startswith(f"Ollama at http://{UNREACHABLE} does not respond")
+    assert "does not respond. Start it (ollama serve)" in served.get("/run").text
+    assert form_of(served).value("models") == ["baseline:template"]
+
+
+def test_a_run_that_would_fail_is_not_started_and_can_skip_what_is_refused(served: Served) -> None:
+    away = started(served, models="alpha:135m")
+    assert (away.status_code, "does not respond" in message_at(away.text, "ollama_url")) == (503, True)
+    mixed = started(served, models=["baseline:template", "embedded:smollm2:135m"])
+    assert (mixed.status_code, "Not started" in mixed.text) == (422, True)
+    assert "needs its weights" in unescape(mixed.text)
+    assert jobs(served) == []
+    skipping = send(served, PageForm(mixed.text, "/run").body(do="skip"))
+    assert skipping.status_code == 303
+    assert jobs(served)[0]["arguments"]["skip_refused"] is True
+
+
+def test_an_ollama_without_a_response_does_not_block_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def patience(seconds: float) -> None:
         for module in (run_models, run_form):
             monkeypatch.setattr(module, "PATIENCE_S", seconds)
@@ -150,13 +183,13 @@ def test_an_ollama_that_is_silent_does_not_hold_up_the_page(home: Path, monkeypa
             assert time.monotonic() - began < 60
             assert 'data-models-url="/run/models"' in page
             patience(0.2)
-            assert served.get("/run/models").json() == {"items": [], "answered": False}
+            assert served.get("/run/models").json()["answered"] is False
 
 
-def test_only_servers_the_operator_allows_are_asked_for_models(served: Served) -> None:
+def test_only_allowed_servers_are_queried_for_models(served: Served) -> None:
     with ScriptedOllama(["alpha:135m"]) as ollama:
         answer = served.get("/run/models", params={"ollama_url": ollama.url}).json()
-        assert answer == {"items": [], "answered": False}
+        assert {each["name"] for each in answer["items"]} == {"embedded:smollm2:135m", "baseline:template"}
         assert not ollama.log.requests
 
 
@@ -168,11 +201,12 @@ def test_a_plan_counts_cells_and_starts_nothing(served: Served) -> None:
     assert response.status_code == 200
     assert "<strong>2 cells to generate</strong>" in response.text
     assert "0 of 2 cells already recorded" in response.text
+    assert "cannot be ranked. Judging 2 answers takes about 60 s." in response.text
     assert jobs(served) == []
     assert served.store.experiment("tip-bench-auto") is None
 
 
-def test_after_a_plan_the_form_is_as_it_was_sent(served: Served) -> None:
+def test_after_a_plan_the_form_keeps_its_values(served: Served) -> None:
     form = form_of(served)
     again = PageForm(send(served, form.body(do="plan", **SMALL, wait="true")).text, "/run")
     assert (again.value("n_tips"), again.value("wait"), again.value("models")) == (["3"], ["true"], [SMALL["models"]])
@@ -182,31 +216,31 @@ def test_after_a_plan_the_form_is_as_it_was_sent(served: Served) -> None:
 def test_a_refused_model_is_shown_with_its_reason(served: Served) -> None:
     page = unescape(planned(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
     assert "embedded:smollm2:135m needs its weights" in page
-    assert "The run would stop immediately" in page
+    assert 'name="do" value="skip">Skip refused and start' in page
     skipping = planned(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
-    assert "would stop at once" not in skipping
+    assert 'name="do" value="start">Start' in skipping
 
 
-def test_when_every_model_is_refused_the_plan_says_so(served: Served) -> None:
+def test_a_plan_with_every_model_refused_shows_it(served: Served) -> None:
     assert "No model may run" in planned(served, models="embedded:smollm2:135m").text
 
 
-def test_what_is_recorded_is_counted(served: Served) -> None:
+def test_recorded_cells_are_counted(served: Served) -> None:
     from support.collecting import Collecting
 
-    Collecting(served.home, f"http://{NOBODY}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
+    Collecting(served.home, f"http://{UNREACHABLE}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
     page = planned(served, num_predict="64").text
     assert "2 of 2 cells already recorded: nothing to generate" in page
 
 
-def test_an_mlflow_that_is_away_is_a_warning(served: Served) -> None:
+def test_an_unavailable_mlflow_is_a_warning(served: Served) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     response = planned(served)
     assert response.status_code == 200
     assert "The plan counts nothing as recorded" in response.text
 
 
-def test_an_ollama_that_is_away_is_told_at_its_field(served: Served) -> None:
+def test_an_unavailable_ollama_is_reported_at_its_field(served: Served) -> None:
     response = planned(served, models="alpha:135m")
     assert response.status_code == 503
     assert "does not respond" in message_at(response.text, "ollama_url")
@@ -215,9 +249,9 @@ def test_an_ollama_that_is_away_is_told_at_its_field(served: Served) -> None:
 # what is wrong
 
 
-def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
+def test_an_invalid_value_is_reported_at_its_field_and_kept(served: Served) -> None:
     for button in ["plan", "start"]:
-        for key, value, told in [
+        for key, value, message in [
             ("n_tips", "0", "greater than or equal to 1"),
             ("n_tips", "many", "valid integer"),
             ("n_tips", "", "A value is required; the default is 5."),
@@ -227,7 +261,6 @@ def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
             ("models", "", "Choose at least one."),
             ("models", "a b", "no spaces"),
             ("prompts", "v9", "Suite tips has no prompt v9; it has v1"),
-            ("n_scenarios", "99", "Suite tips has 8 scenarios"),
             ("suite", "/etc", "TIPBENCH_PANEL_SUITES"),
             ("ollama_url", "http://evil.example:11434", "a server that the operator allows"),
             ("unload", "never", "'model' or 'call'"),
@@ -235,12 +268,12 @@ def test_a_wrong_value_is_told_at_its_field_and_kept(served: Served) -> None:
         ]:
             response = send(served, form_of(served).body(**{**SMALL, key: value, "do": button}))
             assert response.status_code == 422
-            assert told in message_at(response.text, key)
+            assert message in message_at(response.text, key)
             assert PageForm(response.text, "/run").value(key) == ([value] if value else [])
             assert jobs(served) == []
 
 
-def test_all_mistakes_are_told_at_once(served: Served) -> None:
+def test_all_mistakes_are_reported_at_once(served: Served) -> None:
     page = planned(served, n_tips="0", temperature="9", experiment="mine").text
     assert all(message_at(page, key) for key in ("n_tips", "temperature", "experiment"))
     assert page.count('<li><a href="#') == 3
@@ -248,7 +281,7 @@ def test_all_mistakes_are_told_at_once(served: Served) -> None:
 
 def test_a_group_with_a_mistake_is_unfolded(served: Served) -> None:
     assert '<details class="card" open>' not in served.get("/run").text
-    assert '<details class="card" open>' in planned(served, temperature="9").text
+    assert '<details class="card" open>' in planned(served, seed="-1").text
 
 
 def test_a_broken_form_is_refused_and_starts_nothing(served: Served) -> None:
@@ -257,7 +290,7 @@ def test_a_broken_form_is_refused_and_starts_nothing(served: Served) -> None:
         assert jobs(served) == []
 
 
-def test_a_body_that_is_no_form_is_refused(served: Served) -> None:
+def test_a_body_that_is_not_a_form_is_refused(served: Served) -> None:
     assert served.post("/run", json=SMALL).status_code == 422
 
 
@@ -282,14 +315,14 @@ def test_two_forms_start_two_jobs(served: Served) -> None:
     assert started(served).headers["location"] != started(served).headers["location"]
 
 
-def test_a_form_sent_again_with_other_values_asks_whether_it_is_meant(served: Served) -> None:
+def test_a_form_sent_again_with_other_values_needs_a_confirmation(served: Served) -> None:
     form = form_of(served)
     started(served, form)
-    asked = started(served, form, n_tips="4")
-    assert asked.status_code == 409
-    assert "press Start again" in asked.text
+    response = started(served, form, n_tips="4")
+    assert response.status_code == 409
+    assert "press Start again" in response.text
     assert len(jobs(served)) == 1
-    again = PageForm(asked.text, "/run")
+    again = PageForm(response.text, "/run")
     assert send(served, again.body(do="start")).status_code == 303
     assert sorted(job["arguments"]["n_tips"] for job in jobs(served)) == [3, 4]
 

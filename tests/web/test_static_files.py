@@ -10,7 +10,7 @@ from tipbench.web.panel.pages import KINDS, assets
 from web.panels import Served
 
 
-def test_a_file_is_there_for_everybody_and_kept_for_good(served: Served) -> None:
+def test_a_static_file_is_public_and_cached_permanently(served: Served) -> None:
     for name in ["base.css", "site.js", "favicon.svg"]:
         response = served.get(assets().url(name), token=None)
         assert response.status_code == 200
@@ -19,7 +19,7 @@ def test_a_file_is_there_for_everybody_and_kept_for_good(served: Served) -> None
         assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_an_address_of_another_release_gives_todays_file_and_is_asked_for_again(served: Served) -> None:
+def test_an_url_of_another_release_gives_the_current_file_uncached(served: Served) -> None:
     response = served.get("/static/0123456789abcdef/base.css", token=None)
     assert (response.status_code, response.headers["cache-control"]) == (200, "no-cache")
     assert response.content == assets().content["base.css"]
@@ -29,12 +29,12 @@ def test_the_address_has_a_hash_of_the_content() -> None:
     assert re.fullmatch(r"/static/[0-9a-f]{16}/base\.css", assets().url("base.css"))
 
 
-def test_a_page_cannot_name_a_file_that_is_not_there() -> None:
+def test_a_page_that_names_a_missing_file_fails() -> None:
     with pytest.raises(KeyError, match=r"nowhere\.css"):
         assets().url("nowhere.css")
 
 
-def test_nothing_else_can_be_had(served: Served) -> None:
+def test_no_other_file_is_served(served: Served) -> None:
     for path in [
         "../pages.py",
         "..%2Fpages.py",
@@ -56,7 +56,7 @@ def test_nothing_else_can_be_had(served: Served) -> None:
         assert b"import" not in response.content
 
 
-def test_style_sheets_and_scripts_reach_for_nothing_elsewhere() -> None:
+def test_style_sheets_and_scripts_load_nothing_from_other_hosts() -> None:
     for name, content in assets().content.items():
         text = content.decode().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z0-9-]+\.[a-z]{2,}/|@import|url\(", text), name

@@ -9,11 +9,11 @@ import jsonschema
 from web.panels import API, Served
 
 TOKENS = f"{API}/tokens"
-WISH = {"role": "judge", "name": "Renée", "expires": "12h"}
+TOKEN = {"role": "judge", "name": "Renée", "expires": "12h"}
 
 
-def made(served: Served, **wish: Any) -> dict[str, Any]:
-    response = served.post(TOKENS, json={**WISH, **wish})
+def made(served: Served, **changes: Any) -> dict[str, Any]:
+    response = served.post(TOKENS, json={**TOKEN, **changes})
     assert response.status_code == 201, response.text
     token: dict[str, Any] = response.json()
     return token
@@ -32,6 +32,15 @@ def test_a_secret_is_in_one_response_only(served: Served) -> None:
     listed = served.get(TOKENS)
     assert token["token"].rsplit("_", 1)[1] not in listed.text
     assert token["id"] in {each["id"] for each in listed.json()["items"]}
+
+
+def test_a_second_judges_token_of_a_name_names_the_first(served: Served) -> None:
+    first = made(served)
+    assert first["same_judge"] == []
+    assert made(served, role="admin")["same_judge"] == []
+    assert made(served)["same_judge"] == [first["id"]]
+    served.ask("DELETE", f"{TOKENS}/{first['id']}")
+    assert first["id"] not in made(served)["same_judge"]
 
 
 def test_a_token_expires_after_its_lifetime(served: Served) -> None:
@@ -76,9 +85,9 @@ def test_an_invalid_request_names_its_field_and_creates_nothing(served: Served) 
         ({"expires": "99999w"}, "body.expires"),
         ({"more": 1}, "body.more"),
     ]
-    for wish, place in cases:
+    for changes, place in cases:
         before = served.get(TOKENS).json()
-        response = served.post(TOKENS, json={**WISH, **wish})
+        response = served.post(TOKENS, json={**TOKEN, **changes})
         assert served.error(response) == (422, "invalid")
         assert response.json()["error"]["path"] == place
         assert served.get(TOKENS).json() == before
@@ -86,8 +95,8 @@ def test_an_invalid_request_names_its_field_and_creates_nothing(served: Served) 
 
 def test_creating_a_token_with_a_cookie_needs_the_csrf_token(served: Served) -> None:
     csrf = served.log_in(served.admin)
-    assert served.error(served.post(TOKENS, token=None, json=WISH)) == (403, "csrf")
-    assert served.post(TOKENS, token=None, json=WISH, headers={"X-CSRF-Token": csrf}).status_code == 201
+    assert served.error(served.post(TOKENS, token=None, json=TOKEN)) == (403, "csrf")
+    assert served.post(TOKENS, token=None, json=TOKEN, headers={"X-CSRF-Token": csrf}).status_code == 201
 
 
 def test_responses_match_the_openapi_document(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""The webhook: what is told, when, how often; what may be called; what survives."""
+"""The webhook: contents, times and attempts; allowed hosts; restarts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record.collect import TrackingStore
 from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import panel_database
-from tipbench.web.mlflow_connection import OpenStore
 from tipbench.web.signing import DELIVERY, Seen, verify
-from tipbench.web.webhook import WAITS_S, Poster, Webhook, WebhookOptions
+from tipbench.web.webhook import RESTLESS_S, WAITS_S, Poster, Webhook, WebhookOptions, WebhookWatcher
 from tipbench.web.webhook_store import (
     KEPT,
-    RESTLESS_S,
     Attempt,
     Delivery,
     DeliveryState,
     Message,
     WebhookStore,
-    WebhookWatcher,
 )
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 
@@ -41,7 +39,7 @@ EVERY_S = 30.0
 
 @dataclass
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that only the test sets."""
 
     now: float = NOW
 
@@ -51,7 +49,7 @@ class Clock:
 
 @dataclass
 class Bench:
-    """A webhook on a store in memory, with a clock of its own."""
+    """A webhook on a store in memory, with a test clock."""
 
     home: Path
     receiver: Receiver
@@ -72,17 +70,17 @@ class Bench:
         self.watch = WebhookWatcher(self.store, self.jobs, self.opened, every_s=EVERY_S, clock=self.clock)
         self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
 
-    def opened(self) -> OpenStore:
+    def opened(self) -> TrackingStore:
         if self.away:
             raise MlflowUnavailable("MLflow does not answer.")
-        return OpenStore(self.runs, "here", "http://here.invalid")
+        return TrackingStore(self.runs, "here", "here", "http://here.invalid")
 
     def close(self) -> None:
         self.hook.close()
         self.database.close()
 
     def collect(self, **options: Any) -> None:
-        """Cells that somebody has collected somewhere."""
+        """Cells collected by another process."""
         found = record_cells(self.runs, **{"models": ("alpha:135m",), "prompts": "v1", **options})
         self.runs.touch(found.experiment_id)
 
@@ -91,7 +89,7 @@ class Bench:
             self.clock.now += seconds
             self.hook.tick()
 
-    def told(self) -> list[Any]:
+    def payloads(self) -> list[Any]:
         return [got.payload for got in self.receiver.got]
 
 
@@ -115,15 +113,20 @@ def answers(*statuses: int) -> Callable[[Got], int]:
     return lambda _got: left.pop(0) if left else 204
 
 
-# What is told, and when
+# What is delivered, and when
 
 
-def test_new_pending_cells_are_told_once(bench: Bench) -> None:
+def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
     bench.collect()
     bench.pass_time(times=6)
-    (told,) = bench.told()
-    assert (told["event"], told["experiment"], told["pending"], told["new"]) == ("cells.pending", EXPERIMENT, 8, 8)
-    assert told["links"] == {
+    (payload,) = bench.payloads()
+    assert (payload["event"], payload["experiment"], payload["pending"], payload["new"]) == (
+        "cells.pending",
+        EXPERIMENT,
+        8,
+        8,
+    )
+    assert payload["links"] == {
         "sheets": f"/api/bench/judge/{EXPERIMENT}/sheets",
         "apply": f"/api/bench/judge/{EXPERIMENT}/apply",
     }
@@ -145,23 +148,23 @@ def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
         assert word.encode() not in got.body.replace(b"/api/bench", b"")
 
 
-def test_a_name_with_odd_characters_is_quoted_in_the_links(bench: Bench) -> None:
+def test_a_name_with_special_characters_is_quoted_in_the_links(bench: Bench) -> None:
     bench.collect(experiment="tip-bench-may/2026 ?#%é")
     bench.pass_time()
-    assert bench.told()[0]["links"]["apply"] == "/api/bench/judge/tip-bench-may%2F2026%20%3F%23%25%C3%A9/apply"
+    assert bench.payloads()[0]["links"]["apply"] == "/api/bench/judge/tip-bench-may%2F2026%20%3F%23%25%C3%A9/apply"
 
 
-def test_a_change_without_new_cells_is_not_told(bench: Bench) -> None:
+def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
     assert found is not None
     Desk(bench.runs, found).export("anna")  # gives a new revision
     bench.pass_time(times=4)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
 
 
-def test_judged_cells_are_not_told_and_reopened_ones_are_news_again(bench: Bench) -> None:
+def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: Bench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
@@ -169,50 +172,50 @@ def test_judged_cells_are_not_told_and_reopened_ones_are_news_again(bench: Bench
     desk = Desk(bench.runs, found)
     desk.judged_by("anna")
     bench.pass_time(times=4)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
     run_id = next(run_id for run_id, run in desk.cells().items() if run.state == "judged")
     bench.runs.update(run_id, RunChange(tags={"state": "pending", "judge_pending": "true"}, at_ms=2_000))
     bench.runs.touch(found.experiment_id)
     bench.pass_time()
-    assert (bench.told()[-1]["pending"], bench.told()[-1]["new"]) == (1, 1)
+    assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (1, 1)
 
 
-def test_a_second_batch_is_told_with_all_that_wait_then(bench: Bench) -> None:
+def test_a_second_batch_is_delivered_with_all_pending_cells(bench: Bench) -> None:
     bench.collect()
     bench.pass_time()
     bench.collect(models=("beta:1b",))
     bench.pass_time()
-    assert [(told["pending"], told["new"]) for told in bench.told()] == [(8, 8), (16, 8)]
+    assert [(payload["pending"], payload["new"]) for payload in bench.payloads()] == [(8, 8), (16, 8)]
 
 
-def test_a_collect_elsewhere_is_told_when_it_has_come_to_rest(bench: Bench) -> None:
+def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None:
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         bench.collect(prompts=prompt)
         bench.pass_time(times=1)
-    assert bench.told() == []
+    assert bench.payloads() == []
     bench.pass_time(times=1)
-    assert [told["pending"] for told in bench.told()] == [24]
+    assert [payload["pending"] for payload in bench.payloads()] == [24]
 
 
-def test_an_experiment_that_never_rests_is_told_in_the_end(bench: Bench) -> None:
+def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench) -> None:
     bench.collect()
     for _ in range(int(RESTLESS_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)
         assert found is not None
         bench.runs.touch(found.experiment_id)
         bench.pass_time(times=1)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
 
 
-def test_a_collect_of_the_panel_is_told_at_its_end_at_once(bench: Bench) -> None:
+def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: Bench) -> None:
     job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
     bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
     bench.collect()
     bench.pass_time(times=4)
-    assert bench.told() == []
+    assert bench.payloads() == []
     bench.jobs.move(job.id, JobState.RUNNING, JobState.SUCCEEDED, exit_code=0)
     bench.pass_time(seconds=1, times=1)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
 
 
 def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: Bench) -> None:
@@ -222,31 +225,31 @@ def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: B
     bench.pass_time(times=2)
     bench.jobs.move(job.id, JobState.RUNNING, JobState.WAITING)
     bench.pass_time(seconds=1, times=1)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
 
 
-def test_a_quiet_look_asks_only_for_the_experiments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_without_changes_reads_only_the_experiments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.collect()
     bench.pass_time()
     monkeypatch.setattr(bench.runs, "search", lambda *_args, **_options: pytest.fail("looked into an experiment"))
     bench.pass_time(times=4)
 
 
-def test_an_mlflow_that_is_away_is_told_of_and_found_again(bench: Bench) -> None:
+def test_an_unavailable_mlflow_is_reported_until_it_is_available(bench: Bench) -> None:
     bench.away = True
     bench.collect()
     bench.pass_time()
-    assert bench.hook.state()["problem"] == "MLflow does not answer."
+    assert bench.hook.state().problem == "MLflow does not answer."
     bench.away = False
     bench.pass_time()
-    assert (bench.hook.state()["problem"], len(bench.told())) == (None, 1)
+    assert (bench.hook.state().problem, len(bench.payloads())) == (None, 1)
 
 
 def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
     bench.collect()
     idle = Webhook(Poster(WebhookOptions(bench.receiver.url, SECRET)), bench.store, bench.watch, lambda: False)
     assert [idle.tick() for _ in range(3)] == [False] * 3
-    assert bench.told() == []
+    assert bench.payloads() == []
 
 
 # Trying again
@@ -256,18 +259,18 @@ def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> Non
     bench.receiver.answer = answers(500, 503)
     bench.collect()
     bench.pass_time()
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
     bench.pass_time(seconds=WAITS_S[0] - 0.5, times=1)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
     bench.pass_time(seconds=0.5, times=1)
     bench.pass_time(seconds=WAITS_S[1], times=1)
-    assert len({told["id"] for told in bench.told()}) == 1
+    assert len({payload["id"] for payload in bench.payloads()}) == 1
     (delivery,) = bench.hook.deliveries()
     assert delivery.state is DeliveryState.DELIVERED
     assert [attempt.status for attempt in delivery.attempts] == [500, 503, 204]
 
 
-def test_every_try_has_a_signature_of_its_own_time(bench: Bench) -> None:
+def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
     bench.receiver.answer = answers(500)
     bench.collect()
     bench.pass_time()
@@ -277,20 +280,20 @@ def test_every_try_has_a_signature_of_its_own_time(bench: Bench) -> None:
         verify(SECRET, got.headers, got.body, bench.clock.now, seen)
 
 
-def test_after_the_last_try_it_has_failed_and_the_next_change_tells_it_anew(bench: Bench) -> None:
+def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
     bench.receiver.answer = answers(*[500] * (len(WAITS_S) + 1))
     bench.collect()
     bench.pass_time()
     for wait in (*WAITS_S, 86_400.0):
         bench.pass_time(seconds=wait, times=1)
     assert [each.state for each in bench.hook.deliveries()] == [DeliveryState.FAILED]
-    assert len(bench.told()) == len(WAITS_S) + 1
+    assert len(bench.payloads()) == len(WAITS_S) + 1
     bench.collect(models=("beta:1b",))
     bench.pass_time()
-    assert (bench.told()[-1]["pending"], bench.told()[-1]["new"]) == (16, 16)
+    assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (16, 16)
 
 
-def test_newer_news_of_an_experiment_replaces_what_still_waits(bench: Bench) -> None:
+def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) -> None:
     bench.receiver.answer = answers(*[500] * 3)
     bench.collect()
     bench.pass_time()
@@ -302,7 +305,7 @@ def test_newer_news_of_an_experiment_replaces_what_still_waits(bench: Bench) -> 
     assert states == [DeliveryState.DELIVERED, DeliveryState.REPLACED]
 
 
-def test_a_panel_that_was_killed_goes_on_where_it_stopped(bench: Bench) -> None:
+def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
     bench.receiver.answer = answers(500)
     bench.collect()
     bench.pass_time()
@@ -310,11 +313,11 @@ def test_a_panel_that_was_killed_goes_on_where_it_stopped(bench: Bench) -> None:
     bench.open()
     bench.pass_time(seconds=WAITS_S[0], times=1)
     bench.pass_time(times=4)
-    assert len({told["id"] for told in bench.told()}) == 1
+    assert len({payload["id"] for payload in bench.payloads()}) == 1
     assert [len(each.attempts) for each in bench.hook.deliveries()] == [2]
 
 
-def test_what_was_collected_while_no_panel_ran_is_told_by_the_next(bench: Bench) -> None:
+def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench) -> None:
     bench.close()
     bench.collect()
     bench.open()
@@ -322,10 +325,10 @@ def test_what_was_collected_while_no_panel_ran_is_told_by_the_next(bench: Bench)
     bench.close()
     bench.open()
     bench.pass_time(times=4)
-    assert len(bench.told()) == 1
+    assert len(bench.payloads()) == 1
 
 
-def test_a_new_receiver_is_told_what_waits_and_gets_nothing_that_was_for_the_old_one(bench: Bench) -> None:
+def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: Bench) -> None:
     bench.receiver.answer = answers(500)
     bench.collect()
     bench.pass_time()
@@ -345,7 +348,7 @@ def test_a_new_receiver_is_told_what_waits_and_gets_nothing_that_was_for_the_old
     assert states[old.payload["id"]] is DeliveryState.FAILED
 
 
-def test_old_deliveries_are_forgotten(bench: Bench) -> None:
+def test_old_deliveries_are_deleted(bench: Bench) -> None:
     for number in range(KEPT + 3):
         bench.clock.now += 1
         message = Message(f"{number:032x}", "test", None, "{}")
@@ -373,7 +376,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     assert "redirects are not followed" in attempt.reason
 
 
-def test_a_receiver_that_does_not_answer_is_given_up_in_time(receiver: Receiver) -> None:
+def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
     free = threading.Event()
     receiver.answer = lambda _got: 204 if free.wait(120) else 500
     began = time.monotonic()
@@ -383,7 +386,7 @@ def test_a_receiver_that_does_not_answer_is_given_up_in_time(receiver: Receiver)
     assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
 
 
-def test_a_receiver_that_is_down_is_a_reason_and_no_crash(receiver: Receiver) -> None:
+def test_a_receiver_that_is_down_gives_a_reason(receiver: Receiver) -> None:
     with receiving() as gone:
         url = f"{gone.url}?key=s3cret"
     attempt = attempt_at(url)
@@ -421,7 +424,7 @@ def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) 
     assert "hook_hosts" in attempt.reason
 
 
-def test_a_test_is_tried_once_and_kept(bench: Bench) -> None:
+def test_a_test_delivery_is_attempted_once_and_stored(bench: Bench) -> None:
     bench.receiver.answer = answers(500)
     delivery = bench.hook.test()
     assert isinstance(delivery, Delivery)

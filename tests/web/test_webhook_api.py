@@ -60,7 +60,7 @@ def test_a_test_reaches_the_receiver_signed(hooked: Served, receiver: Receiver) 
     assert (answer.json()["state"], answer.json()["attempts"][0]["status"]) == ("delivered", 204)
 
 
-def test_a_test_that_is_not_taken_says_why(hooked: Served, receiver: Receiver) -> None:
+def test_a_rejected_test_delivery_has_a_reason(hooked: Served, receiver: Receiver) -> None:
     receiver.answer = lambda _got: 401
     answer = hooked.post(f"{HOOK}/test")
     assert answer.status_code == 200
@@ -86,7 +86,7 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Rec
 @pytest.mark.parametrize(
     ("body", "path"), [({"experiment": "mine"}, "body.experiment"), ({"url": "http://evil.example"}, "body.url")]
 )
-def test_a_test_names_an_experiment_of_ours_and_nothing_else(
+def test_a_test_delivery_names_only_a_tipbench_experiment(
     hooked: Served, receiver: Receiver, body: dict[str, str], path: str
 ) -> None:
     answer = hooked.post(f"{HOOK}/test", json=body)
@@ -100,7 +100,7 @@ def test_without_a_webhook_there_is_nothing_to_test(served: Served) -> None:
     assert served.error(served.post(f"{HOOK}/test")) == (409, "conflict")
 
 
-def test_the_state_tells_no_secret(hooked: Served, receiver: Receiver) -> None:
+def test_the_state_contains_no_secret(hooked: Served, receiver: Receiver) -> None:
     answer = hooked.get(HOOK)
     assert (answer.json()["url"], answer.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
     hooked.post(f"{HOOK}/test")
@@ -131,21 +131,21 @@ def test_deliveries_come_in_pages_newest_first(hooked: Served) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_a_judge_and_a_stranger_are_refused(hooked: Served, receiver: Receiver, method: str, path: str) -> None:
+def test_a_judge_and_an_anonymous_client_are_refused(
+    hooked: Served, receiver: Receiver, method: str, path: str
+) -> None:
     assert hooked.error(hooked.ask(method, path, token=hooked.judge)) == (403, "forbidden")
     assert hooked.error(hooked.ask(method, path, token=None)) == (401, "unauthorised")
     assert receiver.got == []
 
 
-def test_a_page_elsewhere_cannot_have_a_test_sent(hooked: Served, receiver: Receiver) -> None:
+def test_another_site_cannot_trigger_a_test_delivery(hooked: Served, receiver: Receiver) -> None:
     hooked.log_in(hooked.admin)
     assert hooked.error(hooked.post("/settings/hook/test", token=None, data={})) == (403, "csrf")
     assert receiver.got == []
 
 
-def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
-    hooked: Served, receiver: Receiver
-) -> None:
+def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(hooked: Served, receiver: Receiver) -> None:
     hooked.log_in(hooked.admin)
     page = hooked.get("/settings", token=None, headers=PAGE).text
     assert "No deliveries yet" in page
@@ -159,7 +159,7 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_what_came_of_it(
     assert receiver.url.removesuffix("hook") + "…" in after
 
 
-def test_the_settings_page_says_why_a_test_was_not_taken(hooked: Served, receiver: Receiver) -> None:
+def test_the_settings_page_shows_why_a_test_was_rejected(hooked: Served, receiver: Receiver) -> None:
     receiver.answer = lambda _got: 503
     answer = hooked.post("/settings/hook/test")
     page = hooked.get(answer.headers["location"], headers=PAGE).text
@@ -167,13 +167,13 @@ def test_the_settings_page_says_why_a_test_was_not_taken(hooked: Served, receive
     assert "responded with 503" in page
 
 
-def test_without_a_webhook_the_settings_page_says_how_to_have_one(served: Served) -> None:
+def test_without_a_webhook_the_settings_page_shows_how_to_configure_one(served: Served) -> None:
     page = served.get("/settings", headers=PAGE).text
     assert "TIPBENCH_HOOK_URL" in page
     assert "Send a test" not in page
 
 
-def test_a_served_panel_tells_what_waits(home: Path, receiver: Receiver) -> None:
+def test_a_served_panel_delivers_pending_cells(home: Path, receiver: Receiver) -> None:
     with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         (delivery,) = until(served, "delivered")
         assert served.get(HOOK).json()["watching"] is True
@@ -182,7 +182,7 @@ def test_a_served_panel_tells_what_waits(home: Path, receiver: Receiver) -> None
     assert "48 pending cells" in page
 
 
-def test_a_receiver_that_hangs_is_in_nobodys_way(home: Path, receiver: Receiver) -> None:
+def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: Receiver) -> None:
     came, free = threading.Event(), threading.Event()
 
     def hang(_got: Got) -> int:

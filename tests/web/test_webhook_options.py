@@ -82,12 +82,12 @@ def test_the_webhook_secret_is_not_read_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "x", "nan", "1e9"])
-def test_a_time_between_looks_that_makes_no_sense_is_refused(tmp_path: Path, seconds: str) -> None:
-    with pytest.raises(UsageError, match="hook_watch_s"):
+def test_an_invalid_interval_between_checks_is_refused(tmp_path: Path, seconds: str) -> None:
+    with pytest.raises(UsageError, match="TIPBENCH_HOOK_WATCH_S"):
         options_of(tmp_path, url="http://localhost/", watch_s=seconds)
 
 
-def test_neither_secret_nor_path_nor_query_shows_where_options_are_printed(tmp_path: Path) -> None:
+def test_printed_options_contain_neither_secret_nor_path_nor_query(tmp_path: Path) -> None:
     options = options_of(tmp_path, url="http://localhost/hook?key=s3cret")
     assert "s3cret" not in repr(options)
     assert SECRET not in repr(options)

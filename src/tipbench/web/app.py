@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
@@ -39,7 +39,8 @@ from tipbench.web.metrics import Metrics
 from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.options import PanelOptions, RunPolicy, panel_options
 from tipbench.web.queries import Queries
-from tipbench.web.security import LoginLimiter, SecurityMiddleware, StreamLimits
+from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
+from tipbench.web.uploads import UploadStore
 from tipbench.web.webhook import hook_options, make_webhook
 
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
@@ -85,9 +86,7 @@ def create_app(
     """
     webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
-    webhook = (
-        None if webhook_options is None else make_webhook(webhook_options, panel, database, given=store is not None)
-    )
+    webhook = make_webhook(webhook_options, panel, database, given=store is not None) if webhook_options else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -115,12 +114,12 @@ def create_app(
     app.state.panel = panel
     app.state.hook = webhook
     app.state.batches = BatchService(panel, BatchStore(database))
-    app.state.login_page = login.plain_login_page
-    app.state.error_page = None  # (request, status, error) → response; set by the pages
+    app.state.uploads = UploadStore()
     errors.install(app)
     for router in (*ROUTERS, *routers):
         app.include_router(router)
     pages.install(app)
+    app.add_middleware(CompressionMiddleware)
     app.add_middleware(SecurityMiddleware, hosts=panel.options.hosts, metrics=panel.metrics)
     return app
 
@@ -140,7 +139,16 @@ def make_panel(
     tracker, streams = MlflowConnection(settings, store), StreamLimits()
     service = JobService.of(settings, make_runners(settings, tracker) if runners is None else runners)
     metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
-    metrics.show("tipbench_cache_requests_total", "counter", "Cache lookups.", lambda: dict(_cache(queries)))
+    metrics.show(
+        "tipbench_cache_requests_total",
+        "counter",
+        "Cache lookups.",
+        lambda: {
+            (("cache", name), ("result", result)): float(getattr(getattr(queries, name), result))
+            for name in ("snapshots", "counts", "small", "large")
+            for result in ("hits", "misses")
+        },
+    )
     metrics.show(
         "tipbench_jobs",
         "gauge",
@@ -163,10 +171,3 @@ def make_panel(
         streams=streams,
     )
     return panel, database
-
-
-def _cache(queries: Queries) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
-    for name in ("snapshots", "counts", "small", "large"):
-        cache = getattr(queries, name)
-        for result in ("hits", "misses"):
-            yield (("cache", name), ("result", result)), float(getattr(cache, result))

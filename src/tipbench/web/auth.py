@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -27,7 +26,7 @@ from tipbench.judge.check import name_problem, normalize_name
 from tipbench.sqlite import Database
 from tipbench.text import iso
 from tipbench.web.errors import Forbidden, TooManyAttempts, Unauthorised
-from tipbench.web.forms import form_value
+from tipbench.web.forms import read_form
 from tipbench.web.security import Hosts, LoginLimiter, client_key
 
 if TYPE_CHECKING:
@@ -167,6 +166,14 @@ class TokenStore:
         )
         return token, secret
 
+    def same_judge(self, token: Token) -> list[str]:
+        """Return the ids of other active judges' tokens of the same name: scores are stored by name, as one judge."""
+        if token.role is not Role.JUDGE:
+            return []
+        now = self.clock()
+        others = (each for each in self.all() if each.id != token.id and each.role is Role.JUDGE)
+        return [each.id for each in others if each.name == token.name and each.state(now) == "active"]
+
     def find(self, secret: str) -> Token | None:
         """Return the active token with this secret, or None."""
         match = _TOKEN.fullmatch(secret)
@@ -281,8 +288,13 @@ class Sessions:
             return None
         if not hmac.compare_digest(_encoded(self._sign(b"session", body.encode())), signature):
             return None
-        session = _read(body)
-        if session is None or session.expires <= self._clock():
+        try:
+            fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+            session_id, token_id, issued, expires = fields
+            session = Session(str(session_id), str(token_id), int(issued), int(expires))
+        except (ValueError, TypeError):
+            return None
+        if session.expires <= self._clock():
             return None
         ended = self._database.rows("SELECT 1 FROM ended_sessions WHERE id = ?", (session.id,))
         return None if ended else session
@@ -324,15 +336,6 @@ def load_key(home: Path) -> bytes:
     return key
 
 
-def _read(body: str) -> Session | None:
-    try:
-        fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        session_id, token_id, issued, expires = fields
-        return Session(str(session_id), str(token_id), int(issued), int(expires))
-    except (ValueError, TypeError, binascii.Error):
-        return None
-
-
 def _encoded(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
@@ -343,7 +346,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _ENVIRONMENT = "environment-"  # prefix of the id of TIPBENCH_ADMIN_TOKEN
 _WRONG = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
-# For the OpenAPI document only; `recognise` reads the credentials itself.
+# For the OpenAPI document only; `authenticate` reads the credentials itself.
 _bearer = HTTPBearer(auto_error=False, scheme_name="token", description="A token created with `tipbench token create`.")
 _cookie = APIKeyCookie(
     name=COOKIE,
@@ -459,7 +462,15 @@ async def identify(request: Request, identity: Annotated[Identity, Depends(authe
     panel: Panel = request.app.state.panel
     async with panel.concurrency.request(identity):
         if identity.session is not None and request.method not in SAFE:
-            await _check_csrf(request, panel, identity)
+            check_origin(request, panel.options.hosts)
+            given = request.headers.get(CSRF_HEADER) or (await read_form(request)).get(CSRF_FIELD)
+            if not panel.guard.sessions.csrf_fits(identity.session, given or ""):
+                raise Forbidden(
+                    f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form "
+                    f"field {CSRF_FIELD}. Reload the page and try again.",
+                    code="csrf",
+                    path=f"header.{CSRF_HEADER.lower()}",
+                )
         request.state.identity = identity
         yield identity
 
@@ -505,16 +516,4 @@ def check_origin(request: Request, hosts: Hosts) -> None:
             f"The request comes from another site ({(origin or site)[:80]}). Use the panel's own pages.",
             code="foreign_origin",
             path="header.origin",
-        )
-
-
-async def _check_csrf(request: Request, panel: Panel, identity: Identity) -> None:
-    check_origin(request, panel.options.hosts)
-    given = request.headers.get(CSRF_HEADER) or await form_value(request, CSRF_FIELD)
-    if identity.session is None or not panel.guard.sessions.csrf_fits(identity.session, given or ""):
-        raise Forbidden(
-            f"A change with a session cookie needs the CSRF token in the header {CSRF_HEADER} or the form field "
-            f"{CSRF_FIELD}. Reload the page and try again.",
-            code="csrf",
-            path=f"header.{CSRF_HEADER.lower()}",
         )

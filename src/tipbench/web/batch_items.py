@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
-from tipbench.judge.check import MAX_NOTE, Problem, check_item
+from tipbench.judge.check import MAX_NOTE, check_item
 from tipbench.judge.duels import SIDES
 from tipbench.judge.sheet import Item, SheetTip
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
+from tipbench.text import iso
 from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
 from tipbench.web.errors import Invalid, NotFound
 
@@ -179,31 +180,11 @@ RawItem = Mapping[str, Any]
 _read_rubric = lru_cache(maxsize=8)(lambda text: parse_rubric(text, Path("rubric.md")))
 
 
-class BatchItems(Protocol):
-    """The items of one kind of batch."""
-
-    raw: Mapping[str, Any]  # as in the exported file
-
-    def blank(self, item: RawItem, /) -> dict[str, Any]:
-        """Return the answer of an untouched item."""
-
-    def checked(self, item: RawItem, request: ItemRequest, /) -> dict[str, Any]:
-        """Validate a request into an answer. Raises Invalid for a wrong field, or a missing one if `submitted`."""
-
-    def shown(self, item: RawItem, /) -> dict[str, Any]:
-        """Return what the judge sees of an item."""
-
-    def shown_answer(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
-        """Return the answer as shown to its judge."""
-
-    def filled(self, item: RawItem, answer: Mapping[str, Any], /) -> dict[str, Any]:
-        """Return the item as in a filled file."""
-
-
 class SheetItems:
     """Tips to score on the rubric's scales."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
+        """`raw` is the exported file."""
         self.raw = raw
         self._scales = rubric_of(raw).scales
 
@@ -230,9 +211,21 @@ class SheetItems:
             tip["note"] = given.note.replace("\r\n", "\n").replace("\r", "\n")
         outcome = check_item(self.filled(item, answer), _item(item), rubric_of(self.raw))
         if isinstance(outcome, list):
-            raise _refusal(outcome)
+            first = outcome[0]
+            place = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
+            raise Invalid(" ".join(problem.message for problem in outcome[:5]), path=f"{place}.{first.field}")
         if outcome is None and request.state is State.SUBMITTED:
-            raise self._unfinished(answer)
+            at, scale = next(
+                (at, scale)
+                for at, tip in enumerate(answer["tips"])
+                for scale in self._scales
+                if tip["scores"][scale.name] is None
+            )
+            raise Invalid(
+                f"tip {at + 1}, scores.{scale.name}: a submitted item has a whole number from {scale.min} to "
+                f"{scale.max} there (got null). Score it, or save the item as a draft.",
+                path=f"body.tips.{at}.scores.{scale.name}",
+            )
         return answer
 
     def shown(self, item: RawItem) -> dict[str, Any]:
@@ -251,19 +244,6 @@ class SheetItems:
         """Return the item with scores, flags and notes filled in."""
         tips = [{**tip, **given} for tip, given in zip(item["tips"], answer["tips"], strict=True)]
         return {**item, "format_ok": answer["format_ok"], "tips": tips}
-
-    def _unfinished(self, answer: Mapping[str, Any]) -> Invalid:
-        at, scale = next(
-            (at, scale)
-            for at, tip in enumerate(answer["tips"])
-            for scale in self._scales
-            if tip["scores"][scale.name] is None
-        )
-        return Invalid(
-            f"tip {at + 1}, scores.{scale.name}: a submitted item has a whole number from {scale.min} to {scale.max} "
-            "there (got null). Score it, or save the item as a draft.",
-            path=f"body.tips.{at}.scores.{scale.name}",
-        )
 
 
 class DuelItems:
@@ -301,7 +281,8 @@ class DuelItems:
         return {**item, "winner": answer["winner"]}
 
 
-ITEM_TYPES: Mapping[Kind, Callable[[Mapping[str, Any]], BatchItems]] = {Kind.SHEET: SheetItems, Kind.DUEL: DuelItems}
+BatchItems = SheetItems | DuelItems
+ITEM_TYPES: Mapping[Kind, type[BatchItems]] = {Kind.SHEET: SheetItems, Kind.DUEL: DuelItems}
 
 
 def item_of(sheet_items: BatchItems, item_id: str) -> RawItem:
@@ -323,20 +304,18 @@ def answer_of(sheet_items: BatchItems, item: RawItem, request: ItemRequest) -> I
     return ItemAnswer(request.state, canonical(answer), reason if request.state is State.SKIPPED else "")
 
 
-def answer_json(
-    sheet_items: BatchItems, item: RawItem, saved: ItemVersion | None, when: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the current answer to an item as JSON values; `when` has its formatted times."""
+def answer_shape(sheet_items: BatchItems, item: RawItem, saved: ItemVersion | None) -> AnswerShape:
+    """Return the current answer to an item, as its judge sees it."""
     answer = json.loads(saved.answer.content) if saved else sheet_items.blank(item)
-    return {
-        "version": saved.version if saved else 0,
-        "state": str(saved.answer.state if saved else State.EMPTY),
+    return AnswerShape(
+        version=saved.version if saved else 0,
+        state=(saved.answer.state if saved else State.EMPTY).value,
+        reason=saved.answer.reason if saved else "",
+        seconds=round(saved.seconds, 1) if saved else 0.0,
+        updated=iso(saved.updated) if saved else None,
+        can_undo=saved is not None and saved.parent is not None,
         **sheet_items.shown_answer(item, answer),
-        "reason": saved.answer.reason if saved else "",
-        "seconds": round(saved.seconds, 1) if saved else 0.0,
-        **when,
-        "can_undo": saved is not None and saved.parent is not None,
-    }
+    )
 
 
 def filled_file(sheet_items: BatchItems, judge: str, given: Mapping[str, ItemVersion]) -> dict[str, Any]:
@@ -396,10 +375,3 @@ def _refuse_given(request: ItemRequest, name: str, message: str) -> None:
     value = getattr(request, name)
     if value is not None and value != []:
         raise Invalid(f"{message} (got {name}). Leave it out.", path=f"body.{name}")
-
-
-def _refusal(problems: Iterable[Problem]) -> Invalid:
-    shown_answer = list(problems)
-    first = shown_answer[0]
-    tip = "" if first.tip is None else f"tips.{first.tip - 1}."
-    return Invalid(" ".join(problem.message for problem in shown_answer[:5]), path=f"body.{tip}{first.field}")

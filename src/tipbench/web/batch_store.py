@@ -224,9 +224,18 @@ class BatchStore:
             if _made_by(present, version, Cause.UNDO) and present is not None:
                 return present
             self._check(db, sheet, present, version)
-            before = _before(db, sheet, present, blank)
-            if present is None or before is None:
+            if present is None or present.parent is None:
                 raise NothingToUndo
+            if present.parent == 0:
+                before = ItemVersion(item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
+            else:
+                row = db.execute(
+                    f"SELECT {_ITEM} FROM batch_history WHERE sheet = ? AND item = ? AND version = ?",  # noqa: S608
+                    (sheet, item, present.parent),
+                ).fetchone()
+                if row is None:
+                    raise NothingToUndo
+                before = _read_version(row)
             saved = replace(before, version=present.version + 1, cause=Cause.UNDO, seconds=present.seconds)
             return self._write(db, sheet, saved, 0.0)
 
@@ -271,21 +280,18 @@ class BatchStore:
 
     def _write(self, db: Connection, sheet: str, saved: ItemVersion, spent: float) -> ItemVersion:
         now = self._clock()
-        saved = replace(saved, seconds=saved.seconds + min(spent, _unspent(db, sheet, now)), updated=now)
-        answer = saved.answer
-        row = (
-            saved.version,
-            saved.parent,
-            saved.cause,
-            answer.state,
-            answer.content,
-            answer.reason,
-            saved.seconds,
-            saved.updated,
-        )
+        # Items are judged one at a time, so no more time is spent than has passed since the batch was opened.
+        opened, already = db.execute(
+            "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
+            " FROM batches WHERE sheet = ?",
+            (sheet,),
+        ).fetchone()
+        seconds = saved.seconds + min(spent, max(0.0, now - opened - already))
+        saved = replace(saved, seconds=seconds, updated=now)
+        answer = (saved.answer.state, saved.answer.content, saved.answer.reason)
+        row = (sheet, saved.item, saved.version, saved.parent, saved.cause, *answer, saved.seconds, saved.updated)
         for table in ("batch_items", "batch_history"):
-            places = ", ".join("?" * (len(row) + 2))
-            db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES ({places})", (sheet, saved.item, *row))  # noqa: S608
+            db.execute(f"INSERT OR REPLACE INTO {table} (sheet, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608
         db.execute(
             "DELETE FROM batch_history WHERE sheet = ? AND item = ? AND version <= ?",
             (sheet, saved.item, saved.version - MOST_STEPS),
@@ -300,19 +306,6 @@ def _made_by(present: ItemVersion | None, version: int, cause: Cause) -> bool:
     return present is not None and present.version == version + 1 and present.cause is cause
 
 
-def _before(db: Connection, sheet: str, present: ItemVersion | None, blank: str) -> ItemVersion | None:
-    if present is None or present.parent is None:
-        return None
-    if present.parent == 0:
-        return ItemVersion(present.item, 0, None, Cause.UNDO, ItemAnswer(State.EMPTY, blank), 0.0, 0.0)
-    where = "sheet = ? AND item = ? AND version = ?"
-    row = db.execute(
-        f"SELECT {_ITEM} FROM batch_history WHERE {where}",  # noqa: S608
-        (sheet, present.item, present.parent),
-    ).fetchone()
-    return None if row is None else _read_version(row)
-
-
 def _shorten(db: Connection, sheet: str) -> None:
     """Delete the oldest history of a batch above MOST_BYTES; current versions are in `batch_items`."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
@@ -324,16 +317,6 @@ def _shorten(db: Connection, sheet: str) -> None:
             f" (SELECT rowid AS id, {newer} AS size FROM batch_history WHERE sheet = ?) WHERE size > ?)",
             (sheet, MOST_BYTES),
         )
-
-
-def _unspent(db: Connection, sheet: str, now: float) -> float:
-    """Return the seconds since opening not yet attributed to an item; items are judged one at a time."""
-    statement = (
-        "SELECT opened, (SELECT TOTAL(seconds) FROM batch_items WHERE sheet = batches.sheet)"
-        " FROM batches WHERE sheet = ?"
-    )
-    opened, spent = db.execute(statement, (sheet,)).fetchone()
-    return max(0.0, now - float(opened) - float(spent))
 
 
 def _batch(db: Connection, sheet: str) -> Batch | None:

@@ -36,14 +36,18 @@ class Cache:
 
     def get(self, key: Hashable, version: str | None, make: Callable[[], _T]) -> _T:
         """Return the value of `key` at `version`, computed by `make` on a miss. Exceptions are not cached."""
-        slot = self._slot(key)
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            while len(self._slots) > self._size:
+                self._slots.popitem(last=False)
         with slot.lock:
-            if not self._fresh(slot, version):
+            if self._fresh(slot, version):
+                self.hits += 1
+            else:
                 self.misses += 1
                 value = make()
                 slot.version, slot.made_at, slot.value = version, self._clock(), value
-            else:
-                self.hits += 1
             return cast("_T", slot.value)
 
     def make_room(self, size: int) -> None:
@@ -59,14 +63,6 @@ class Cache:
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    def _slot(self, key: Hashable) -> _Slot:
-        with self._lock:
-            slot = self._slots.setdefault(key, _Slot())
-            self._slots.move_to_end(key)
-            while len(self._slots) > self._size:
-                self._slots.popitem(last=False)
-            return slot
 
     def _fresh(self, slot: _Slot, version: str | None) -> bool:
         if slot.made_at is None or slot.version != version:

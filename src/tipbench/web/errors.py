@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from tipbench import errors
-from tipbench.judge.check import Problem
+from tipbench.workflows.judging import refused_json
 
 
 class Json(JSONResponse):
@@ -67,6 +68,7 @@ _LISTED = 10
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first match applies
+    (errors.InvalidOption, 422, "invalid"),
     (errors.SuiteError, 400, "suite_error"),
     (errors.ModelRefused, 409, "model_refused"),
     (errors.JobNotFound, 404, "not_found"),
@@ -115,9 +117,12 @@ class WebError(Exception):
         path: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> None:
+        """`detail` is added to the response."""
         super().__init__(message)
         self.path = path
+        self.detail = detail
         self.code = code or type(self).code
         self.headers = dict(headers or {})
 
@@ -203,7 +208,8 @@ async def _web_error(request: Request, exc: Exception) -> Response:
     if isinstance(exc, Unauthorised) and wants_page(request):
         there = _address(request) if request.method == "GET" else "/"  # a form is not submitted again
         return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
-    return _answer(request, exc.status, error_json(exc.code, str(exc), exc.path), exc.headers)
+    detail = {} if exc.detail is None else {"detail": exc.detail}
+    return _answer(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
 
 
 async def _tipbench_error(request: Request, exc: Exception) -> Response:
@@ -225,11 +231,8 @@ async def _tipbench_error(request: Request, exc: Exception) -> Response:
 
 def refused_sheet(exc: errors.SheetRefused, code: str = "sheet_refused") -> dict[str, Any]:
     """Return the error response for an invalid sheet, with the fields of `judge apply --json` added."""
-    problems = [problem.to_json() for problem in exc.problems if isinstance(problem, Problem)]
-    shown = problems or [{"item": None, "tip": None, "field": "sheet", "message": str(exc)}]
-    place = f"body.{shown[0]['field']}"
-    state = {"sheet": None, "status": "refused", "applied": 0, "unfinished": 0, "errors": shown, "drift": None}
-    return {**error_json(code, str(exc), place), **state}
+    state = refused_json(exc)
+    return {**error_json(code, str(exc), f"body.{state['errors'][0]['field']}"), **state}
 
 
 async def _validation_error(request: Request, exc: Exception) -> Response:
@@ -240,11 +243,27 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
 
 def checked(model: type[_M], raw: Mapping[str, Any], place: str) -> _M:
     """Validate `raw` with `model`; `place` is its part of the request. Raises Invalid with the wrong field."""
-    try:
+    with invalid_at(place):
         return model.model_validate(raw)
+
+
+@contextmanager
+def invalid_at(place: str) -> Iterator[None]:
+    """Turn pydantic's ValidationError of the block into Invalid; `place` is the part of the request it validates."""
+    try:
+        yield
     except ValidationError as exc:
         found = [{**error, "loc": (place, *error["loc"])} for error in exc.errors(include_url=False)]
         raise Invalid(validation_message(found), path=place_of(found[0])) from exc
+
+
+@contextmanager
+def options_at(place: str) -> Iterator[None]:
+    """Turn an InvalidOption of the block into Invalid; `place` is the part of the request that has the options."""
+    try:
+        yield
+    except errors.InvalidOption as exc:
+        raise Invalid(f"{exc.key} {exc.problem}", path=f"{place}.{exc.key}") from exc
 
 
 def validation_message(found: Any) -> str:

@@ -11,16 +11,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from tipbench.web.errors import Invalid
+from tipbench.web.errors import Invalid, checked
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 MULTIPART = "multipart/form-data"  # a form with a file
 _MOST_FIELDS = 200
 _MOST_PARTS = 20
+
+_M = TypeVar("_M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -46,43 +49,32 @@ def content_type(request: Request) -> str:
 
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form, the last value per name; empty if the body is not a form."""
-    if content_type(request) == MULTIPART:
-        return (await read_parts(request)).fields
-    if content_type(request) != FORM:
-        return {}
-    text = (await request.body()).decode("utf-8", "replace")
-    try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
-    except ValueError as exc:
-        raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
-
-
-async def form_value(request: Request, name: str) -> str | None:
-    """Return a field of a form, or None."""
-    return (await read_form(request)).get(name)
+    return (await read_parts(request)).fields
 
 
 async def read_parts(request: Request) -> Parts:
-    """Return the fields and files of a form; parsed once per request."""
+    """Return the fields and files of a form, the last value per name; parsed once per request."""
     known: Parts | None = getattr(request.state, "parts", None)
-    if known is None:
-        known = request.state.parts = await _parse_parts(request)
-    return known
-
-
-async def _parse_parts(request: Request) -> Parts:
-    if content_type(request) != MULTIPART:
-        return Parts(fields=await read_form(request))
+    if known is not None:
+        return known
     parts = Parts()
-    try:
-        async with request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, str):
-                    parts.fields[name] = value
-                else:
-                    parts.files[name] = UploadedFile(value.filename or "", await value.read())
-    except HTTPException as exc:
-        raise Invalid(f"The multipart form cannot be parsed: {str(exc.detail)[:200]}.", path="body") from exc
+    if content_type(request) == FORM:
+        text = (await request.body()).decode("utf-8", "replace")
+        try:
+            parts.fields.update(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        except ValueError as exc:
+            raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
+    elif content_type(request) == MULTIPART:
+        try:
+            async with request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS) as form:
+                for name, value in form.multi_items():
+                    if isinstance(value, str):
+                        parts.fields[name] = value
+                    else:
+                        parts.files[name] = UploadedFile(value.filename or "", await value.read())
+        except HTTPException as exc:
+            raise Invalid(f"The multipart form cannot be parsed: {str(exc.detail)[:200]}.", path="body") from exc
+    request.state.parts = parts
     return parts
 
 
@@ -102,6 +94,39 @@ async def read_json(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Invalid(f"The body must be a JSON object (got {type(value).__name__}).", path="body")
     return value
+
+
+def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
+    """Return the dependency that parses the body as `model`, after `require` has authenticated the caller.
+
+    FastAPI would read the body before it authenticates.
+    """
+
+    async def read(request: Request, _who: Any = Depends(require)) -> _M:  # noqa: B008 - an annotation cannot see `require`
+        return checked(model, await read_json(request), "body")
+
+    return Depends(read)
+
+
+def body_schema(
+    model: type[BaseModel], example: dict[str, Any], *, about: str | None = None, required: bool = True
+) -> dict[str, Any]:
+    """Return what `openapi_extra` needs to document a body that `body_of` parses."""
+    schema = model.model_json_schema()
+    content = {JSON: {"schema": _inlined(schema, schema.pop("$defs", {})), "example": example}}
+    described = {"description": about} if about else {}
+    return {"requestBody": {**described, **({"required": True} if required else {}), "content": content}}
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """Inline `$defs`: FastAPI does not collect the definitions of a body it does not parse itself."""
+    if isinstance(schema, list):
+        return [_inlined(each, parts) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    whole = {**parts.get(name, {}), **{key: value for key, value in schema.items() if key != "$ref"}}
+    return {key: _inlined(value, parts) for key, value in whole.items()}
 
 
 def _reject_constant(name: str) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
-from urllib.parse import quote
 
 from fastapi import Header
 
@@ -15,29 +14,27 @@ from tipbench.jobs import supervisor as queue
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_request
-from tipbench.jobs.events import strip_logins
 from tipbench.jobs.job import Job, JobRequest, JobState, LogTail, Runner
 from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
-from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore
-from tipbench.jobs.supervisor import Submitted, Supervisor, queue_positions
-from tipbench.judge.check import name_problem, normalize_name
+from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Submitted
+from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.judge.command import default_name
 from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
-from tipbench.record.plan_check import configured_cells, count_states
-from tipbench.record.store import Experiment
+from tipbench.record.plan_check import configured_cells
+from tipbench.record.reader import count_states
 from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Forbidden, Invalid, checked
-from tipbench.web.mlflow_connection import MlflowConnection, OpenStore
+from tipbench.web.errors import Forbidden, Invalid, options_at
+from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.queries import get_experiment, revision
+from tipbench.workflows.board import judge_name
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
 
-DEFAULT_DAG = "bench_collect"
 _WAITING_JOBS = 64  # with cached counts
 
 
@@ -51,7 +48,7 @@ class PanelRecords:
     def address(self, job: Job) -> str:
         """Return the URL of the MLflow server, which workers use too. Raises NotEnoughData if there is none."""
         named = job.arguments.get("mlflow_url")
-        return str(named) if named else strip_login(self.tracker.open().place)
+        return str(named) if named else strip_login(self.tracker.open().url)
 
     def pending(self, job: Job) -> int:
         """Return how many of the job's cells wait for a judge, whichever judge scored the others.
@@ -60,36 +57,35 @@ class PanelRecords:
         a limited time.
         """
         config = make_config({key: value for key, value in job.arguments.items() if key in CollectConfig.model_fields})
+
+        def count() -> int:
+            found = [] if experiment is None else configured_cells(opened.store, experiment.experiment_id, config)
+            if not found:
+                raise NotEnoughData(f"{config.experiment} on MLflow at {opened.url} has no cells of this run.")
+            return count_states(found).pending
+
         try:
             with self.tracker.named(job.private.get("TIPBENCH_MLFLOW_URL") or config.mlflow_url) as opened:
                 experiment = opened.store.experiment(config.experiment)
-                key, version = (opened.identity, job.id), None if experiment is None else revision(experiment)
-                return self.counts.get(key, version, lambda: _count(opened, experiment, config))
+                version = None if experiment is None else revision(experiment)
+                return self.counts.get((opened.identity, job.id), version, count)
         except MlflowUnavailable:
             self.tracker.doubt()
             raise
 
 
-def _count(opened: OpenStore, experiment: Experiment | None, config: CollectConfig) -> int:
-    found = [] if experiment is None else configured_cells(opened.store, experiment.experiment_id, config)
-    if not found:
-        raise NotEnoughData(f"{config.experiment} on MLflow at {opened.place} has no cells of this run.")
-    return count_states(found).pending
-
-
 def airflow_access(settings: Settings) -> AirflowAccess | None:
     """Return address and credentials of Airflow, or None if not configured. Raises UsageError if invalid."""
-    url = settings.get("airflow_url")
-    if not url:
+    given, get = settings.operator(), settings.get
+    if not given.airflow_url:
         return None
-    get = settings.get
     access = AirflowAccess(
-        url.rstrip("/"),
+        given.airflow_url.rstrip("/"),
         username=get("airflow_username"),
         password=get("airflow_password"),
         token=get("airflow_token"),
-        dag_id=get("airflow_dag") or DEFAULT_DAG,
-        public_url=get("airflow_public_url") or None,
+        dag_id=given.airflow_dag,
+        public_url=given.airflow_public_url,
     )
     access.check()
     return access
@@ -106,18 +102,14 @@ def make_runners(settings: Settings, tracker: MlflowConnection) -> dict[str, Run
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
-    wanted = settings.get("runner")
+    wanted = settings.operator().runner
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
-    if wanted not in (LocalRunner.name, AirflowRunner.name):
-        raise UsageError(f"runner must be local or airflow (got {wanted[:40]!r}).")
     if wanted not in runners:
         raise UsageError("runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local.")
     return wanted
 
 
-KEEP_DAYS = 90.0
-_MOST_DAYS = 36_500.0
 _DAY_S = 86_400.0
 _ATTEMPTS = 3
 
@@ -130,15 +122,6 @@ class JobView:
     place: int | None
     snapshot: ProgressSnapshot
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the response of GET /api/bench/jobs/{id}."""
-        return {
-            "job": job_json(self.job),
-            "place": self.place,
-            "progress": self.snapshot.progress.to_json(),
-            "cursor": self.snapshot.cursor,
-        }
-
 
 @dataclass(frozen=True)
 class JobPage:
@@ -147,11 +130,6 @@ class JobPage:
     jobs: tuple[Job, ...]
     queue_positions: Mapping[str, int]
     next: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the response of GET /api/bench/jobs."""
-        items = [{**job_json(job), "place": self.queue_positions.get(job.id)} for job in self.jobs]
-        return {"items": items, "next": self.next}
 
 
 @dataclass(frozen=True)
@@ -168,9 +146,9 @@ class JobService:
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
         jobs = settings.home / "jobs"
-        keep_s, default = keep_seconds(settings), default_runner(settings, runners)
+        keep_s, default = settings.operator().jobs_keep_days * _DAY_S, default_runner(settings, runners)
         store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
+        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s or None)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default)
 
     def close(self) -> None:
@@ -183,13 +161,13 @@ class JobService:
 
     def submit(self, order: JobRequest, *, key: str | None = None) -> Submitted:
         """Queue a job request; with an idempotency key, at most once."""
-        submitted = queue.submit(self.store, order, key=key)
+        submitted = self.store.add(order, key)
         self.supervisor.wake()
         return submitted
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job. Raises JobConflict if it has already ended otherwise, JobNotFound if it does not exist."""
-        job = queue.cancel(self.store, job_id)
+        job = self.store.request_cancel(job_id)
         self.supervisor.wake()
         return job
 
@@ -237,43 +215,6 @@ class JobService:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
-def job_json(job: Job) -> dict[str, Any]:
-    """Return a job as JSON values, with credentials removed and links added."""
-    shown = job.to_json()
-    return {
-        **shown,
-        "reason": strip_logins(job.reason) or None,
-        "links": {**job_links(job), **shown["links"]},
-    }
-
-
-def job_links(job: Job) -> dict[str, str]:
-    """Return the links of a job on this server."""
-    own, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
-    return {
-        "self": own,
-        "events": f"{own}/events",
-        "log": f"{own}/log",
-        "page": f"/jobs/{job.id}",
-        "experiment": f"/experiments/{experiment}",
-        "leaderboard": f"/api/bench/leaderboard/{experiment}",
-    }
-
-
-def keep_seconds(settings: Settings) -> float | None:
-    """Return how long ended jobs are kept, in seconds; None is forever. Raises UsageError if invalid."""
-    text = settings.get("jobs_keep_days") or str(KEEP_DAYS)
-    try:
-        days = float(text)
-    except ValueError:
-        days = -1.0
-    if not 0 <= days <= _MOST_DAYS:
-        raise UsageError(
-            f"jobs_keep_days must be a number of days from 0 (keep all) to {_MOST_DAYS:g} (got {text[:40]!r})."
-        )
-    return days * _DAY_S or None
-
-
 COMMAND = "command"
 LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless set by the request
 _LONGEST = 16_000  # characters per option, because of command line limits
@@ -310,30 +251,11 @@ def start_run(
 ) -> Submitted:
     """Queue a collect with a `config` from `panel.allowed.config`. Raises SuiteError or UsageError for its suite."""
     where = where or RunTarget()
-    runner = _runner(panel, where)
-    for name, value in config.model_dump().items():
-        if isinstance(value, str) and len(value) > _LONGEST:
-            raise Invalid(f"{name} may have at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
-    suite_for(config)
-    order = collect_request(config, started_by=started_by, runner=runner)
-    if runner == AirflowRunner.name:
-        order = replace(order, arguments=_for_airflow(order.arguments, where))
-    return panel.jobs.submit(order, key=key)
-
-
-def _for_airflow(arguments: Mapping[str, Any], where: RunTarget) -> dict[str, Any]:
-    """Drop values left to Airflow unless set by the request: a worker may reach another server at the same URL."""
-    left = LEFT_TO_AIRFLOW - where.named
-    kept = {key: value for key, value in arguments.items() if key not in left}
-    return kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {})
-
-
-def _runner(panel: Panel, where: RunTarget) -> str:
     runner = where.runner or panel.jobs.default
     if runner not in panel.jobs.runners:
-        there = ", ".join(panel.jobs.runners)
         raise Invalid(
-            f"runner must be one of {there} (got {runner[:40]!r}). TIPBENCH_AIRFLOW_URL adds Airflow.",
+            f"runner must be one of {', '.join(panel.jobs.runners)} (got {runner[:40]!r}). "
+            "TIPBENCH_AIRFLOW_URL adds Airflow.",
             path="query.runner",
         )
     if where.wait_for_judge and runner != AirflowRunner.name:
@@ -342,23 +264,36 @@ def _runner(panel: Panel, where: RunTarget) -> str:
             "Omit it, or choose runner=airflow.",
             path="query.wait_for_judge",
         )
-    return runner
+    for name, value in config.model_dump().items():
+        if isinstance(value, str) and len(value) > _LONGEST:
+            raise Invalid(f"{name} may have at most {_LONGEST} characters (got {len(value)}).", path=f"body.{name}")
+    suite_for(config)
+    order = collect_request(config, started_by=started_by, runner=runner)
+    if runner == AirflowRunner.name:  # a worker may reach another server at the same URL
+        left = LEFT_TO_AIRFLOW - where.named
+        kept = {name: value for name, value in order.arguments.items() if name not in left}
+        order = replace(order, arguments=kept | ({WAIT_FOR_JUDGE: True} if where.wait_for_judge else {}))
+    return panel.jobs.submit(order, key=key)
 
 
 def start_judge(
-    panel: Panel, experiment: str, raw: Mapping[str, Any], *, started_by: str, key: str | None = None
+    panel: Panel, experiment: str, body: JudgeRunRequest, *, started_by: str, key: str | None = None
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the wrong option."""
-    body = checked(JudgeRunRequest, raw, "body")
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
     config = panel.allowed.config({name: sent[name] for name in _RULES if name in sent})
-    if body.judge is not None and (fault := name_problem(body.judge)):
-        raise Invalid(f"judge must be {fault} (got {body.judge[:80]!r}).", path="body.judge")
-    _check_named(body.with_)
+    with options_at("body"):
+        judge = judge_name(body.judge)
+    if body.with_.startswith(f"{COMMAND}:"):  # it would run with the panel's permissions
+        raise Forbidden(
+            'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
+            code="not_allowed",
+            path="body.with",
+        )
     program = _program(panel) if body.with_ == COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
     if body.judge is not None:
-        options["judge"] = normalize_name(body.judge)
+        options["judge"] = judge
     if body.with_.startswith("ollama:"):
         options["ollama_url"] = config.ollama_url
     with panel.tracker.named(config.mlflow_url) as opened:
@@ -366,7 +301,7 @@ def start_judge(
     try:
         order = judge_request(options, ollama_url=config.ollama_url, program=program, started_by=started_by)
     except UsageError as exc:
-        raise Invalid(str(exc), path="body") from exc
+        raise Invalid(str(exc).removeprefix("--"), path="body") from exc
     return panel.jobs.submit(order, key=key)
 
 
@@ -377,27 +312,13 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     """
     old = panel.jobs.store.get(job_id)
     panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
-    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=_current_program(panel, old))
-
-
-def _current_program(panel: Panel, old: Job) -> Mapping[str, Any]:
-    """Return the changes that use the current judging program, also for old jobs with the command line in `with`."""
-    if str(old.arguments.get("with", "")).partition(":")[0] != COMMAND:
-        return {}
-    return {
-        "arguments": {**old.arguments, "with": COMMAND},
-        "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
-    }
-
-
-def _check_named(wanted: str) -> None:
-    """Raise Forbidden for a command line in the request: it would run with the panel's permissions."""
-    if wanted.startswith(f"{COMMAND}:"):
-        raise Forbidden(
-            'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
-            code="not_allowed",
-            path="body.with",
-        )
+    changes: dict[str, Any] = {}
+    if str(old.arguments.get("with", "")).partition(":")[0] == COMMAND:  # old jobs have the command line in `with`
+        changes = {
+            "arguments": {**old.arguments, "with": COMMAND},
+            "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
+        }
+    return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=changes)
 
 
 def _program(panel: Panel) -> str:
@@ -412,9 +333,6 @@ def _program(panel: Panel) -> str:
     try:
         default_name(program)
     except UsageError:  # its message contains the command line
-        raise Forbidden(
-            "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting.",
-            code="not_allowed",
-            path="body.with",
-        ) from None
+        message = "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting."
+        raise Forbidden(message, code="not_allowed", path="body.with") from None
     return program

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from tipbench.charts import THEMES, to_svg
-from tipbench.compare.cells import CellFilter, read_board
-from tipbench.compare.focus import focus
-from tipbench.compare.leaderboard import BoardOptions, make_board
-from tipbench.errors import LockHeld, NotEnoughData
-from tipbench.files import ResourceLock
-from tipbench.http import canonical_url
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.charts import drift_chart, drift_points
-from tipbench.judge.check import Problem, name_problem, normalize_name, refusal, shown
+from tipbench.judge.check import Problem, normalize_name, refusal, shown
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.duels import FORMAT as DUELS
-from tipbench.judge.duels import apply_duels, receive_duels
+from tipbench.judge.duels import apply_duels
 from tipbench.judge.export import ExportRequest, export_sheet
 from tipbench.judge.sheet import sheet_json, sheet_text
 from tipbench.judge.sheet_file import sheet_csv
 from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, receive, stored_sheets
-from tipbench.record.store import Experiment, RunStore
+from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
-from tipbench.web.errors import Forbidden, Invalid, NotFound, checked
+from tipbench.web.board_query import one_drawing
+from tipbench.web.errors import Forbidden, Invalid, NotFound, checked, options_at
 from tipbench.web.options import RunPolicy
 from tipbench.web.queries import Queries, get_experiment, revision
+from tipbench.workflows.board import judge_name
+from tipbench.workflows.judging import focused
 
-WAIT_S = 20.0  # timeout for another apply to finish
 FEWEST = MIN_CONTROLS  # answers per judge's sheet; as many control tips are hidden among them
 MOST_REVISIONS = 5  # per sheet, by its judge
-_POLL_S = 0.2
 _JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
@@ -86,59 +77,36 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
     return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
-def sheet_for(store: RunStore, name: str, ask: SheetRequest) -> StoredSheet:
+def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
     """Return the requested sheet, an existing one or a new export."""
     experiment = get_experiment(store, name)
-    if ask.sheet is not None:
-        return _again(store, experiment, ask.sheet, ask.request.judge if ask.own else None)
-    request = _focused(store, experiment, ask.request) if ask.focus else ask.request
-    if ask.own:
-        mine = [
-            each for each in stored_sheets(store, experiment.experiment_id, name, request.judge) if not each.provisional
-        ]
-        if there := next(filter(_is_open, mine), None):
-            return there
-        request = replace(request, without=_left(mine))
+    if query.sheet is not None:
+        known = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        if known is None or (query.own and known.owner != query.request.judge):
+            raise NotFound(
+                f"{experiment.name} has no sheet {query.sheet[:64]!r} that belongs to you.", path="body.sheet"
+            )
+        return known
+    request = focused(store, experiment, query.request)[0] if query.focus else query.request
+    if query.own:
+        sheets = stored_sheets(store, experiment.experiment_id, name, request.judge)
+        mine = [each for each in sheets if not each.provisional]
+        for each in mine:  # one that is more than half unanswered is continued
+            if each.is_open and 2 * len(each.unanswered) > len(each.entries):
+                return each
+        # Cells left unanswered on an earlier sheet would reveal its controls on a second one.
+        left = (entry for each in mine for entry in each.unanswered)
+        cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
+        request = replace(request, without=cells)
     return export_sheet(store, experiment, request).stored
 
 
-def sheet_file(judging: StoredSheet, ask: SheetRequest) -> str:
+def sheet_file(judging: StoredSheet, query: SheetRequest) -> str:
     """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
-    form = sheet_csv if ask.format == "csv" else sheet_text
-    if not ask.filled:
+    form = sheet_csv if query.format == "csv" else sheet_text
+    if not query.filled:
         return form(judging.sheet)
     return form(replace(judging.sheet, judge=judging.owner), judging.answers)
-
-
-def _again(store: RunStore, experiment: Experiment, sheet: str, owner: str | None) -> StoredSheet:
-    found = find_sheet(store, experiment.experiment_id, experiment.name, sheet)
-    if found is None or (owner is not None and found.owner != owner):
-        raise NotFound(f"{experiment.name} has no sheet {sheet[:64]!r} that belongs to you.", path="body.sheet")
-    return found
-
-
-def _is_open(judging: StoredSheet) -> bool:
-    """Whether more than half is unanswered, so that its judge gets it again instead of a new one."""
-    return judging.is_open and 2 * len(judging.unanswered) > len(judging.entries)
-
-
-def _left(mine: Iterable[StoredSheet]) -> frozenset[str]:
-    """Return cells this judge left unanswered; on a second sheet they would reveal the controls of the first."""
-    return frozenset(
-        entry.run_id for each in mine for entry in each.unanswered if entry.kind is ItemKind.CELL and entry.run_id
-    )
-
-
-def _focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> ExportRequest:
-    """Restrict the request to cells that can separate the leader from the rows tied with it."""
-    cells = read_board(store, experiment.experiment_id, CellFilter())
-    found = None if cells.provisional else focus(cells, make_board("", cells, BoardOptions()).ranking)
-    if found is None:
-        raise NotEnoughData(
-            "focus needs judged cells, a leader with tied pairs, and unjudged cells of these. "
-            "See the leaderboard, or leave focus out to judge all pending cells."
-        )
-    return replace(request, only=found.run_ids, first=found.scenarios, overlap=0.0)
 
 
 @dataclass(frozen=True)
@@ -172,51 +140,27 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     if raw.get("format") == DUELS:
         if options.accept is not None:
             raise Invalid("Duels have no drift to accept.", path="query.accept_drift")
-        duels = apply_duels(store, receive_duels(store, raw, judge=options.judge), dry_run=options.dry_run)
-        return {**duels.to_json(), **_preview(options, [vars(change) for change in duels.changes])}
+        duels = apply_duels(store, raw, judge=options.judge, dry_run=options.dry_run)
+        changes = [vars(change) for change in duels.changes]
+        return {**duels.to_json(), **({"dry_run": True, "changes": changes} if options.dry_run else {})}
     got = receive(store, raw, judge=options.judge, accepting=options.accept is not None)
     application = SheetApplier(store, got.experiment, got.stored, got.filled)
-    if options.who.is_judge and not options.dry_run:
-        _check_revisions(got.stored, application)
-    applied = application.run(accept=options.accept, final=options.final, dry_run=options.dry_run)
-    result = applied.to_json()
-    if options.who.is_judge:
-        del result["alpha"]  # would reveal other judges' scores
-    return {**result, **_preview(options, [change.to_json() for change in applied.changes])}
-
-
-def _preview(options: ApplyOptions, changes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"dry_run": True, "changes": changes} if options.dry_run else {}
-
-
-def _check_revisions(stored: StoredSheet, application: SheetApplier) -> None:
-    """Limit revisions: changing items one by one and comparing the verdicts would reveal the controls."""
-    if stored.revisions >= MOST_REVISIONS and application.changes_scores:
+    stored, limited = got.stored, options.who.is_judge and not options.dry_run
+    # Changing items one by one and comparing the verdicts would reveal the controls.
+    if limited and stored.revisions >= MOST_REVISIONS and application.changes_scores:
         raise Forbidden(
             f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} times. "
             "Ask an admin to accept it, or to apply further changes.",
             code="too_many_revisions",
             path="body.sheet",
         )
-
-
-@contextmanager
-def judging_lock(home: Path, place: str) -> Iterator[None]:
-    """Lock writing of scores at `place` for this machine, panel and command line. Raises LockHeld after WAIT_S."""
-    lock = ResourceLock(home, f"judging at {canonical_url(place)}", "another judge command")
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            lock.acquire(wait=False, report=lambda _text: None)
-            break
-        except LockHeld as exc:
-            if time.monotonic() > deadline:
-                raise LockHeld("Another sheet is being applied. Nothing was changed; try again shortly.") from exc
-            time.sleep(_POLL_S)
-    try:
-        yield
-    finally:
-        lock.release()
+    applied = application.run(accept=options.accept, final=options.final, dry_run=options.dry_run)
+    result = applied.to_json()
+    if options.who.is_judge:
+        del result["alpha"]  # would reveal other judges' scores
+    if options.dry_run:
+        result |= {"dry_run": True, "changes": [change.to_json() for change in applied.changes]}
+    return result
 
 
 def _judge(name: str | None, who: Identity, place: str) -> str | None:
@@ -224,15 +168,11 @@ def _judge(name: str | None, who: Identity, place: str) -> str | None:
         if name is not None and normalize_name(name) != who.name:
             raise Forbidden(f"This token judges as {who.name} (got {name[:60]!r}).", path=place)
         return who.name
-    if name is None:
-        return None
-    if fault := name_problem(name):
-        raise Invalid(f"{place} takes {fault} (got {name[:80]!r}).", path=place)
-    return normalize_name(name)
+    with options_at(place.partition(".")[0]):
+        return judge_name(name)
 
 
 ThemeName = Literal["light", "dark"]
-_one_drawing = threading.Lock()  # a page requests many charts at once; leaves a core for other requests
 
 
 @dataclass(frozen=True)
@@ -268,16 +208,16 @@ def accept_drift(store: RunStore, name: str, sheet: str, reason: str, who: Ident
     return apply_sheet(store, name, filled, options)
 
 
-def drift_svg(queries: Queries, store: RunStore, name: str, ask: DriftChart) -> str:
+def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -> str:
     """Return a drift chart as SVG, cached per revision. Raises NotFound if there is no data for it."""
     experiment = get_experiment(store, name)
     judging = queries.judging_of(store, experiment)
-    points = drift_points(judging.history, ask.judge, ask.scale, provisional=ask.provisional)
+    points = drift_points(judging.history, query.judge, query.scale, provisional=query.provisional)
     if not points:
         raise NotFound("No sheet of this judge has a known bias on this scale.", path="query.judge")
 
     def make() -> str:
-        with _one_drawing:
-            return to_svg(drift_chart(points, THEMES[ask.theme]), THEMES[ask.theme])
+        with one_drawing:
+            return to_svg(drift_chart(points, THEMES[query.theme]), THEMES[query.theme])
 
-    return queries.charts.get(("drift", experiment.experiment_id, ask), revision(experiment), make)
+    return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), make)

@@ -1,10 +1,9 @@
-"""Browser login and logout: exchanges a token for an HttpOnly session cookie."""
+"""Browser login and logout: exchanges a token for an HttpOnly session cookie. `security` limits failed attempts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from html import escape
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -15,11 +14,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tipbench.text import iso
 from tipbench.web.api.models import COMMON, LoggedIn, refusals
 from tipbench.web.auth import (
-    CSRF_FIELD,
     CSRF_HEADER,
     JUDGES_TOO,
     Identity,
-    Session,
     check_origin,
     client_of,
     cookie_name,
@@ -54,12 +51,10 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _or_page(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document error responses that are the login page for a form."""
-    documented = refusals(*statuses)
-    for response in documented.values():
-        response["content"]["text/html"] = {"schema": {"type": "string"}}
-    return documented
+# For a form, these errors are the login page.
+_FAILED = refusals(401, 403, 429)
+for _response in _FAILED.values():
+    _response["content"]["text/html"] = {"schema": {"type": "string"}}
 
 
 @router.get(
@@ -89,7 +84,7 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
         200: {"description": "For JSON: name, role and the CSRF token for the header " + CSRF_HEADER + "."},
         303: {"description": "For a form: logged in, redirect."},
         **refusals(400, 413, 422, 500),
-        **_or_page(401, 403, 429),
+        **_FAILED,
     },
 )
 async def log_in(request: Request, panel: PanelState) -> Response:
@@ -104,11 +99,22 @@ async def log_in(request: Request, panel: PanelState) -> Response:
         if by_form:
             return HTMLResponse(_page(request)(request, target, str(exc)), exc.status, headers=exc.headers)
         raise
-    await run_in_threadpool(_end_former, request, panel)
-    session = panel.guard.sessions.begin(identity.token_id)
-    target = _front(identity, target)
-    response = RedirectResponse(target, status_code=303) if by_form else Json(_logged_in(panel, identity, session))
-    _set_cookie(request, response, panel.guard.sessions.seal(session), session.expires - int(time.time()))
+    sessions = panel.guard.sessions
+    former = await run_in_threadpool(sessions.authenticate, session_cookie(request))
+    if former is not None:
+        await run_in_threadpool(sessions.end, former)
+    session = sessions.begin(identity.token_id)
+    if by_form:
+        response: Response = RedirectResponse(_front(identity, target), status_code=303)
+    else:
+        answer = LoggedIn(
+            name=identity.name,
+            role="judge" if identity.is_judge else "admin",
+            expires=iso(session.expires),
+            csrf=sessions.csrf(session),
+        )
+        response = Json(answer.model_dump())
+    _set_cookie(request, response, sessions.seal(session), session.expires - int(time.time()))
     return response
 
 
@@ -153,39 +159,9 @@ def _front(identity: Identity, target: str) -> str:
     return "/judge" if identity.is_judge and target == "/" else target
 
 
-def plain_login_page(_request: Request, target: str, fault: str | None) -> str:
-    """Return a minimal login page, the default until the panel installs its page."""
-    alert = f'<p role="alert">{escape(fault)}</p>' if fault else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Log in · tipbench</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"></head>\n'
-        f'<body><main><h1>tipbench</h1>{alert}<form method="post" action="/login">'
-        f'<input type="hidden" name="next" value="{escape(target)}">'
-        '<p><label for="token">Token</label> '
-        '<input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
-        '<p><button type="submit">Log in</button></p></form></main></body>\n</html>\n'
-    )
-
-
 def _page(request: Request) -> LoginPage:
     page: LoginPage = request.app.state.login_page
     return page
-
-
-def _end_former(request: Request, panel: Panel) -> None:
-    """End the session that the browser had before logging in."""
-    former = panel.guard.sessions.authenticate(session_cookie(request))
-    if former is not None:
-        panel.guard.sessions.end(former)
-
-
-def _logged_in(panel: Panel, identity: Identity, session: Session) -> dict[str, Any]:
-    return {
-        "name": identity.name,
-        "role": str(identity.role),
-        "expires": iso(session.expires),
-        CSRF_FIELD: panel.guard.sessions.csrf(session),
-    }
 
 
 def _set_cookie(request: Request, response: Response, value: str, life_s: int) -> None:

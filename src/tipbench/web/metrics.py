@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (0.005, 0.025, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -38,30 +38,24 @@ class Metrics:
 
     def text(self) -> str:
         """Return all metrics."""
+        name = "tipbench_http_requests_total"
+        lines = [*_head(name, "counter", "Number of requests.")]
         with self._lock:
-            lines = [*self._request_lines(), *self._time_lines()]
+            for (method, route, status), count in sorted(self._requests.items()):
+                lines.append(f"{name}{_labels({'method': method, 'route': route, 'status': str(status)})} {count}")
+            name = "tipbench_http_request_seconds"
+            lines += _head(name, "histogram", "Time to the start of the response.")
+            for route, slots in sorted(self._slots.items()):
+                total = 0
+                for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), slots, strict=True):
+                    total += count
+                    lines.append(f"{name}_bucket{_labels({'route': route, 'le': bound})} {total}")
+                lines.append(f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}")
+                lines.append(f"{name}_count{_labels({'route': route})} {total}")
         for name, (kind, meaning, reading) in self._shown.items():
             lines += _head(name, kind, meaning)
             lines += [f"{name}{_labels(dict(labels))} {value:g}" for labels, value in sorted(reading().items())]
         return "\n".join(lines) + "\n"
-
-    def _request_lines(self) -> Iterator[str]:
-        name = "tipbench_http_requests_total"
-        yield from _head(name, "counter", "Number of requests.")
-        for (method, route, status), count in sorted(self._requests.items()):
-            labels = {"method": method, "route": route, "status": str(status)}
-            yield f"{name}{_labels(labels)} {count}"
-
-    def _time_lines(self) -> Iterator[str]:
-        name = "tipbench_http_request_seconds"
-        yield from _head(name, "histogram", "Time to the start of the response.")
-        for route, slots in sorted(self._slots.items()):
-            total = 0
-            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), slots, strict=True):
-                total += count
-                yield f"{name}_bucket{_labels({'route': route, 'le': bound})} {total}"
-            yield f"{name}_sum{_labels({'route': route})} {self._seconds[route]:.6f}"
-            yield f"{name}_count{_labels({'route': route})} {total}"
 
 
 def _head(name: str, kind: str, meaning: str) -> tuple[str, str]:

@@ -9,33 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.http import canonical_url, is_http_url, strip_login
+from tipbench.http import canonical_url, strip_login
 from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig
 from tipbench.plan.suite import builtin_suites
+from tipbench.record.mlflow import default_servers
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 5180
-DEFAULT_SESSION_HOURS = 12.0
 SHORTEST_ADMIN_TOKEN = 32  # long enough that it cannot be guessed, like generated tokens
-_LONGEST_ADMIN_TOKEN = 200
-_LONGEST_SESSION_HOURS = 24.0 * 31
+_LONGEST_SECRET = 200
 
 
 @dataclass(frozen=True)
 class PanelOptions:
     """Network options and limits of the panel."""
 
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    host: str = "127.0.0.1"
+    port: int = 0
     hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))
     proxies: tuple[str, ...] = ()
     ollama_urls: tuple[str, ...] = ()
     mlflow_urls: tuple[str, ...] = ()
     suites: tuple[Path, ...] = ()
-    session_s: int = int(DEFAULT_SESSION_HOURS * 3600)
+    session_s: int = 12 * 3600
     admin_token: str | None = None
 
     @property
@@ -46,94 +43,44 @@ class PanelOptions:
 
 def panel_options(settings: Settings, *, host: str | None = None, port: int | None = None) -> PanelOptions:
     """Return the options from flags and settings. Raises UsageError with the invalid setting."""
-    chosen = _host(host or settings.get("panel_host") or DEFAULT_HOST)
-    names = settings.listed("panel_hosts") + _own_name(chosen)
-    return PanelOptions(
-        host=chosen,
-        port=_port(settings, port),
-        hosts=Hosts.of(names),
-        proxies=tuple(_proxy(each) for each in settings.listed("panel_proxies")),
-        ollama_urls=tuple(_url("panel_urls", each) for each in settings.listed("panel_urls")),
-        mlflow_urls=tuple(_url("panel_mlflow_urls", each) for each in settings.listed("panel_mlflow_urls")),
-        suites=tuple(Path(each).expanduser() for each in settings.listed("panel_suites")),
-        session_s=_session_s(settings),
-        admin_token=_admin_token(settings.get("admin_token")),
-    )
-
-
-def _host(text: str) -> str:
-    name = text.strip().strip("[]")
+    given = settings.operator(host=host, port=port)
+    name = given.panel_host.strip().strip("[]")
     try:
-        return str(ipaddress.ip_address(name))
+        address = ipaddress.ip_address(name)
     except ValueError:
         if host_name(name) is None or ":" in name:
             raise UsageError(
-                f"--host must be a name or an address without a port (got {text[:80]!r}), for example 127.0.0.1"
+                f"--host must be a name or an address without a port (got {given.panel_host[:80]!r}), "
+                "for example 127.0.0.1"
             ) from None
-        return name
+        chosen, everywhere = name, False
+    else:
+        chosen, everywhere = str(address), address.is_unspecified  # 0.0.0.0 and :: are not names of a host
+    token = settings.get("admin_token")
+    if token is not None:
+        check_secret("TIPBENCH_ADMIN_TOKEN", token, SHORTEST_ADMIN_TOKEN)
+        if " " in token:
+            raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
+    return PanelOptions(
+        host=chosen,
+        port=given.panel_port,
+        hosts=Hosts.of(given.panel_hosts if everywhere else (*given.panel_hosts, chosen)),
+        proxies=given.panel_proxies,
+        ollama_urls=given.panel_urls,
+        mlflow_urls=given.panel_mlflow_urls,
+        suites=tuple(Path(each).expanduser() for each in given.panel_suites),
+        session_s=max(1, int(given.panel_session_hours * 3600)),
+        admin_token=token,
+    )
 
 
-def _own_name(host: str) -> tuple[str, ...]:
-    """Return the listening address as an allowed host, unless it is unspecified (0.0.0.0 or ::)."""
-    try:
-        return () if ipaddress.ip_address(host).is_unspecified else (host,)
-    except ValueError:
-        return (host,)
-
-
-def _port(settings: Settings, flag: int | None) -> int:
-    text = str(flag) if flag is not None else settings.get("panel_port") or str(DEFAULT_PORT)
-    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= 65535:
+def check_secret(variable: str, text: str, shortest: int) -> None:
+    """Raise UsageError unless a secret chosen by the operator is long enough and plain; the error omits its value."""
+    if not shortest <= len(text) <= _LONGEST_SECRET or not text.isascii() or not text.isprintable():
         raise UsageError(
-            f"The panel's port must be a number from 0 to 65535; 0 chooses a free one (got {text[:40]!r})."
+            f"{variable} must have {shortest} to {_LONGEST_SECRET} printable ASCII characters (got {len(text)}). "
+            "Create one with `openssl rand -hex 32`."
         )
-    return int(text)
-
-
-def _proxy(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
-    except ValueError:
-        raise UsageError(
-            f"panel_proxies must be addresses of reverse proxies, separated by commas (got {text[:80]!r}), "
-            "for example 127.0.0.1"
-        ) from None
-
-
-def _url(key: str, text: str) -> str:
-    if not is_http_url(text):
-        raise UsageError(
-            f"{key} must be HTTP URLs, separated by commas (got {text[:80]!r}), for example http://gpu-box:11434"
-        )
-    return text.rstrip("/")
-
-
-def _session_s(settings: Settings) -> int:
-    text = settings.get("panel_session_hours") or str(DEFAULT_SESSION_HOURS)
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours <= _LONGEST_SESSION_HOURS:
-        raise UsageError(
-            f"panel_session_hours must be a number of hours above 0, at most {_LONGEST_SESSION_HOURS:g} "
-            f"(got {text[:40]!r})."
-        )
-    return max(1, int(hours * 3600))
-
-
-def _admin_token(text: str | None) -> str | None:
-    """Validate the operator's token, chosen by the operator; errors omit its value."""
-    if text is None:
-        return None
-    if not SHORTEST_ADMIN_TOKEN <= len(text) <= _LONGEST_ADMIN_TOKEN or not text.isascii() or not text.isprintable():
-        raise UsageError(
-            f"TIPBENCH_ADMIN_TOKEN must have {SHORTEST_ADMIN_TOKEN} to {_LONGEST_ADMIN_TOKEN} printable ASCII "
-            f"characters (got {len(text)}). Create one with `openssl rand -hex 32`."
-        )
-    if " " in text:
-        raise UsageError("TIPBENCH_ADMIN_TOKEN must not contain spaces. Create one with `openssl rand -hex 32`.")
-    return text
 
 
 _URLS = ("ollama_url", "mlflow_url")
@@ -145,7 +92,7 @@ class RunPolicy:
     """Servers and suites the operator allows. URLs are used as configured, including credentials."""
 
     settings: Settings
-    urls: Mapping[str, tuple[str, ...]]  # by configuration key
+    urls: Mapping[str, tuple[str, ...]]  # by configuration key: configured and listed
     suites: tuple[Path, ...] = ()
 
     @classmethod
@@ -175,7 +122,7 @@ class RunPolicy:
             properties[key]["default"] = shown
         for key in _URLS:
             nothing = [] if key == "ollama_url" else [None]
-            properties[key]["enum"] = [*nothing, *(strip_login(url) for url in self.urls[key])]
+            properties[key]["enum"] = [*nothing, *(strip_login(url) for url in self._allowed(key))]
         return schema
 
     def check_suite(self, suite: str) -> None:
@@ -196,9 +143,10 @@ class RunPolicy:
             )
 
     def _url(self, key: str, url: str) -> str:
-        known = {canonical_url(each): each for each in self.urls[key]}
+        allowed = self._allowed(key)
+        known = {canonical_url(each): each for each in allowed}
         if canonical_url(url) not in known:
-            allowed_urls = ", ".join(strip_login(each) for each in self.urls[key]) or "none"
+            allowed_urls = ", ".join(map(strip_login, allowed))
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
                 f"{_LISTS[key]} adds others.",
@@ -206,3 +154,8 @@ class RunPolicy:
                 path=f"body.{key}",
             )
         return known[canonical_url(url)]
+
+    def _allowed(self, key: str) -> tuple[str, ...]:
+        """Return the allowed servers; without a configured MLflow also those that the panel itself would choose."""
+        own = default_servers(self.settings.home) if key == "mlflow_url" and not self.settings.get(key) else ()
+        return (*own, *self.urls[key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,28 +12,30 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
-from tipbench.compare.cells import BoardCells, CellFilter, read_board
-from tipbench.compare.leaderboard import Leaderboard, read_leaderboard
-from tipbench.compare.matrix import Pair
-from tipbench.errors import MlflowError, UsageError
+from tipbench.compare.cells import BoardCells, read_board
+from tipbench.compare.leaderboard import Leaderboard
+from tipbench.errors import MlflowError, TipbenchError, UsageError
 from tipbench.judge.material import CANDIDATES, RAW
 from tipbench.judge.scores import SCORES
+from tipbench.judge.sheet_store import SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
 from tipbench.record.mlflow_wire import RECORD_TAG, REVISION_TAG, matches
-from tipbench.record.reader import CellCounts, count_cells, run_json
-from tipbench.record.run import NewRun, RunChange, RunKind, StoredRun
+from tipbench.record.reader import cells, run_json
+from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
+from tipbench.text import iso
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound
 from tipbench.web.forms import SortKey, page_of
+from tipbench.workflows.board import BoardQuery
 
-KEPT = 4  # snapshots; 2400 cells take about 40 MB
+SNAPSHOTS = 4  # of 2400 cells each take about 40 MB
 # Texts cached with a snapshot, needed for boards, answers and judging status. They are read along with the runs, so
 # caching them saves a second read; prompts and rubrics are read on demand.
 _TEXTS: Mapping[str, tuple[str, ...]] = {str(RunKind.CELL): (SCORES, CANDIDATES, RAW)}
 
-Kept = tuple[tuple[StoredRun, Mapping[str, str]], ...]
+Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]
 
 
 def revision(experiment: Experiment) -> str | None:
@@ -48,14 +51,15 @@ class SnapshotStore:
         self._experiment = experiment
         self._cache = cache
 
-    def snapshot(self, kind: str) -> Kept:
+    def snapshot(self, kind: str) -> Snapshot:
         """Return all runs of a kind, newest first."""
         key, version = ("snapshot", self._experiment.experiment_id, kind), revision(self._experiment)
-        return self._cache.get(key, version, lambda: self._load(kind))
 
-    def _load(self, kind: str) -> Kept:
-        found = self._store.read(self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ()))
-        return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
+        def load() -> Snapshot:
+            found = self._store.read(self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ()))
+            return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
+
+        return self._cache.get(key, version, load)
 
     def search(self, experiment_id: str, *, where: Mapping[str, str], limit: int | None = None) -> Iterator[StoredRun]:
         """Search the snapshot if it covers the experiment and kind, else the store."""
@@ -66,12 +70,13 @@ class SnapshotStore:
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         """Read from the snapshot if it covers the experiment, kind and texts, else from the store."""
         kind = where.get("kind", "")
-        ours = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
-        if not ours or not set(texts) <= set(_TEXTS.get(kind, ())):
+        has_runs = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
+        has_texts = set(texts) <= set(_TEXTS.get(kind, ()))
+        if not has_runs or not has_texts:
             return self._store.read(experiment_id, where=where, texts=texts, limit=limit)
         found = (
-            (run, {name: kept[name] for name in texts if name in kept})
-            for run, kept in self.snapshot(kind)
+            (run, {name: cached[name] for name in texts if name in cached})
+            for run, cached in self.snapshot(kind)
             if matches(run, where)
         )
         return islice(found, limit)
@@ -104,31 +109,20 @@ class SnapshotStore:
         """Change the revision of an experiment."""
         self._store.touch(experiment_id)
 
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of an experiment."""
+        self._store.tag_experiment(experiment_id, tags)
 
+
+# Entries per cache.
 SMALL = 256  # boards, judging status
 COUNTS = 256  # at least; grows to the number of experiments
-_COPIES = 10  # of one record; more than one is rare
 LARGE = 8  # reports and answers, up to a few MB each
 PAIRS = 32  # comparisons of two rows, up to a few hundred kB each
 CHARTS = 96  # about 25 kB each
 TABLES = 16  # prepared and rendered, half a MB for 300 rows
 
-
-@dataclass(frozen=True)
-class BoardQuery:
-    """Options of a board, as for `tipbench compare`."""
-
-    where: tuple[tuple[str, str], ...] = ()
-    judge: str | None = None
-    provisional: bool = False
-    baseline: Pair | None = None
-    by: Literal["model", "prompt"] | None = None
-    cluster: Literal["persona"] | None = None
-
-    @property
-    def question(self) -> CellFilter:
-        """The options that select cells."""
-        return CellFilter(dict(self.where), self.judge, self.provisional)
+_COPIES = 10  # runs of one record that are searched; more than one is rare
 
 
 @dataclass(frozen=True)
@@ -149,6 +143,9 @@ class ExperimentsPage:
     total: int = 0  # number of experiments, unfiltered
 
 
+RunSort = Literal["-started", "composite", "-composite"]
+
+
 @dataclass(frozen=True)
 class RunListQuery:
     """Filter and page of a list of runs."""
@@ -158,13 +155,15 @@ class RunListQuery:
     limit: int = 50
     after: str | None = None
     superseded: bool = False
+    text: str = ""  # in the tips or the raw answer, ignoring case
+    sort: RunSort = "-started"
 
 
 class Queries:
     """Cached read queries on a store. Thread-safe."""
 
     def __init__(self) -> None:
-        self.snapshots = Cache(KEPT)
+        self.snapshots = Cache(SNAPSHOTS)
         self.counts = Cache(COUNTS)
         self.small = Cache(SMALL)
         self.large = Cache(LARGE)
@@ -172,67 +171,83 @@ class Queries:
         self.charts = Cache(CHARTS)
         self.tables = Cache(TABLES)
 
-    def experiments(self, store: RunStore, ask: ExperimentsQuery) -> ExperimentsPage:
+    def experiments(self, store: RunStore, query: ExperimentsQuery) -> ExperimentsPage:
         """Return a page of tipbench experiments; cells are counted only for experiments on the page."""
-        ours = sorted((each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)), key=_by_name)
-        self.counts.make_room(len(ours))
-        wanted = ask.q.strip().casefold()
-        found = [each for each in ours if wanted in each.name.casefold()]
-        page, following = page_of(found, _by_name, limit=ask.limit, after=ask.after)
-        few = len(ours) <= KEPT
-        return ExperimentsPage(
-            tuple(self._experiment_row(store, each, few=few) for each in page), following, total=len(ours)
-        )
+        experiments = [each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)]
+        experiments.sort(key=_by_name)
+        self.counts.make_room(len(experiments))
+        wanted = query.q.strip().casefold()
+        found = [each for each in experiments if wanted in each.name.casefold()]
+        page, following = page_of(found, _by_name, limit=query.limit, after=query.after)
+        all_fit = len(experiments) <= SNAPSHOTS
+        rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
+        return ExperimentsPage(rows, following, total=len(experiments))
 
-    def runs(self, store: RunStore, name: str, ask: RunListQuery) -> dict[str, Any]:
-        """Return a page of an experiment's runs, newest first, without texts."""
+    def runs(self, store: RunStore, name: str, query: RunListQuery) -> dict[str, Any]:
+        """Return a page of an experiment's runs, without texts."""
         experiment = get_experiment(store, name)
-        where = {"kind": ask.kind, **dict(ask.where)}
-        found = [
-            run
-            for run in self.view(store, experiment).search(experiment.experiment_id, where=where)
-            if ask.superseded or run.tags.get("superseded") != "true"
-        ]
-        page, following = page_of(found, _place, limit=ask.limit, after=ask.after)
+        found = self.found_runs(store, experiment, query)
+        page, following = page_of(found, partial(_sort_key, query.sort), limit=query.limit, after=query.after)
         return {"items": [_run_row(experiment, run) for run in page], "next": following, "total": len(found)}
+
+    def found_runs(self, store: RunStore, experiment: Experiment, query: RunListQuery) -> list[StoredRun]:
+        """Return all runs that match a query, in its order."""
+        where, view = {"kind": query.kind, **dict(query.where)}, self.view(store, experiment)
+        if query.text and query.kind == RunKind.CELL:
+            read = view.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+            wanted = query.text.casefold()
+            found: Iterator[StoredRun] = (run for run, texts in read if wanted in answer_text(texts).casefold())
+        else:
+            found = view.search(experiment.experiment_id, where=where)
+        if not query.superseded:
+            found = (run for run in found if run.tags.get("superseded") != "true")
+        return sorted(found, key=partial(_sort_key, query.sort))
 
     def run(self, store: RunStore, name: str, run_id: str) -> dict[str, Any]:
         """Return a run of the experiment with all its texts. Raises NotFound."""
         experiment = get_experiment(store, name)
+        missing = NotFound(
+            f"{name[:200]} has no run {run_id[:64]}. GET /api/bench/runs/… lists its runs.", path="path.run_id"
+        )
         try:
             run, texts = store.get(run_id)
         except MlflowError as exc:
             if exc.status == 404 and exc.code:
-                raise _no_run(name, run_id) from exc
+                raise missing from exc
             raise
-        if not _belongs(store, experiment, run):
-            raise _no_run(name, run_id)
+        # MLflow returns runs of any experiment by id: search this experiment for the run's record.
+        record = run.tags.get(RECORD_TAG)
+        if record is None:
+            raise missing
+        copies = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_COPIES)
+        if run.run_id not in {copy.run_id for copy in copies}:
+            raise missing
         return {**_run_row(experiment, run), "status": run.status, "texts": texts}
 
-    def leaderboard(self, store: RunStore, name: str, ask: BoardQuery) -> Leaderboard:
+    def leaderboard(self, store: RunStore, name: str, query: BoardQuery) -> Leaderboard:
         """Return the board, as `tipbench compare` computes it."""
-        return self.board(store, get_experiment(store, name), ask)
+        return self.board(store, get_experiment(store, name), query)
 
-    def answers(self, store: RunStore, name: str, ask: BoardQuery) -> tuple[ScenarioAnswers, ...]:
+    def answers(self, store: RunStore, name: str, query: BoardQuery) -> tuple[ScenarioAnswers, ...]:
         """Return the answers of the board's pairs, by scenario."""
         experiment = get_experiment(store, name)
 
         def make() -> tuple[ScenarioAnswers, ...]:
-            view, cells = self.view(store, experiment), self.cells(store, experiment, ask)
-            return read_answers(view, experiment, self.board(store, experiment, ask), cells)
+            view, cells = self.view(store, experiment), self.cells(store, experiment, query)
+            return read_answers(view, experiment, self.board(store, experiment, query), cells)
 
-        return self.large.get(("answers", experiment.experiment_id, ask), revision(experiment), make)
+        return self.large.get(("answers", experiment.experiment_id, query), revision(experiment), make)
 
-    def report(self, store: RunStore, name: str, ask: BoardQuery) -> str:
+    def report(self, store: RunStore, name: str, query: BoardQuery) -> str:
         """Return the board as one HTML file, as written by `compare --html`."""
         from tipbench.compare.html import html_report
 
         experiment = get_experiment(store, name)
         return self.large.get(
-            ("report", experiment.experiment_id, ask),
+            ("report", experiment.experiment_id, query),
             revision(experiment),
             lambda: html_report(
-                self.board(store, experiment, ask), self.answers(store, name, ask), self.judging(store, name)
+                self.board(store, experiment, query), self.answers(store, name, query), self.judging(store, name)
             ),
         )
 
@@ -246,49 +261,75 @@ class Queries:
         view = self.view(store, experiment)
         return self.small.get(key, revision(experiment), lambda: judging_status(view, experiment))
 
-    def board(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> Leaderboard:
+    def board(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> Leaderboard:
         """Return the board of an already loaded experiment."""
 
         def make() -> Leaderboard:
             view = self.view(store, experiment)
-            read = partial(read_leaderboard, view, experiment, ask.question, by=ask.by, cluster=ask.cluster)
             try:
-                return read(baseline=ask.baseline)[0]
+                return query.read(view, experiment)[0]
             except UsageError:
-                meant = self._meant(store, experiment, ask)
-                if meant is None:
+                if query.baseline is None:
                     raise
-                return read(baseline=meant)[0]
+                # Slashes in names make MODEL/PROMPT ambiguous: if one row only is spelled like the baseline, use it.
+                pairs = self.board(store, experiment, replace(query, baseline=None)).matrix.pairs
+                spelling = str(query.baseline).strip()
+                same_spelling = [pair for pair in pairs if str(pair).strip() == spelling and pair != query.baseline]
+                if len(same_spelling) != 1:
+                    raise
+                return replace(query, baseline=same_spelling[0]).read(view, experiment)[0]
 
-        return self.small.get(("board", experiment.experiment_id, ask), revision(experiment), make)
+        return self.small.get(("board", experiment.experiment_id, query), revision(experiment), make)
 
-    def cells(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> BoardCells:
+    def cells(self, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardCells:
         """Return the cells of a board; they do not depend on `baseline`, `by` or `cluster`."""
-        key = ("cells", experiment.experiment_id, ask.where, ask.judge, ask.provisional)
+        key = ("cells", experiment.experiment_id, query.where, query.judge, query.provisional, query.exclude)
         view = self.view(store, experiment)
         return self.large.get(
-            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, ask.question)
+            key, revision(experiment), lambda: read_board(view, experiment.experiment_id, query.question)
         )
 
-    def _meant(self, store: RunStore, experiment: Experiment, ask: BoardQuery) -> Pair | None:
-        """Return the only row spelled like an unknown baseline; slashes in names make MODEL/PROMPT ambiguous."""
-        if ask.baseline is None:
-            return None
-        there = self.board(store, experiment, replace(ask, baseline=None)).matrix.pairs
-        alike = [pair for pair in there if str(pair).strip() == str(ask.baseline).strip() and pair != ask.baseline]
-        return alike[0] if len(alike) == 1 else None
+    def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
+        """Return the row of an experiment; its cells are counted in a snapshot if one is cached, or may be loaded.
 
-    def _experiment_row(self, store: RunStore, experiment: Experiment, *, few: bool) -> dict[str, Any]:
-        counts = self.counts.get(
-            experiment.experiment_id, revision(experiment), lambda: self._count(store, experiment, few=few)
-        )
-        return {"experiment": experiment.name, **vars(counts), "url": experiment.url}
-
-    def _count(self, store: RunStore, experiment: Experiment, *, few: bool) -> CellCounts:
-        """Count cells in a snapshot, or in the store if caching many experiments would evict the snapshots in use."""
+        Loading those of many experiments would evict the snapshots in use, so their cells are counted in the store.
+        """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
-        kept = few or self.snapshots.has(key, revision(experiment))
-        return count_cells(self.view(store, experiment) if kept else store, experiment.experiment_id)
+        use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
+        source = self.view(store, experiment) if use_snapshot else store
+        held = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
+
+        def count() -> dict[str, Any]:
+            runs = cells(source, experiment.experiment_id, {})
+            states = [run.state for run in runs]
+            newest = max((run.end_ms or run.start_ms for run in runs), default=None)
+            return {
+                "cells": len(runs),
+                "pending": states.count(RunState.PENDING),
+                "judged": states.count(RunState.JUDGED),
+                "failed": states.count(RunState.FAILED),
+                "provisional": sum("provisional_judge" in run.tags for run in runs),
+                "held": sum(1 for _ in store.search(experiment.experiment_id, where=held)),
+                "models": sorted({run.params.get("model", "") for run in runs} - {""}),
+                "changed": iso(newest / 1000) if newest else None,
+            }
+
+        found = self.counts.get(experiment.experiment_id, revision(experiment), count)
+        scored = found["judged"] or found["provisional"]
+        has_board = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
+        leader = self._leader(store, experiment) if scored and (use_snapshot or has_board) else None
+        return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
+
+    def _leader(self, store: RunStore, experiment: Experiment) -> dict[str, Any] | None:
+        try:
+            board = self.board(store, experiment, BoardQuery())
+        except TipbenchError:  # shown on the board's page
+            return None
+        pair = board.ranking.leader
+        if pair is None:
+            return None
+        state = {"decided": board.ranking.decided, "provisional": board.provisional}
+        return {"model": pair.model, "prompt_version": pair.prompt, **state}
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
         """Return the store with this experiment's runs cached."""
@@ -296,21 +337,26 @@ class Queries:
 
 
 def quote_path(value: object) -> str:
-    """Quotes a path segment, including slashes."""
+    """Quote a path segment, including slashes."""
     return quote(str(value), safe="", errors="backslashreplace")
 
 
 def experiment_path(name: str, *rest: str) -> str:
-    """Returns the path of an experiment's page: experiment_path(name, "runs", run_id)."""
+    """Return the path of an experiment's page: experiment_path(name, "runs", run_id)."""
     return "/".join(["/experiments", *(quote_path(part) for part in (name, *rest))])
+
+
+def check_name(name: str, path: str = "path.experiment") -> None:
+    """Raise Invalid unless the name is valid for an experiment; `path` is its place in the request."""
+    try:
+        check_experiment_name(name)
+    except ValueError as exc:
+        raise Invalid(str(exc), path=path) from exc
 
 
 def get_experiment(store: RunStore, name: str) -> Experiment:
     """Return an experiment by name. Raises Invalid if the name is invalid, NotFound if it does not exist."""
-    try:
-        check_experiment_name(name)
-    except ValueError as exc:
-        raise Invalid(str(exc), path="path.experiment") from exc
+    check_name(name)
     experiment = store.experiment(name)
     if experiment is None:
         raise NotFound(
@@ -320,32 +366,35 @@ def get_experiment(store: RunStore, name: str) -> Experiment:
     return experiment
 
 
-def _belongs(store: RunStore, experiment: Experiment, run: StoredRun) -> bool:
-    """Whether the run was recorded in this experiment; MLflow returns runs of any experiment by id."""
-    record = run.tags.get(RECORD_TAG)
-    if record is None:
-        return False
-    found = store.search(experiment.experiment_id, where={RECORD_TAG: record}, limit=_COPIES)
-    return any(each.run_id == run.run_id for each in found)
-
-
-def run_link(experiment: Experiment, run_id: str) -> str | None:
-    """Return the URL of the run's page in MLflow, or None."""
-    return None if experiment.url is None else f"{experiment.url}/runs/{run_id}"
-
-
 def _run_row(experiment: Experiment, run: StoredRun) -> dict[str, Any]:
     times: Mapping[str, int | None] = {"start_ms": run.start_ms, "end_ms": run.end_ms}
-    return {**run_json(run), **times, "url": run_link(experiment, run.run_id)}
+    return {**run_json(run), **times, "url": experiment.run_url(run.run_id)}
 
 
 def _by_name(experiment: Experiment) -> SortKey:
     return SortKey(0, experiment.name)
 
 
-def _place(run: StoredRun) -> SortKey:
-    return SortKey(-run.start_ms, run.run_id)
+def answer_text(texts: Mapping[str, str]) -> str:
+    """Return a cell's tips, one per line; the raw answer if it has no tips."""
+    try:
+        tips = [f"{tip['tip']}\n{tip['rationale']}" for tip in json.loads(texts.get(CANDIDATES, "[]"))]
+    except (ValueError, KeyError, TypeError):
+        tips = []
+    return "\n".join(tips) or texts.get(RAW, "")
 
 
-def _no_run(name: str, run_id: str) -> NotFound:
-    return NotFound(f"{name[:200]} has no run {run_id[:64]}. GET /api/bench/runs/… lists its runs.", path="path.run_id")
+def shown_composite(metrics: Mapping[str, float | None]) -> float | None:
+    """Return the composite that counts, else the provisional one."""
+    counted = metrics.get("composite")
+    return counted if counted is not None else metrics.get("provisional_composite")
+
+
+def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
+    if sort == "-started":
+        return SortKey(-run.start_ms, run.run_id)
+    composite = shown_composite(run.metrics)
+    if composite is None:
+        return SortKey(sys.maxsize, run.run_id)  # unknown scores last in both orders
+    millionths = round(composite * 1e6)  # a sort key is an integer
+    return SortKey(-millionths if sort == "-composite" else millionths, run.run_id)

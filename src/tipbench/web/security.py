@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,7 +44,17 @@ class Hosts:
     @classmethod
     def of(cls, names: Iterable[str]) -> Hosts:
         """Parse configured names or addresses without ports. Raises UsageError with the invalid one."""
-        return cls(frozenset(_configured(name) for name in names))
+        allowed = set()
+        for name in names:
+            text = name.strip().lower()
+            known = _address(text) or host_name(text)
+            if known is None or (":" in text and _address(text.strip("[]")) is None):
+                raise UsageError(
+                    "panel_hosts must be names or addresses without scheme and port, separated by commas "
+                    f"(got {name[:80]!r}), for example tips.example.org,10.0.0.7"
+                )
+            allowed.add(known)
+        return cls(frozenset(allowed))
 
     def allow(self, header: str) -> bool:
         """Whether the Host header is allowed."""
@@ -102,28 +113,19 @@ def _is_port(text: str) -> bool:
     return bool(_PORT.fullmatch(text)) and int(text) <= 65535
 
 
-def _configured(name: str) -> str:
-    text = name.strip().lower()
-    known = _address(text) or host_name(text)
-    if known is None or (":" in text and _address(text.strip("[]")) is None):
-        raise UsageError(
-            f"panel_hosts must be names or addresses without scheme and port, separated by commas (got {name[:80]!r}), "
-            "for example tips.example.org,10.0.0.7"
-        )
-    return known
-
-
-FREE = 5  # failed attempts of a client before it has to wait
+FREE_FAILURES = 5  # failed log-ins of a client before it has to wait
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 900.0
-CLIENTS = 10_000  # tracked; the least recent is dropped first
-BURST = 60  # failed attempts of all clients together
-PER_SECOND = 0.5  # refill rate of BURST
+TRACKED_CLIENTS = 10_000  # the least recent is dropped first
+FAILURE_BURST = 60  # failed log-ins of all clients together
+FAILURES_PER_SECOND = 0.5  # refill rate of FAILURE_BURST: 30 per minute
 _V6_PREFIX = 64  # a client usually controls a whole /64
 
 
 @dataclass(frozen=True)
 class _Record:
+    """Failed attempts of a client."""
+
     failures: int
     free_at: float  # time of the next allowed attempt
     forget_at: float
@@ -136,46 +138,34 @@ class LoginLimiter:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: OrderedDict[str, _Record] = OrderedDict()
-        self._room = float(BURST)
+        self._room = float(FAILURE_BURST)
         self._filled_at = clock()
 
     def admit(self, client: str) -> float:
         """Count a failed attempt and return 0, or return the seconds to wait if it is not allowed yet."""
         with self._lock:
             now = self._clock()
-            self._refill(now)
-            record = self._known(client, now)
+            self._room = min(float(FAILURE_BURST), self._room + (now - self._filled_at) * FAILURES_PER_SECOND)
+            self._filled_at = now
+            record = self._clients.get(client)
+            if record is None or record.forget_at <= now:
+                record = _Record(0, 0.0, 0.0)
             if record.free_at > now:
                 return record.free_at - now
             if self._room < 1:
-                return (1 - self._room) / PER_SECOND
+                return (1 - self._room) / FAILURES_PER_SECOND
             self._room -= 1
-            self._remember(client, _failed_again(record, now))
+            failures = record.failures + 1
+            over = failures - FREE_FAILURES
+            wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
+            self._clients[client] = _Record(failures, now + wait, now + wait + LONGEST_WAIT_S)
+            self._clients.move_to_end(client)
+            while len(self._clients) > TRACKED_CLIENTS:
+                self._clients.popitem(last=False)
             return 0.0
 
     def __len__(self) -> int:
         return len(self._clients)
-
-    def _known(self, client: str, now: float) -> _Record:
-        record = self._clients.get(client)
-        return record if record is not None and record.forget_at > now else _Record(0, 0.0, 0.0)
-
-    def _remember(self, client: str, record: _Record) -> None:
-        self._clients[client] = record
-        self._clients.move_to_end(client)
-        while len(self._clients) > CLIENTS:
-            self._clients.popitem(last=False)
-
-    def _refill(self, now: float) -> None:
-        self._room = min(float(BURST), self._room + (now - self._filled_at) * PER_SECOND)
-        self._filled_at = now
-
-
-def _failed_again(record: _Record, now: float) -> _Record:
-    failures = record.failures + 1
-    over = failures - FREE
-    wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(over, 32)) if over >= 0 else 0.0
-    return _Record(failures, now + wait, now + wait + LONGEST_WAIT_S)
 
 
 def client_key(host: str | None) -> str:
@@ -229,14 +219,13 @@ class SecurityMiddleware:
         """Handle one request; WebSockets are rejected."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._guarded(scope, receive, send)
-        else:
+            return
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+            return
         started = self._clock()
-        request_id = _request_id(Headers(scope=scope))
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)  # only what is safe to log
         scope.setdefault("state", {})["request_id"] = request_id
         outgoing = _Outgoing(send, request_id, self._clock)
         try:
@@ -245,7 +234,9 @@ class SecurityMiddleware:
                 await refusal(scope, receive, outgoing)
             else:
                 await self._app(scope, _bounded(scope, receive), outgoing)
-            _log_failure(scope, request_id)
+            failure: Any = scope["state"].get("failure")
+            if failure is not None:
+                log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
         except ClientDisconnect:
             log.info("request %s: client disconnected", request_id)
         except Exception:
@@ -273,6 +264,24 @@ class SecurityMiddleware:
         if not (length.isascii() and length.isdigit()) or int(length[:20]) > limit:
             return Json(error_json("too_large", _too_large(limit), "body"), 413, headers={"Connection": "close"})
         return None
+
+
+class CompressionMiddleware:
+    """ASGI middleware: compresses the responses of GET requests.
+
+    The length of a compressed response can reveal a secret next to text that an attacker chooses (BREACH). Other sites
+    cannot send requests with a user's session, because its cookie is SameSite=Strict. A secret that is shown once, such
+    as a new token, is in the response of a POST, which is never compressed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._compressing = GZipMiddleware(app, minimum_size=1000, compresslevel=5)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; event streams are passed on as they are."""
+        compressed = scope["type"] == "http" and scope["method"] == "GET"
+        await (self._compressing if compressed else self._app)(scope, receive, send)
 
 
 class _Outgoing:
@@ -320,18 +329,6 @@ def _limit(path: str) -> int:
 
 def _too_large(limit: int) -> str:
     return f"The body of this request may have at most {limit // 1_000_000} MB. Send less at a time."
-
-
-def _request_id(headers: Headers) -> str:
-    """Return the client's X-Request-ID if it is safe to log, else a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-
-
-def _log_failure(scope: Scope, request_id: str) -> None:
-    failure: Any = scope["state"].get("failure")
-    if failure is not None:
-        log.warning("request %s: %s: %r", request_id, type(failure).__name__, str(failure)[:2000])
 
 
 JUDGES_AT_ONCE = 1

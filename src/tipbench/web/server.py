@@ -21,14 +21,15 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128
-_OPEN_FILES = 8192  # raised to this at startup, as far as the hard limit allows
+_ACCEPTED_AT_ONCE = 16  # connections that asyncio accepts before it runs code that could close one over a cap
+_OPEN_FILES = 8192  # the soft limit is raised to this at startup, as far as the hard limit allows
 _MAX_CONNECTIONS = 2048
 _LOG_LINES = 100  # similar lines per period
 _LOG_PERIOD_S = 60.0
 _DRAIN_S = 10.0
 _DRAIN_BYTES = 256_000_000
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_CLOSE_S = 5  # timeout for open requests and streams at shutdown
+_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_SHUTDOWN_S = 5  # timeout for open requests and streams
 
 
 def listen(host: str, port: int, name: str = "panel") -> socket.socket:
@@ -55,8 +56,11 @@ def listen(host: str, port: int, name: str = "panel") -> socket.socket:
 
 def server_url(sock: socket.socket, host: str) -> str:
     """Return the URL of a server that listens on this socket."""
-    name = "localhost" if host in _EVERYWHERE else host  # the unspecified address is not usable in a URL
-    return f"http://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}/"
+    name = "localhost" if host in _UNSPECIFIED else host  # the unspecified address is not usable in a URL
+    if ":" in name:
+        name = f"[{name}]"  # IPv6
+    port = sock.getsockname()[1]
+    return f"http://{name}:{port}/"
 
 
 def raise_file_limit() -> int:
@@ -64,11 +68,12 @@ def raise_file_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return _OPEN_FILES
-    with contextlib.suppress(OSError, ValueError):  # not allowed to: keep the present limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
-    return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # not permitted
+        return soft
+    return wanted
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,11 @@ class ConnectionLimits:
     headers_s: float = 10.0  # for a request's headers, from the connection or the previous response
     body_s: float = 60.0  # for a request's body
     stalled_s: float = 60.0  # without the client reading any of the response
-    check_s: float = 1.0
+    check_s: float = 1.0  # between two checks of a connection
 
     @classmethod
     def of(cls, open_files: int, proxies: Sequence[str] = ()) -> ConnectionLimits:
-        """Return limits that leave half of the files for databases and logs, and half of the rest for other clients."""
+        """Return limits that leave half of the files for databases and logs; one address gets half of the rest."""
         total = max(16, min(_MAX_CONNECTIONS, open_files // 2))
         return cls(total, total // 2, tuple(proxies))
 
@@ -98,10 +103,10 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol with time limits and caps.
+    """uvicorn's HTTP protocol with time limits and caps; one instance per connection.
 
-    A connection over a cap closes the oldest one that is waiting for a request's headers, so that half-sent requests
-    cannot lock out others; if there is none, the new connection is closed.
+    If a new connection exceeds a cap, the oldest one that waits for its client is closed, so that half-sent requests
+    and clients that do not read cannot lock out others; if none waits, the new connection is closed.
     """
 
     limits: ConnectionLimits
@@ -125,14 +130,21 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     @property
-    def waiting(self) -> bool:
-        """Whether no request is in progress: its headers have not been received completely."""
+    def _between_requests(self) -> bool:
+        """Whether no request is in progress, or its headers have not been received completely."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _waits_for_client(self) -> bool:
+        """Whether the rest of a request is missing, or the client has not read its response."""
+        return self._between_requests or self.cycle.more_body or self.transport.get_write_buffer_size() > 0
+
     def _make_room(self, others: Sequence[LimitedProtocol]) -> None:
-        oldest = min((each for each in others if each.waiting), key=lambda each: each._opened, default=self)
-        self.connections.discard(oldest)
-        oldest.transport.abort()
+        """Close the oldest of the other connections that waits for its client; this one if none waits."""
+        idle = [each for each in others if each._waits_for_client]
+        closed = min(idle, key=lambda each: each._opened, default=self)
+        self.connections.discard(closed)
+        closed.transport.abort()
 
     def _check(self) -> None:
         """Close the connection if it has been in one phase of a request for too long."""
@@ -142,8 +154,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.transport.is_closing():
             return
         if unread := self.transport.get_write_buffer_size():
+            # `unread` is part of the phase, so that the time starts again whenever the client reads.
             phase, limit = ("response", cycle, unread), self.limits.stalled_s
-        elif self.waiting:
+        elif self._between_requests:
             phase, limit = ("headers", cycle), self.limits.headers_s
         else:
             phase, limit = ("body", cycle), self.limits.body_s
@@ -172,7 +185,7 @@ class RepeatedLines(logging.Filter):
         self._counts: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the record; the first one of a new period has the number of suppressed ones."""
+        """Return whether to log the record; the first one of a new period gets the number of suppressed ones."""
         if self._clock() - self._started >= _LOG_PERIOD_S:
             self._started = self._clock()
             suppressed = sum(max(0, count - _LOG_LINES) for count in self._counts.values())
@@ -185,15 +198,15 @@ class RepeatedLines(logging.Filter):
 
 
 def drain_rejected_body(app: ASGIApp) -> ASGIApp:
-    """Wrap an application: after a 413, discard the rest of the body before the connection is closed.
+    """Return an application that discards the rest of the body after a 413, before the connection is closed.
 
     Closing a connection with unread data resets it, and the client would lose the response.
     """
 
-    async def drained(scope: Scope, receive: Receive, send: Send) -> None:
+    async def draining_app(scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
-        async def sent(message: Message) -> None:
+        async def send_and_drain(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -211,32 +224,41 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
                             break
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await app(scope, receive, sent if scope["type"] == "http" else send)
+        await app(scope, receive, send_and_drain if scope["type"] == "http" else send)
 
-    return drained
+    return draining_app
+
+
+class _Server(uvicorn.Server):
+    """Keeps the kernel's queue at _BACKLOG; asyncio would reduce it to the number that it accepts at once."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)
 
 
 def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
     """Return a uvicorn server for an application, with limits for its connections."""
 
-    class Protocol(LimitedProtocol):
+    class Protocol(LimitedProtocol):  # uvicorn creates the protocols itself, so the limits are in a class of their own
         pass
 
     Protocol.limits = limits
     config = uvicorn.Config(
         drain_rejected_body(app),
         http=Protocol,
-        backlog=_BACKLOG,
+        backlog=_ACCEPTED_AT_ONCE,
         log_config=None,
         access_log=False,  # uvicorn's has query strings, which may contain user ids
         server_header=False,
         proxy_headers=bool(limits.proxies),
         forwarded_allow_ips=list(limits.proxies),
-        timeout_graceful_shutdown=_CLOSE_S,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
         ws="none",
         lifespan="on",
     )
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
 def run_server(

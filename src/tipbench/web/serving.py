@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -44,6 +44,7 @@ from tipbench.web.serving_schema import openapi_document
 
 MAX_BODY = 256 * 1024
 TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time
+_TOKENS_CACHED = 1000
 _JSON = b"application/json"
 _RETRY = ((b"retry-after", b"1"),)
 _COLLECT_EVERY = 50_000  # allocations
@@ -95,7 +96,8 @@ class PolicyServer:
         self._tips = texts or {}  # the catalogue's, by tip id
         self._clock = clock
         self._authorised: dict[bytes, float] = {}  # Authorization header → when it is checked again
-        self._batch: tuple[Future[None], asyncio.Future[None]] | None = None
+        self._committing: Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of that commit
         self._metrics = Metrics()
         self._metrics.show("tipbench_info", "gauge", "Always 1.", lambda: {(("version", tipbench.__version__),): 1.0})
         for name, about in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
@@ -105,8 +107,12 @@ class PolicyServer:
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, RECOMMEND, "body.candidates")},
             "/reward": {"POST": Route(partial(service.reward, None), REWARD)},
-            "/reset": {"POST": Route(self._reset, RESET, waits=True)},
-            "/policies": {"GET": Route(self._policies, waits=True)},
+            "/reset": {
+                "POST": Route(
+                    lambda sent: service.reset(sent["user_id"], erase=sent.get("erase", False)), RESET, waits=True
+                )
+            },
+            "/policies": {"GET": Route(lambda _: recommender.policies(), waits=True)},
         }
         for policy in POLICIES:
             self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), SCORE)}
@@ -147,23 +153,25 @@ class PolicyServer:
         size = b"%d" % len(reply.body)
         headers = [(b"content-type", reply.content_type), (b"content-length", size), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, *reply.headers]})
-        await send({"type": "http.response.body", "body": reply.body})
+        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else reply.body})
         if reply.served is not None:
             self._recommender.run_shadows(reply.served)
         took = time.perf_counter() - started
         self._metrics.observe(method, path if path in self._routes else "other", reply.status, took)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id
-            log.info("%s %s %d %.1f ms", method, path[:200], reply.status, took * 1000)
+            log.info("%s %s %d %.1f ms", method, quote(path[:200]), reply.status, took * 1000)
 
     async def _reply(self, method: str, path: str, scope: Scope, receive: Receive) -> Reply:
         methods = self._routes.get(path)
         route = methods.get(method) if methods else None
         if route is None:
             return await self._other(method, path, scope)
-        if self._authorised.get(_header(scope, b"authorization"), 0.0) <= self._clock():
+        headers = dict(scope["headers"])
+        if self._authorised.get(headers.get(b"authorization", b""), 0.0) <= self._clock():
             await self._authorise(scope)
         if route.adapter is not None:
-            given = _validated(route.adapter, await _read_body(scope, receive))
+            body = await _read_body(int(headers.get(b"content-length", 0)), receive)
+            given = _validated(route.adapter, body)
         else:
             given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
@@ -174,17 +182,20 @@ class PolicyServer:
             raise Invalid(str(exc), path=route.place) from exc
         if not isinstance(answer, Answer):
             return Reply(200, to_json(answer))
-        if answer.committed is not None:
-            await self._commit(answer.committed)
+        committed = answer.committed
+        if committed is not None:
+            committed.result() if committed.done() else await self._commit(committed)
         return Reply(200, to_json(answer.body), served=answer if route.adapter is RECOMMEND else None)
 
     async def _other(self, method: str, path: str, scope: Scope) -> Reply:
         """Reply to requests that are not operations of policies: health, metrics, the OpenAPI document, errors."""
-        allowed = self.paths.get(path, ("GET",) if path == "/healthz" else ())
+        allowed = self.paths.get(path, ("GET", "HEAD") if path == "/healthz" else ())
         if not allowed:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
         if method not in allowed:
-            body = to_json(error_json("method_not_allowed", f"{path} takes {allowed[0]} only, not {method[:20]}."))
+            body = to_json(
+                error_json("method_not_allowed", f"{path} takes {' or '.join(allowed)} only, not {method[:20]}.")
+            )
             return Reply(405, body, ((b"allow", ", ".join(allowed).encode()),))
         if path == "/healthz":
             return Reply(200, to_json({"status": "ok", "version": tipbench.__version__}))
@@ -194,7 +205,7 @@ class PolicyServer:
 
     async def _authorise(self, scope: Scope) -> None:
         """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
-        header = _header(scope, b"authorization")
+        header = dict(scope["headers"]).get(b"authorization", b"")
         self._authorised.pop(header, None)
         scheme, _, secret = header.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
@@ -202,22 +213,25 @@ class PolicyServer:
         client = client_key(scope["client"][0] if scope.get("client") else None)
         until = self._clock() + TOKEN_CACHE_S
         await asyncio.to_thread(self._guard.by_token, secret.strip(), client)
+        if len(self._authorised) >= _TOKENS_CACHED:  # one token may be written with any number of spaces
+            self._authorised.clear()
         self._authorised[header] = until
 
-    async def _commit(self, committed: Future[None]) -> None:
-        """Wait for the commit of an entry. The entries of a commit share one future, so the loop is woken up once."""
-        if self._batch is None or self._batch[0] is not committed:
-            self._batch = committed, asyncio.wrap_future(committed)
-        await asyncio.shield(self._batch[1])  # a request that is cancelled must not cancel the others
+    def _commit(self, committed: Future[None]) -> asyncio.Future[None]:
+        """Return a future of the event loop for a commit. The entries of a commit share one, so it wakes up once."""
+        loop = asyncio.get_running_loop()
+        if self._committing is not committed:
+            self._committing, self._waiting = committed, []
+            wake_up = partial(_wake_up, self._waiting)
+            committed.add_done_callback(lambda done: loop.call_soon_threadsafe(wake_up, done))
+        self._waiting.append(waiter := loop.create_future())
+        return waiter
 
     def _recommend(self, request: Any) -> Answer:
         answer = self._recommender.recommend(request)
         if request.get("candidates") is None:
             answer.body["tip"] = self._tips.get(answer.body["chosen"])
         return answer
-
-    def _reset(self, request: Any) -> dict[str, Any]:
-        return self._service.reset(request["user_id"], erase=request.get("erase", False))
 
     def _stats(self, policy: str, query: Mapping[str, list[str]]) -> dict[str, Any]:
         users = query.get("user_id", [])
@@ -226,25 +240,26 @@ class PolicyServer:
         user = check_user_id(users[0]) if users else None
         return self._service.stats(policy, user)
 
-    def _policies(self, _query: Mapping[str, list[str]]) -> dict[str, Any]:
-        return self._recommender.policies()
-
     def _shadow_counts(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         shadows = self._recommender.policies()["shadows"]
         return {(("shadow", shadow),): float(state[name]) for shadow, state in shadows.items()}
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return bytes(value)
-    return b""
+def _wake_up(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:
+    error = committed.exception()
+    for waiter in waiting:
+        if waiter.done():  # its request was cancelled
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
 
 
 def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
     """Validate a body; raises WebError if it is not JSON, and Invalid with the path of the wrong field."""
     try:
-        return adapter.validate_json(body)
+        return adapter.validator.validate_json(body)
     except ValidationError as exc:
         found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
         if found[0]["type"] == "json_invalid":
@@ -252,17 +267,17 @@ def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
         raise Invalid(validation_message(found), path=place_of(found[0])) from None
 
 
-async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    announced = _header(scope, b"content-length") or b"0"
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body") and len(body) <= MAX_BODY:
+async def _read_body(announced: int, receive: Receive) -> bytes:
+    """Return the body; raises TooLarge, at once if the request announces it."""
+    body, more = b"", announced <= MAX_BODY
+    while more and len(body) <= MAX_BODY:
         message = await receive()
         body += message.get("body", b"")
-    if len(body) > MAX_BODY or int(announced) > MAX_BODY:
+        more = message.get("more_body", False)
+    size = max(len(body), announced)
+    if size > MAX_BODY:
         raise TooLarge(
-            f"A body has at most {MAX_BODY // 1024} KiB (got {max(len(body), int(announced)) // 1024} KiB). Send fewer "
-            "candidates.",
+            f"A body has at most {MAX_BODY // 1024} KiB (got {size // 1024} KiB). Send fewer candidates.",
             path="body",
             headers={"Connection": "close"},
         )

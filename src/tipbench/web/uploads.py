@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,6 @@ class UploadQuota:
 
 JUDGES = UploadQuota(4, 16_000_000)
 ADMINS = UploadQuota(16, 96_000_000)
-
-_making = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,11 @@ class UploadStore:
     def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
         mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
-        while len(mine) > share.files or (len(mine) > 1 and _size(mine) > share.bytes):
-            del self._kept[mine.pop(0).id]
-
-
-def _size(uploads: Iterable[Upload]) -> int:
-    return sum(len(upload.content) for upload in uploads)
+        size = sum(len(upload.content) for upload in mine)
+        while len(mine) > share.files or (len(mine) > 1 and size > share.bytes):
+            oldest = mine.pop(0)
+            size -= len(oldest.content)
+            del self._kept[oldest.id]
 
 
 def quota_of(who: Identity) -> UploadQuota:
@@ -119,9 +116,6 @@ def quota_of(who: Identity) -> UploadQuota:
 
 
 def uploads_of(app: FastAPI) -> UploadStore:
-    """Return the application's uploads, created on first use."""
-    with _making:
-        found: UploadStore | None = getattr(app.state, "uploads", None)
-        if found is None:
-            found = app.state.uploads = UploadStore()
-        return found
+    """Return the application's uploads."""
+    uploads: UploadStore = app.state.uploads
+    return uploads

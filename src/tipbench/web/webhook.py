@@ -1,44 +1,44 @@
-"""Webhook: validated options, signed deliveries, retries."""
+"""Webhook: validated options, the check for pending cells, signed deliveries and retries."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
-import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
 import tipbench
-from tipbench.errors import TipbenchError, UsageError
+from tipbench.errors import MlflowUnavailable, TipbenchError, UsageError
 from tipbench.http import async_http_client, is_http_url, is_loopback
+from tipbench.jobs.job import JobKind, JobState
+from tipbench.jobs.store import JobStore
+from tipbench.plan.config import check_experiment_name
+from tipbench.record.collect import TrackingStore
+from tipbench.record.mlflow import find_tracking
+from tipbench.record.reader import search_cells
+from tipbench.record.run import RunState
+from tipbench.record.store import Experiment
 from tipbench.settings import Settings
 from tipbench.sqlite import Database
 from tipbench.text import iso
+from tipbench.web.api.models import HookShape
 from tipbench.web.deps import Panel
+from tipbench.web.options import check_secret
+from tipbench.web.queries import revision
 from tipbench.web.security import host_name
 from tipbench.web.signing import SHORTEST_SECRET, signed_headers
-from tipbench.web.webhook_store import (
-    TEST,
-    Attempt,
-    Delivery,
-    Message,
-    WebhookStore,
-    WebhookWatcher,
-    message_of,
-    mlflow_opener,
-)
+from tipbench.web.webhook_store import Attempt, Delivery, Event, Message, Watched, WebhookStore
 
-DEFAULT_WATCH_S = 30.0
-_LONGEST_WATCH_S = 86_400.0
 _LONGEST_URL = 2000
-_LONGEST_SECRET = 200
 _PLAIN = "http://"
 
 
@@ -49,7 +49,7 @@ class WebhookOptions:
     url: str = field(repr=False)  # path or query may contain a secret
     secret: str = field(repr=False)
     hosts: frozenset[str] = frozenset()
-    watch_s: float = DEFAULT_WATCH_S
+    watch_s: float = 30.0
 
     @property
     def receiver(self) -> str:
@@ -75,11 +75,29 @@ class WebhookOptions:
 
 def hook_options(settings: Settings) -> WebhookOptions | None:
     """Return the configured webhook, or None. Raises UsageError with the invalid setting."""
-    url = settings.get("hook_url")
-    if not url:
+    given = settings.operator()
+    if not given.hook_url:
         return None
-    hosts = frozenset(_host(each) for each in settings.listed("hook_hosts"))
-    options = WebhookOptions(_url(url), _secret(settings.get("hook_secret")), hosts, _watch_s(settings))
+    hosts, url = frozenset(_host(each) for each in given.hook_hosts), given.hook_url.strip()
+    if len(url) > _LONGEST_URL or not url.isascii() or not is_http_url(url):
+        raise UsageError(
+            f"hook_url must be an HTTP URL of at most {_LONGEST_URL} ASCII characters (got "
+            f"{shown_address(given.hook_url)[:80]!r}), for example https://judge.example.org/tipbench"
+        )
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.fragment:
+        raise UsageError(
+            f"hook_url must not contain credentials or a fragment (got {shown_address(url)[:80]!r} with one). "
+            "The receiver authenticates the panel by the signature."
+        )
+    secret = settings.get("hook_secret")
+    if secret is None:
+        raise UsageError(
+            "hook_url is set but TIPBENCH_HOOK_SECRET is not; the receiver needs it to verify requests. "
+            "Create one with `openssl rand -hex 32` and configure it in the receiver too."
+        )
+    check_secret("TIPBENCH_HOOK_SECRET", secret, SHORTEST_SECRET)
+    options = WebhookOptions(url, secret, hosts, given.hook_watch_s)
     options.check()
     return options
 
@@ -94,23 +112,6 @@ def shown_address(url: str) -> str:
     return f"{parts.scheme}://{host}/…" if parts.scheme and host else "not an address"
 
 
-def _url(text: str) -> str:
-    """Validate the URL; error messages omit its secret parts."""
-    url = text.strip()
-    if len(url) > _LONGEST_URL or not url.isascii() or not is_http_url(url):
-        raise UsageError(
-            f"hook_url must be an HTTP URL of at most {_LONGEST_URL} ASCII characters (got "
-            f"{shown_address(text)[:80]!r}), for example https://judge.example.org/tipbench"
-        )
-    parts = urlsplit(url)
-    if "@" in parts.netloc or parts.fragment:
-        raise UsageError(
-            f"hook_url must not contain credentials or a fragment (got {shown_address(url)[:80]!r} with one). "
-            "The receiver authenticates the panel by the signature."
-        )
-    return url
-
-
 def _host(text: str) -> str:
     plain = _PLAIN if text.lower().startswith(_PLAIN) else ""
     bare = text[len(plain) :].removeprefix("https://").strip("/")
@@ -121,34 +122,6 @@ def _host(text: str) -> str:
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
         )
     return plain + name
-
-
-def _secret(text: str | None) -> str:
-    """Validate the secret, which comes from the environment only; error messages omit its value."""
-    if text is None:
-        raise UsageError(
-            "hook_url is set but TIPBENCH_HOOK_SECRET is not; the receiver needs it to verify requests. "
-            "Create one with `openssl rand -hex 32` and configure it in the receiver too."
-        )
-    if not SHORTEST_SECRET <= len(text) <= _LONGEST_SECRET or not text.isascii() or not text.isprintable():
-        raise UsageError(
-            f"TIPBENCH_HOOK_SECRET must have {SHORTEST_SECRET} to {_LONGEST_SECRET} printable ASCII characters "
-            f"(got {len(text)}). Create one with `openssl rand -hex 32`."
-        )
-    return text
-
-
-def _watch_s(settings: Settings) -> float:
-    text = settings.get("hook_watch_s") or str(DEFAULT_WATCH_S)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1 <= seconds <= _LONGEST_WATCH_S:
-        raise UsageError(
-            f"hook_watch_s must be a number of seconds from 1 to {_LONGEST_WATCH_S:g} (got {text[:40]!r})."
-        )
-    return seconds
 
 
 TICK_S = 1.0
@@ -174,21 +147,22 @@ class Poster:
     def post(self, message: Message, number: int, stop: threading.Event) -> Attempt:
         """Send a message and return the attempt. Raises Stopped if `stop` is set before it finishes."""
         began, now = time.monotonic(), self.clock()
+        status: int | None = None
         try:
             self.options.check()
-            status, reason = asyncio.run(self._bounded(message, now, stop))
-        except httpx.TimeoutException:
-            status, reason = None, self._late
+            status = asyncio.run(self._bounded(message, now, stop))
+            reason = "" if 200 <= status < 300 else f"responded with {status}"
+            if 300 <= status < 400:
+                reason += "; redirects are not followed"
+        except (httpx.TimeoutException, TimeoutError):
+            reason = f"no response within {self.answer_s:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TipbenchError) as exc:
             text = f"{type(exc).__name__}: {exc}".replace(self.options.url, shown_address(self.options.url))
-            status, reason = None, text[:_LONGEST_REASON]
+            reason = text[:_LONGEST_REASON]
         return Attempt(number, now, time.monotonic() - began, status, reason)
 
-    @property
-    def _late(self) -> str:
-        return f"no response within {self.answer_s:g} s"
-
-    async def _bounded(self, message: Message, now: float, stop: threading.Event) -> tuple[int | None, str]:
+    async def _bounded(self, message: Message, now: float, stop: threading.Event) -> int:
+        """Return the response's status. Raises TimeoutError after `answer_s`, Stopped if `stop` is set."""
         task = asyncio.ensure_future(self._send(message, now))
         deadline = time.monotonic() + self.answer_s
         try:
@@ -196,9 +170,9 @@ class Poster:
                 if stop.is_set():
                     raise Stopped
                 if time.monotonic() > deadline:
-                    return None, self._late
+                    raise TimeoutError
                 await asyncio.wait({task}, timeout=_POLL_S)
-            return _result(await task)
+            return await task
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -219,11 +193,112 @@ class Poster:
             return response.status_code
 
 
-def _result(status: int) -> tuple[int, str]:
-    if 200 <= status < 300:
-        return status, ""
-    more = "; redirects are not followed" if 300 <= status < 400 else ""
-    return status, f"responded with {status}{more}"
+RESTLESS_S = 600.0  # check an experiment that keeps changing after this time
+
+
+def message_of(event: Event, now: float, experiment: str | None, **counts: int) -> Message:
+    """Create a message. Links are paths only; the receiver is configured with the panel's address and a token.
+
+    It does not contain models or prompts, because the receiver judges blind.
+    """
+    id_, links = secrets.token_hex(16), {}
+    if experiment is not None:
+        place = f"/api/bench/judge/{quote(experiment, safe='', errors='backslashreplace')}"
+        links = {"sheets": f"{place}/sheets", "apply": f"{place}/apply"}
+    payload: dict[str, Any] = {
+        "event": event,
+        "id": id_,
+        "time": iso(now),
+        "experiment": experiment,
+        **counts,
+        "links": links,
+    }
+    return Message(id_, event, experiment, json.dumps(payload))
+
+
+class WebhookWatcher:
+    """Checks experiments for new pending cells. Not thread-safe."""
+
+    def __init__(
+        self,
+        store: WebhookStore,
+        jobs: JobStore,
+        opened: Callable[[], TrackingStore],
+        *,
+        every_s: float,
+        clock: Callable[[], float] = time.time,
+        away: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`away` is called when MLflow is unreachable."""
+        self._store, self._jobs, self._opened = store, jobs, opened
+        self._every_s, self._clock, self._away = every_s, clock, away
+        self._next = 0.0
+        self._collecting: set[str] = set()  # experiments with a running collect job
+        self._ended: set[str] = set()  # experiments whose collect job has just ended
+        # last revision seen, and since when it has been changing
+        self._restless: dict[Watched, tuple[str, float]] = {}
+        self.looked: float | None = None
+        self.problem: str | None = None
+
+    def due(self) -> bool:
+        """Whether to check now: after `every_s`, or when a collect job has ended or waits for the judge."""
+        running = self._jobs.in_states({JobState.RUNNING})
+        now = {job.experiment for job in running if job.kind is JobKind.COLLECT}
+        ended = self._collecting - now
+        self._collecting, self._ended = now, (self._ended | ended) - now
+        return bool(ended) or self._clock() >= self._next
+
+    def look(self) -> None:
+        """Queue a message for every experiment with new pending cells. Errors are stored in `problem`."""
+        self._next = self._clock() + self._every_s
+        problems: list[TipbenchError] = []
+        try:
+            opened = self._opened()
+            for experiment in opened.store.experiments():
+                try:
+                    self._check(opened, experiment)
+                except MlflowUnavailable:
+                    raise
+                except TipbenchError as exc:
+                    problems.append(exc)
+        except MlflowUnavailable as exc:
+            self._away()
+            problems.append(exc)
+        except TipbenchError as exc:
+            problems.append(exc)
+        if not problems:
+            self._ended.clear()
+            self.looked = self._clock()
+        problem = str(problems[0]) if problems else None
+        if problem is not None and problem != self.problem:
+            log.warning("webhook: check for pending cells failed: %s", problem)
+        self.problem = problem
+
+    def _check(self, opened: TrackingStore, experiment: Experiment) -> None:
+        """Queue a message if an experiment of tipbench has new pending cells and is not being collected."""
+        try:
+            check_experiment_name(experiment.name)
+        except ValueError:
+            return
+        if experiment.name in self._collecting:
+            return  # reported once, when the job ends
+        watched, now = (opened.identity, experiment.experiment_id), revision(experiment) or ""
+        if self._store.revision(watched) == now:
+            self._restless.pop(watched, None)
+            return
+        before, since = self._restless.get(watched, (None, self._clock()))
+        self._restless[watched] = (now, since)
+        # A collect elsewhere is reported once, when the revision is the same at two checks.
+        at_rest = before == now or self._clock() - since >= RESTLESS_S
+        if experiment.name not in self._ended and not at_rest:
+            return
+        self._restless.pop(watched, None)
+        found = search_cells(opened.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
+        pending = {run.run_id for run in found}
+        new = pending - self._store.reported(watched)
+        counts = {"pending": len(pending), "new": len(new)}
+        message = message_of("cells.pending", self._clock(), experiment.name, **counts) if new else None
+        self._store.note(watched, now, pending, message)
 
 
 class Webhook:
@@ -267,7 +342,9 @@ class Webhook:
         if self._watch.due():
             self._watch.look()
         while not self._stop.is_set() and (delivery := self._store.due()) is not None:
-            self._try(delivery)
+            attempt = self._attempt(delivery.message, len(delivery.attempts) + 1)
+            waits = self._waits_s[attempt.number - 1 : attempt.number]
+            self._store.attempted(delivery, attempt, self._poster.clock() + waits[0] if waits else None)
         return True
 
     def test(self, experiment: str | None = None) -> Delivery | None:
@@ -275,7 +352,7 @@ class Webhook:
         if not self._testing.acquire(blocking=False):
             return None
         try:
-            message = message_of(TEST, self._poster.clock(), experiment)
+            message = message_of("test", self._poster.clock(), experiment)
             return self._store.tried_once(message, self._attempt(message, 1))
         except Stopped:
             return None
@@ -286,24 +363,19 @@ class Webhook:
         """Return all stored deliveries, newest first."""
         return self._store.all()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> HookShape:
         """Return configuration and status, without secrets."""
         options = self._poster.options
-        return {
-            "configured": True,
-            "url": shown_address(options.url),
-            "hosts": sorted(options.hosts),
-            "watch_s": options.watch_s,
-            "watching": self._leads(),
-            "looked": iso(self._watch.looked),
-            "problem": self._watch.problem,
-            "queued": self._store.queued(),
-        }
-
-    def _try(self, delivery: Delivery) -> None:
-        attempt = self._attempt(delivery.message, len(delivery.attempts) + 1)
-        waits = self._waits_s[attempt.number - 1 : attempt.number]
-        self._store.attempted(delivery, attempt, self._poster.clock() + waits[0] if waits else None)
+        return HookShape(
+            configured=True,
+            url=shown_address(options.url),
+            hosts=sorted(options.hosts),
+            watch_s=options.watch_s,
+            watching=self._leads(),
+            looked=iso(self._watch.looked),
+            problem=self._watch.problem,
+            queued=self._store.queued(),
+        )
 
     def _attempt(self, message: Message, number: int) -> Attempt:
         attempt = self._poster.post(message, number, self._stop)
@@ -328,7 +400,12 @@ class Webhook:
 
 def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, given: bool) -> Webhook:
     """Create the webhook of a panel; `given` if its store was passed in, so MLflow is not located."""
+
+    def opened() -> TrackingStore:
+        if not given:  # does not start the local server, which may be stopped on purpose
+            find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
+        return panel.tracker.open()
+
     store = WebhookStore(database, options.receiver)
-    opened = mlflow_opener(panel.settings, panel.tracker, given=given)
     watch = WebhookWatcher(store, panel.jobs.store, opened, every_s=options.watch_s, away=panel.tracker.doubt)
     return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.leads)

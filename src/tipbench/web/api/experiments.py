@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.responses import Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData
 from tipbench.web.api.models import COMMON, ExperimentList, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import Json
 from tipbench.web.forms import MOST, Limit, Next
 from tipbench.web.queries import ExperimentsPage, ExperimentsQuery
 
@@ -23,25 +21,25 @@ NameHas = Annotated[
 ]
 
 
-@router.get("/experiments", summary="List the experiments", response_model=ExperimentList, responses=refusals(502, 503))
+@router.get("/experiments", summary="List the experiments", responses=refusals(502, 503))
 def experiments(
     panel: PanelState,
     q: NameHas = "",
     limit: Limit = MOST,
     next: Next = None,  # noqa: A002 - its name in the URL
-) -> Response:
-    """Returns the experiments sorted by name, with the number of cells in each state.
+) -> ExperimentList:
+    """Return the experiments sorted by name, with the number of cells in each state.
 
     The list is empty until something has been recorded.
     """
     found = experiments_page(panel, ExperimentsQuery(q, limit, next))
-    return Json({"items": list(found.items), "next": found.next})
+    return ExperimentList.model_validate({"items": found.items, "next": found.next})
 
 
-def experiments_page(panel: Panel, ask: ExperimentsQuery) -> ExperimentsPage:
-    """Returns a page of experiments for the API and the front page; empty if MLflow has never been used."""
+def experiments_page(panel: Panel, query: ExperimentsQuery) -> ExperimentsPage:
+    """Return a page of experiments for the API and the front page; empty if MLflow has never been used."""
     try:
-        return panel.queries.experiments(panel.tracker.open().store, ask)
+        return panel.queries.experiments(panel.tracker.open().store, query)
     except NotEnoughData:
         return ExperimentsPage()
     except MlflowUnavailable:

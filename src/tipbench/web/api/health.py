@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -11,7 +13,7 @@ from tipbench.plan.config import DEFAULT_EXPERIMENT
 from tipbench.web.api.models import COMMON, Health, Readiness, refusals
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
-from tipbench.web.errors import Json, WebError
+from tipbench.web.errors import WebError
 from tipbench.web.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])  # no authentication: the responses contain nothing sensitive
@@ -24,26 +26,25 @@ class NotReady(WebError):
     status, code = 503, "not_ready"
 
 
-@router.get("/healthz", summary="Liveness probe", response_model=Health, responses=refusals(400, 500))
-async def healthz() -> Response:  # async, so that it does not wait for a thread
+@router.get("/healthz", summary="Liveness probe", responses=refusals(400, 500))
+async def healthz() -> Health:  # async, so that it does not wait for a thread
     """Liveness probe: returns 200 as long as the process can handle requests."""
-    return Json({"status": "ok", "version": tipbench.__version__})
+    return Health(status="ok", version=tipbench.__version__)
 
 
 @router.get(
     "/readyz",
     summary="Readiness probe",
-    response_model=Readiness,
     responses={
         **refusals(400, 500),
         503: {**refusals(503)[503], "description": "MLflow or the database is unavailable."},
     },
 )
-def readyz(panel: PanelState) -> Response:
+def readyz(panel: PanelState) -> Readiness:
     """Readiness probe: returns 200 if the token database is readable and MLflow responds or has never been used."""
 
-    def check() -> str | TipbenchError:
-        """Returns the status of MLflow, or the error, so that failures are cached too."""
+    def check() -> Literal["answers", "none yet"] | TipbenchError:
+        """Return the status of MLflow, or the error, so that failures are cached too."""
         try:
             panel.guard.tokens.get("")
             panel.tracker.open().store.experiment(DEFAULT_EXPERIMENT)
@@ -58,7 +59,7 @@ def readyz(panel: PanelState) -> Response:
     state = panel.queries.small.get("readiness", None, check)
     if isinstance(state, TipbenchError):
         raise NotReady("Not ready: MLflow or the panel's database is unavailable; the log has the details.") from state
-    return Json({"status": "ready", "mlflow": state})
+    return Readiness(status="ready", mlflow=state)
 
 
 @counted.get(
@@ -70,5 +71,5 @@ def readyz(panel: PanelState) -> Response:
     },
 )
 def metrics(panel: PanelState) -> Response:
-    """Returns requests, durations, cache use, jobs, queue length and open streams in the Prometheus text format."""
+    """Return requests, durations, cache use, jobs, queue length and open streams in the Prometheus text format."""
     return Response(panel.metrics.text(), media_type=CONTENT_TYPE)

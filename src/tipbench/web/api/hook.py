@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
-from tipbench.plan.config import check_experiment_name
-from tipbench.web.api.models import COMMON, refusals
-from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.deps import Admin
-from tipbench.web.errors import Invalid, Json, WebError, checked
-from tipbench.web.forms import JSON, LIMIT, Limit, Next, SortKey, page_of, read_json
+from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, refusals
+from tipbench.web.auth import ADMINS_ONLY, require_admin
+from tipbench.web.errors import WebError
+from tipbench.web.forms import LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
+from tipbench.web.queries import check_name
 from tipbench.web.webhook import Webhook
 from tipbench.web.webhook_store import Delivery
 
@@ -26,89 +23,11 @@ class HookConflict(WebError):
     status, code = 409, "conflict"
 
 
-class TestRequest(BaseModel):
-    """Options of a webhook test."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    experiment: str | None = Field(None, max_length=200, description="Include links to this experiment in the message.")
-
-
-class AttemptShape(BaseModel):
-    """One delivery attempt."""
-
-    model_config = ConfigDict(extra="allow")
-
-    number: int
-    time: str
-    took_s: float
-    status: int | None = Field(description="The receiver's status code; null without a response.")
-    reason: str | None = Field(description="Why the attempt failed.", examples=["responded with 503"])
-
-
-class DeliveryShape(BaseModel):
-    """A message to the receiver, with all delivery attempts."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str = Field(description="The same for every attempt.", examples=["0f6a2b9c4d1e4f508192a3b4c5d6e7f8"])
-    event: Literal["cells.pending", "test"]
-    experiment: str | None
-    state: Literal["queued", "delivered", "failed", "replaced"] = Field(
-        description="replaced: superseded by a newer delivery of the same experiment."
-    )
-    created: str
-    next_try: str | None
-    attempts: list[AttemptShape]
-    payload: dict[str, Any] = Field(description="The message.", examples=[{"event": "cells.pending", "pending": 40}])
-
-
-class DeliveryList(BaseModel):
-    """A page of deliveries, newest first."""
-
-    items: list[DeliveryShape]
-    next: str | None = Field(
-        description="Cursor of the next page, for the query parameter `next`; null on the last page."
-    )
-
-
-class HookShape(BaseModel):
-    """Webhook status."""
-
-    model_config = ConfigDict(extra="allow")
-
-    configured: bool
-    url: str | None = Field(
-        description="Only the host is shown; the rest may be secret.", examples=["https://judge.example.org/…"]
-    )
-    hosts: list[str] = Field(description="Allowed hosts besides this machine.")
-    watch_s: float | None
-    watching: bool = Field(description="Whether this panel sends; if several share a home folder, only one does.")
-    looked: str | None = Field(description="Time of the last check for pending cells.")
-    problem: str | None = Field(description="Error of the last check.")
-    queued: int = Field(description="Deliveries waiting for their first or next attempt.")
-
-
-_NONE: dict[str, Any] = {
-    "configured": False,
-    "url": None,
-    "hosts": [],
-    "watch_s": None,
-    "watching": False,
-    "looked": None,
-    "problem": None,
-    "queued": 0,
-}
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "description": "Optional.",
-        "content": {JSON: {"schema": TestRequest.model_json_schema(), "example": {"experiment": "tip-bench-auto"}}},
-    }
-}
+_BODY = body_schema(TestRequest, {"experiment": "tip-bench-auto"}, about="Optional.", required=False)
 
 
 def hook_of(request: Request) -> Webhook | None:
-    """Returns the application's webhook, or None if none is configured."""
+    """Return the application's webhook, or None if none is configured."""
     hook: Webhook | None = request.app.state.hook
     return hook
 
@@ -116,56 +35,49 @@ def hook_of(request: Request) -> Webhook | None:
 HookState = Annotated[Webhook | None, Depends(hook_of)]
 
 
-async def read_request(request: Request, _admin: Admin) -> TestRequest:
-    """Parses and validates the body of a test request."""
-    body = checked(TestRequest, await read_json(request), "body")
-    if body.experiment is not None:
-        try:
-            check_experiment_name(body.experiment)
-        except ValueError as exc:
-            raise Invalid(str(exc), path="body.experiment") from exc
-    return body
+@router.get("", summary="Get webhook status")
+def state(hook: HookState) -> HookShape:
+    """Return the webhook's host, the time of its last check for pending cells and the number of queued deliveries."""
+    return state_of(hook)
 
 
-@router.get("", summary="Get webhook status", response_model=HookShape)
-def state(hook: HookState) -> Response:
-    """Returns the webhook's host, the time of its last check for pending cells and the number of queued deliveries."""
-    return Json(state_of(hook))
-
-
-@router.get("/deliveries", summary="List the webhook's deliveries", response_model=DeliveryList)
+@router.get("/deliveries", summary="List the webhook's deliveries")
 def deliveries(
     hook: HookState,
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
-) -> Response:
-    """Returns deliveries, newest first, each with its payload and all attempts.
+) -> DeliveryList:
+    """Return deliveries, newest first, each with its payload and all attempts.
 
     The last 500 finished deliveries are kept.
     """
     found = [] if hook is None else sorted(hook.deliveries(), key=_place)
     page, following = page_of(found, _place, limit=limit, after=next)
-    return Json({"items": [delivery.to_json() for delivery in page], "next": following})
+    return DeliveryList(items=[DeliveryShape.of(delivery) for delivery in page], next=following)
 
 
-@router.post(
-    "/test", summary="Test the webhook", response_model=DeliveryShape, openapi_extra=_BODY, responses=refusals(409)
-)
-def test(hook: HookState, body: Annotated[TestRequest, Depends(read_request)]) -> Response:
-    """Sends a signed message with the event `test` once, without retries, and returns the result within 10 seconds.
+@router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=refusals(409))
+def test(hook: HookState, body: Annotated[TestRequest, body_of(TestRequest, require_admin)]) -> DeliveryShape:
+    """Send a signed message with the event `test` once, without retries, and return the result within 10 seconds.
 
     Returns 409 if no webhook is configured or another test is in progress.
     """
-    return Json(run_test(hook, body.experiment).to_json())
+    if body.experiment is not None:
+        check_name(body.experiment, "body.experiment")
+    return DeliveryShape.of(run_test(hook, body.experiment))
 
 
-def state_of(hook: Webhook | None) -> dict[str, Any]:
-    """Returns the webhook's status for the API and the settings page."""
-    return _NONE if hook is None else hook.state()
+def state_of(hook: Webhook | None) -> HookShape:
+    """Return the webhook's status for the API and the settings page."""
+    if hook is not None:
+        return hook.state()
+    return HookShape(
+        configured=False, url=None, hosts=[], watch_s=None, watching=False, looked=None, problem=None, queued=0
+    )
 
 
 def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
-    """Sends a test message and returns its delivery, successful or not.
+    """Send a test message and return its delivery, successful or not.
 
     Raises HookConflict if no webhook is configured or another test is in progress.
     """

@@ -8,27 +8,36 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tipbench.errors import JobNotFound, ServerUnavailable, TipbenchError
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.jobs.events import event_json
 from tipbench.jobs.folder import MOST_LOG
-from tipbench.jobs.job import ENDED, JobKind, JobState
+from tipbench.jobs.job import ENDED, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressSnapshot
-from tipbench.jobs.store import JobFilter
-from tipbench.jobs.supervisor import Submitted
-from tipbench.web.api.models import COMMON, DATA, JobAnswer, JobDetail, JobList, JobStarted, JudgeRunRequest, refusals
+from tipbench.jobs.store import JobFilter, Submitted
+from tipbench.record.events import event_json
+from tipbench.web.api.models import (
+    COMMON,
+    DATA,
+    JobAnswer,
+    JobDetail,
+    JobList,
+    JobRow,
+    JobShape,
+    JobStarted,
+    JudgeRunRequest,
+    refusals,
+)
 from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
-from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, session_cookie
+from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
 from tipbench.web.errors import Json, error_json, to_json
-from tipbench.web.forms import JSON, LIMIT, Limit, Next, read_json
-from tipbench.web.job_service import JobService, Key, RunTarget, job_json, retry_job, start_judge, start_run
+from tipbench.web.forms import LIMIT, Limit, Next, body_of, body_schema
+from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
 
 running = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
@@ -46,13 +55,7 @@ STARTED: dict[int | str, dict[str, Any]] = {
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
     }
 }
-_JUDGE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "Options of the judge.",
-        "content": {JSON: {"schema": JudgeRunRequest.model_json_schema(), "example": {"with": "rules"}}},
-    }
-}
+_JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
@@ -77,16 +80,11 @@ LastId = Annotated[
 ]
 
 
-async def read_judge_request(request: Request, _admin: Admin) -> dict[str, Any]:
-    """Reads the body after authentication."""
-    return await read_json(request)
-
-
 @running.post(
     "/run",
     summary="Start a run",
     status_code=202,
-    response_model=JobStarted,
+    response_model_exclude_unset=True,
     openapi_extra=CONFIG_BODY,
     responses={**STARTED, **refusals(409)},
 )
@@ -95,38 +93,40 @@ def run(
     body: RunBodyParam,
     who: Admin,
     panel: PanelState,
+    response: Response,
     key: Key = None,
     runner: RunnerName = None,
     wait_for_judge: WaitForJudge = False,
-) -> Response:
-    """Queues `tipbench collect` with this configuration.
+) -> JobStarted:
+    """Queue `tipbench collect` with this configuration.
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
     where = RunTarget(runner, wait_for_judge or body.wait_for_judge, frozenset(body.given))
-    return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where))
+    return started(panel, start_run(panel, config, started_by=who.name, key=key, where=where), response)
 
 
 @judging.post(
     "/{experiment:path}/run",
     summary="Start an automatic judge",
     status_code=202,
-    response_model=JobStarted,
+    response_model_exclude_unset=True,
     openapi_extra=_JUDGE_BODY,
     responses=STARTED,
 )
 def judge(
     experiment: ExperimentPath,
-    body: Annotated[dict[str, Any], Depends(read_judge_request)],
+    body: Annotated[JudgeRunRequest, body_of(JudgeRunRequest, require_admin)],
     who: Admin,
     panel: PanelState,
+    response: Response,
     key: Key = None,
-) -> Response:
-    """Queues `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
-    return started(panel, start_judge(panel, experiment, body, started_by=who.name, key=key))
+) -> JobStarted:
+    """Queue `tipbench judge run`. The only program that can be used over HTTP is the one the operator configured."""
+    return started(panel, start_judge(panel, experiment, body, started_by=who.name, key=key), response)
 
 
-@router.get("", summary="List the jobs", response_model=JobList)
+@router.get("", summary="List the jobs", response_model_exclude_unset=True)
 def jobs(
     panel: PanelState,
     state: JobState | None = None,
@@ -134,40 +134,50 @@ def jobs(
     experiment: Annotated[str | None, Query(max_length=200)] = None,
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
-) -> Response:
-    """Returns jobs, newest first, with their positions in the queue."""
-    return Json(panel.jobs.listed(JobFilter(state, kind, experiment), limit=limit, after=next).to_json())
+) -> JobList:
+    """Return jobs, newest first, with their positions in the queue."""
+    page = panel.jobs.listed(JobFilter(state, kind, experiment), limit=limit, after=next)
+    rows = [JobRow.of(job, place=page.queue_positions.get(job.id)) for job in page.jobs]
+    return JobList(items=rows, next=page.next)
 
 
-@router.get("/{job_id}", summary="Get a job", response_model=JobDetail)
-def one(job_id: JobPath, panel: PanelState) -> Response:
-    """Returns the job, its progress so far and its position in the queue."""
-    return Json(panel.jobs.view(job_id).to_json())
+@router.get("/{job_id}", summary="Get a job", response_model_exclude_unset=True)
+def one(job_id: JobPath, panel: PanelState) -> JobDetail:
+    """Return the job, its progress so far and its position in the queue."""
+    view = panel.jobs.view(job_id)
+    progress, cursor = view.snapshot.progress.to_json(), view.snapshot.cursor
+    return JobDetail(job=JobShape.of(view.job), place=view.place, progress=progress, cursor=cursor)
 
 
-@router.post("/{job_id}/cancel", summary="Cancel a job", response_model=JobAnswer, responses=refusals(409))
-def cancel(job_id: JobPath, panel: PanelState) -> Response:
-    """Cancels a queued job at once; stops a running job, unloads its model and keeps the finished results.
+@router.post(
+    "/{job_id}/cancel",
+    summary="Cancel a job",
+    response_model_exclude_unset=True,
+    responses=refusals(409),
+)
+def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
+    """Cancel a queued job at once; stop a running job, unload its model and keep the finished results.
 
     Cancelling a cancelled job has no effect. Returns 409 if the job has already ended in another way.
     """
     panel.jobs.cancel(job_id)
-    return Json(_shown(panel, job_id))
+    job, place = panel.jobs.placed(job_id)
+    return JobAnswer(job=JobShape.of(job), place=place)
 
 
 @router.post(
     "/{job_id}/retry",
     summary="Retry a job",
     status_code=202,
-    response_model=JobStarted,
+    response_model_exclude_unset=True,
     responses={**STARTED, **refusals(409)},
 )
-def retry(job_id: JobPath, who: Admin, panel: PanelState, key: Key = None) -> Response:
-    """Starts a new job with the same options and a reference to the old one; recorded results are not generated again.
+def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, key: Key = None) -> JobStarted:
+    """Start a new job with the same options and a reference to the old one; recorded results are not generated again.
 
     Returns 409 unless the job has failed, was cancelled or is lost. If a retry has not ended yet, returns that one.
     """
-    return started(panel, retry_job(panel, job_id, started_by=who.name, key=key))
+    return started(panel, retry_job(panel, job_id, started_by=who.name, key=key), response)
 
 
 @router.get(
@@ -186,7 +196,7 @@ def log(
     panel: PanelState,
     most: Annotated[int, Query(alias="bytes", ge=1, le=MOST_LOG, description="Maximum number of bytes.")] = LOG_BYTES,
 ) -> Response:
-    """Returns the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
+    """Return the end of the job's log, starting at the beginning of a line. Credentials in URLs are removed."""
     tail = panel.jobs.log(job_id, most)
     headers = {"X-Log-Size": str(tail.size), "X-Log-Cut": "true" if tail.cut else "false"}
     return PlainTextResponse(tail.text.encode("utf-8", "backslashreplace"), headers=headers)
@@ -204,7 +214,7 @@ def log(
 def events(
     job_id: JobPath, request: Request, who: Admin, panel: PanelState, after: Cursor = None, last: LastId = None
 ) -> Response:
-    """Streams the job's events as server-sent events.
+    """Stream the job's events as server-sent events.
 
     The first event is `snapshot` (job, place, progress). Then each job event follows under its name, with `progress`
     after every few events, `job` when the state or queue position changes, and `end` as the last one. To resume an
@@ -219,16 +229,11 @@ def events(
     return EventStream(panel.streams, stream, request, lambda: may_watch(guard, who, cookie))
 
 
-def started(panel: Panel, submitted: Submitted) -> Response:
-    """Returns 202 with the job and its location."""
-    job_id = submitted.job.id
-    body = {**_shown(panel, job_id), "new": submitted.new}
-    return Json(body, 202, headers={"Location": f"/api/bench/jobs/{job_id}"})
-
-
-def _shown(panel: Panel, job_id: str) -> dict[str, Any]:
-    job, place = panel.jobs.placed(job_id)
-    return {"job": job_json(job), "place": place}
+def started(panel: Panel, submitted: Submitted, response: Response) -> JobStarted:
+    """Return the job, and set its location."""
+    job, place = panel.jobs.placed(submitted.job.id)
+    response.headers["Location"] = f"/api/bench/jobs/{job.id}"
+    return JobStarted(job=JobShape.of(job), place=place, new=submitted.new)
 
 
 RETRY_MS = 3000  # reconnection delay of browsers
@@ -282,7 +287,7 @@ class JobStream:
 
     def _look(self) -> dict[str, Any]:
         self._job, place = self._jobs.placed(self._job.id)
-        return {"job": job_json(self._job), "place": place}
+        return JobAnswer(job=JobShape.of(self._job), place=place).model_dump(exclude_unset=True)
 
 
 class EventStream(StreamingResponse):

@@ -19,13 +19,12 @@ from tipbench.web.api.models import COMMON, DATA, AppliedShape, JudgingShape, Sh
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
 from tipbench.web.deps import LIMIT_CONCURRENCY, Judge, PanelState, Store, concurrency_limits
-from tipbench.web.errors import Invalid, Json, attachment
-from tipbench.web.forms import JSON, content_type, read_json
+from tipbench.web.errors import Invalid, attachment
+from tipbench.web.forms import JSON, body_schema, content_type, read_json
 from tipbench.web.judge_service import (
     ApplyOptions,
     SheetRequest,
     apply_sheet,
-    judging_lock,
     parse_sheet_request,
     sheet_file,
     sheet_for,
@@ -39,14 +38,9 @@ watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[A
 
 CSV = "text/csv"
 _CSV_SCHEMA = {"schema": {"type": "string"}}
-_WISH: dict[str, Any] = {
-    "requestBody": {
-        "description": "Export options; optional.",
-        "content": {
-            JSON: {"schema": SheetOptions.model_json_schema(), "example": {"judge": "reviewer-1", "limit": 40}}
-        },
-    }
-}
+_SHEET_REQUEST = body_schema(
+    SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
+)
 _FILLED: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -56,13 +50,13 @@ _FILLED: dict[str, Any] = {
 }
 
 
-async def read_wish(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
-    """Parses the export options and checks them against the token's permissions."""
+async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) -> SheetRequest:
+    """Parse the export options and check them against the token's permissions."""
     return parse_sheet_request(await read_json(request), judge, panel.allowed)
 
 
 async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
-    """Parses the filled sheet (JSON or CSV); its memory stays reserved until the request ends."""
+    """Parse the filled sheet (JSON or CSV); its memory stays reserved until the request ends."""
     if content_type(request) not in (JSON, CSV):
         raise Invalid(f"A sheet is sent as {JSON} or {CSV} (got {content_type(request)[:80]!r}).", path="body")
     content = await request.body()
@@ -75,24 +69,27 @@ async def read_filled(request: Request, _judge: Judge) -> AsyncIterator[dict[str
     summary="Export a blind sheet",
     status_code=201,
     response_model=SheetShape,
-    openapi_extra=_WISH,
+    openapi_extra=_SHEET_REQUEST,
     responses={201: {"description": "The sheet, as `judge export` writes it.", "content": {CSV: _CSV_SCHEMA}}},
 )
 def export(
-    experiment: ExperimentPath, ask: Annotated[SheetRequest, Depends(read_wish)], panel: PanelState, store: Store
+    experiment: ExperimentPath,
+    query: Annotated[SheetRequest, Depends(read_sheet_request)],
+    panel: PanelState,
+    store: Store,
 ) -> Response:
-    """Exports answers in random order, without model or prompt, together with the rubric.
+    """Export answers in random order, without model or prompt, together with the rubric.
 
     The key that maps items to runs stays in MLflow.
     """
     # Two concurrent requests of one judge must not create two sheets.
-    with judging_lock(panel.settings.home, panel.tracker.open().place) if ask.own else nullcontext():
-        judging = sheet_for(store, experiment, ask)
+    with panel.tracker.judging_lock() if query.own else nullcontext():
+        judging = sheet_for(store, experiment, query)
     return Response(
-        sheet_file(judging, ask).encode("utf-8", "backslashreplace"),
+        sheet_file(judging, query).encode("utf-8", "backslashreplace"),
         201,
-        media_type=CSV if ask.format == "csv" else JSON,
-        headers=attachment(f"sheet-{judging.sheet.id}", ask.format),
+        media_type=CSV if query.format == "csv" else JSON,
+        headers=attachment(f"sheet-{judging.sheet.id}", query.format),
     )
 
 
@@ -113,18 +110,18 @@ def apply(
     accept_drift: Annotated[
         str | None, Query(max_length=1000, description="Accept the drift, with this reason; admins only.")
     ] = None,
-) -> Response:
-    """Validates the sheet, measures the judge's drift and applies the scores.
+) -> dict[str, Any]:
+    """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
     a later revision returns its verdict only. 409 if the judge has opened duels in this experiment.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
-    with judging_lock(panel.settings.home, panel.tracker.open().place):
-        return Json(apply_sheet(store, experiment, filled, options))
+    with panel.tracker.judging_lock():
+        return apply_sheet(store, experiment, filled, options)
 
 
 @watching.get("/{experiment:path}", summary="Get judging status", response_model=JudgingShape)
-def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Response:
-    """Returns the number of pending, held and judged cells, and each judge's drift and agreement."""
-    return Json(panel.queries.judging(store, experiment).to_json())
+def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> dict[str, Any]:
+    """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
+    return panel.queries.judging(store, experiment).to_json()

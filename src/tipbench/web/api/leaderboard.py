@@ -16,7 +16,7 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import BoardQueryParam
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.errors import Json, attachment
+from tipbench.web.errors import attachment
 from tipbench.web.pair_queries import pair_view
 from tipbench.web.queries import get_experiment, revision
 
@@ -38,11 +38,11 @@ def _file(kind: str, meaning: str) -> dict[int | str, dict[str, Any]]:
     response_class=Response,
     responses=_file("text/html", "A self-contained HTML file."),
 )
-def report(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
-    """Returns the board with its charts and answers as one HTML file, as written by `compare --html`."""
+def report(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Return the board with its charts and answers as one HTML file, as written by `compare --html`."""
     # The report contains model output: sandboxed, so that it has no scripts and no origin when opened in the browser.
     policy = {"Content-Security-Policy": f"{REPORT_CSP}; frame-ancestors 'none'; sandbox"}
-    return _download(panel.queries.report(store, experiment, ask), "text/html", experiment, "html", policy)
+    return _download(panel.queries.report(store, experiment, query), "text/html", experiment, "html", policy)
 
 
 @router.get(
@@ -51,9 +51,9 @@ def report(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, 
     response_class=Response,
     responses=_file("text/csv", "One line per row, not rounded."),
 )
-def standings(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
-    """Returns the standings as CSV, as printed by `compare --format csv`."""
-    return _download(to_csv(panel.queries.leaderboard(store, experiment, ask)), "text/csv", experiment, "csv")
+def standings(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Return the standings as CSV, as printed by `compare --format csv`."""
+    return _download(to_csv(panel.queries.leaderboard(store, experiment, query)), "text/csv", experiment, "csv")
 
 
 @router.get(
@@ -62,36 +62,38 @@ def standings(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelStat
     response_class=Response,
     responses=_file("text/markdown", "Verdict, table and notes."),
 )
-def markdown(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
-    """Returns the board as Markdown, as printed by `compare --format md`."""
-    return _download(to_markdown(panel.queries.leaderboard(store, experiment, ask)), "text/markdown", experiment, "md")
+def markdown(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> Response:
+    """Return the board as Markdown, as printed by `compare --format md`."""
+    return _download(
+        to_markdown(panel.queries.leaderboard(store, experiment, query)), "text/markdown", experiment, "md"
+    )
 
 
-@router.get("/{experiment:path}/pairs", summary="Compare a pair", response_model=PairShape)
+@router.get("/{experiment:path}/pairs", summary="Compare a pair")
 def one_pair(
     experiment: ExperimentPath,
     model: RowModel,
     prompt: RowPrompt,
-    ask: BoardQueryParam,
+    query: BoardQueryParam,
     panel: PanelState,
     store: Store,
-) -> Response:
-    """Compares one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
-    found = pair_view(panel.queries, store, get_experiment(store, experiment), ask, Pair(model, prompt))
-    return Json(found.to_json())
+) -> PairShape:
+    """Compare one row with the baseline or the leader, per scenario, with both answers, largest loss first."""
+    found = pair_view(panel.queries, store, get_experiment(store, experiment), query, Pair(model, prompt))
+    return found.response()
 
 
-@router.get("/{experiment:path}/revision", summary="Get the revision", response_model=RevisionShape)
-def current_revision(experiment: ExperimentPath, store: Store) -> Response:
-    """Returns a string that changes with every write to the experiment; cheap enough for polling."""
+@router.get("/{experiment:path}/revision", summary="Get the revision")
+def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
+    """Return a string that changes with every write to the experiment; cheap enough for polling."""
     found = get_experiment(store, experiment)
-    return Json({"experiment": found.name, "revision": revision(found)})
+    return RevisionShape(experiment=found.name, revision=revision(found))
 
 
 @router.get("/{experiment:path}", summary="Get the leaderboard", response_model=BoardShape)
-def leaderboard(experiment: ExperimentPath, ask: BoardQueryParam, panel: PanelState, store: Store) -> Response:
-    """Returns the same object as `tipbench compare --format json`. Nothing is recorded."""
-    return Json(panel.queries.leaderboard(store, experiment, ask).to_json())
+def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> dict[str, Any]:
+    """Return the same object as `tipbench compare --format json`. Nothing is recorded."""
+    return panel.queries.leaderboard(store, experiment, query).to_json()
 
 
 def _download(text: str, media_type: str, name: str, ending: str, headers: Mapping[str, str] | None = None) -> Response:

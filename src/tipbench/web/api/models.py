@@ -1,14 +1,43 @@
-"""Response models of the API, for the OpenAPI document; a test compares real responses with them."""
+"""Request and response models of the API: they parse, build and document what is sent."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tipbench.jobs.job import Job, JobKind
+from tipbench.record.events import strip_logins
+from tipbench.text import iso
+from tipbench.web.webhook_store import Delivery
+
+NextCursor = Annotated[
+    str | None,
+    Field(description="Cursor of the next page, for the query parameter `next`; null on the last page."),
+]
+# Options of a new sheet, whoever fills it.
+Answers = Annotated[
+    int | None, Field(ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
+]
+Overlap = Annotated[float, Field(ge=0, le=1, description="Share of answers that others have scored.")]
+Everything = Annotated[bool, Field(description="All answers this judge has not scored.")]
+Rejudge = Annotated[bool, Field(description="Also answers scored under another rubric.")]
+Seed = Annotated[
+    int | None, Field(ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing.")
+]
+Suite = Annotated[
+    str | None, Field(max_length=4000, description="The suite with the scenario cards, rubric and controls.")
+]
 
 
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
 
 
 class ErrorDetails(_Shape):
@@ -29,14 +58,20 @@ class ExperimentRow(_Shape):
     pending: int = Field(examples=[40])
     judged: int = Field(examples=[54])
     failed: int = Field(examples=[2])
-    url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3"])
+    provisional: int = Field(description="Cells that an automatic judge has scored.", examples=[96])
+    held: int = Field(description="Sheets whose scores do not count yet.", examples=[0])
+    models: list[str] = Field(examples=[["gemma3:1b", "qwen2.5:0.5b"]])
+    changed: str | None = Field(description="When its newest cell was generated.", examples=["2026-05-04T10:15:00Z"])
+    leader: dict[str, Any] | None = Field(
+        description="The leader of its board; null without one, or while the board is not computed.",
+        examples=[{"model": "gemma3:1b", "prompt_version": "v1", "decided": False, "provisional": True}],
+    )
+    url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3/runs"])
 
 
 class ExperimentList(_Shape):
     items: list[ExperimentRow]
-    next: str | None = Field(
-        description="Cursor of the next page, for the query parameter `next`; null on the last page."
-    )
+    next: NextCursor
 
 
 class RunRow(_Shape):
@@ -52,9 +87,7 @@ class RunRow(_Shape):
 
 class RunList(_Shape):
     items: list[RunRow]
-    next: str | None = Field(
-        description="Cursor of the next page, for the query parameter `next`; null on the last page."
-    )
+    next: NextCursor
     total: int = Field(description="Number of matching runs on all pages.")
 
 
@@ -85,6 +118,11 @@ class StandingShape(PairName):
     composite: float | None = Field(examples=[12.75])
     ci_low: float | None
     ci_high: float | None
+    composite_adjusted: float | None = Field(description="Allows for missing scenarios; ranks go by it.")
+    composite_usable: float | None = Field(description="Of the answers with a usable tip.")
+    usable: float | None = Field(description="Rate of scenarios whose answer has a usable tip.")
+    usable_low: float | None
+    usable_high: float | None
     p_best: float | None
     diff_to_leader: DifferenceShape | None
     diff_to_baseline: DifferenceShape | None
@@ -100,12 +138,31 @@ class StandingShape(PairName):
     flags: list[str]
 
 
+class LookShape(_Shape):
+    number: int
+    of: int
+    at: int = Field(description="Scenarios.")
+
+
+class NextLookShape(LookShape):
+    scenarios: int = Field(description="Still to be judged.")
+    answers: int = Field(description="Still to be judged.")
+    minutes: float | None = Field(description="At the measured pace of judging.")
+    power: float | None = Field(description="Chance to decide at this look.")
+
+
 class VerdictShape(_Shape):
     text: str
     leader: PairName | None
     tied_with_leader: list[PairName]
     decided: bool
-    scenarios_needed: int | None
+    fragile: bool = Field(description="Decided, but unusable answers of the leader could undo it.")
+    level: float = Field(description="A row is tied if its p is above it.", examples=[0.0182])
+    look: LookShape | None
+    next_look: NextLookShape | None
+    beats_reference: bool | None
+    diff_to_reference: DifferenceShape | None = Field(description="Leader − the best reference.")
+    scenarios_needed: int | None = Field(description="In total; null if out of reach.")
 
 
 class BoardShape(_Shape):
@@ -120,6 +177,7 @@ class BoardShape(_Shape):
     baseline: PairName | None
     verdict: VerdictShape
     standings: list[StandingShape] = Field(description="Each standing also has the rubric's scales, by name.")
+    references: list[StandingShape] = Field(description="Baselines next to the ranking, best first.")
     attribution: dict[str, float | None] | None
     duels: dict[str, Any] | None
     notes: list[str]
@@ -136,6 +194,7 @@ class PlanShape(_Shape):
     seconds: float | None
     models: list[dict[str, Any]]
     refused: list[dict[str, str]] = Field(examples=[[{"model": "gemma3:27b", "reason": "gemma3:27b has 27.4B …"}]])
+    outlook: dict[str, Any] = Field(description="What the scenarios can decide, and how long judging takes.")
     warnings: list[str]
 
 
@@ -162,27 +221,21 @@ class AppliedShape(_Shape):
     drift: dict[str, Any] | None
 
 
-class SheetOptions(BaseModel):
+class SheetOptions(_Request):
     """Options of a sheet export. A judge's token may use `limit`, `all`, `sheet`, `filled` and `format`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     judge: str | None = Field(
         None, max_length=200, description="The judge's name; a judge's token may only use its own."
     )
-    limit: int | None = Field(None, ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
-    overlap: float = Field(0.2, ge=0, le=1, description="Share of answers that others have scored.")
-    all: bool = Field(False, description="All answers this judge has not scored.")
-    rejudge: bool = Field(False, description="Also answers scored under another rubric.")
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing."
-    )
+    limit: Answers = None
+    overlap: Overlap = 0.2
+    all: Everything = False
+    rejudge: Rejudge = False
+    seed: Seed = None
     sheet: str | None = Field(None, min_length=1, max_length=64, description="Export this sheet again, byte for byte.")
     filled: bool = Field(False, description="With `sheet`: include the scores applied so far.")
     focus: bool = Field(False, description="Only the leader and the rows tied with it.")
-    suite: str | None = Field(
-        None, max_length=4000, description="The suite with the scenario cards, rubric and controls."
-    )
+    suite: Suite = None
     format: Literal["json", "csv"] = Field("json", description="csv is for spreadsheets.")
 
 
@@ -229,6 +282,40 @@ class JobShape(_Shape):
     started_by: str | None
     runner: str = Field(examples=["local"])
 
+    @classmethod
+    def of(cls, job: Job, **more: Any) -> Self:
+        """Return a job for clients, without credentials, with its links on this server; `more` are further fields."""
+        return cls(
+            id=job.id,
+            kind=job.kind.value,
+            state=job.state.value,
+            experiment=job.experiment,
+            retry_of=job.retry_of,
+            links=JobLinks.model_validate({**job_links(job), **job.links}),
+            arguments=dict(job.arguments),
+            created=iso(job.created),
+            started=iso(job.started),
+            ended=iso(job.ended),
+            exit_code=job.exit_code,
+            reason=strip_logins(job.reason) or None,
+            cancel_requested=job.cancel_requested is not None,
+            started_by=job.started_by or None,
+            runner=job.runner,
+            **more,
+        )
+
+
+def job_links(job: Job) -> dict[str, str]:
+    """Return the links of a job on this server."""
+    own, experiment = f"/api/bench/jobs/{job.id}", quote(job.experiment, safe="")
+    links = {"self": own, "events": f"{own}/events", "log": f"{own}/log", "page": f"/jobs/{job.id}"}
+    if job.kind is JobKind.SIMULATE:  # a simulation has no leaderboard
+        return links | {"experiment": "/simulations"}
+    return links | {
+        "experiment": f"/experiments/{experiment}",
+        "leaderboard": f"/api/bench/leaderboard/{experiment}",
+    }
+
 
 class JobRow(JobShape):
     place: int | None = Field(description="Position in the queue, 1 is next; null if not queued.")
@@ -236,9 +323,7 @@ class JobRow(JobShape):
 
 class JobList(_Shape):
     items: list[JobRow]
-    next: str | None = Field(
-        description="Cursor of the next page, for the query parameter `next`; null on the last page."
-    )
+    next: NextCursor
 
 
 class JobAnswer(_Shape):
@@ -257,10 +342,8 @@ class JobDetail(JobAnswer):
     )
 
 
-class JudgeRunRequest(BaseModel):
+class JudgeRunRequest(_Request):
     """The options of `tipbench judge run`."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=False)
 
     with_: str = Field(
         alias="with",
@@ -270,16 +353,12 @@ class JudgeRunRequest(BaseModel):
         examples=["rules"],
     )
     judge: str | None = Field(None, max_length=200, description="The judge's name for a program's scores.")
-    limit: int | None = Field(None, ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
-    overlap: float = Field(0.2, ge=0, le=1, description="Share of answers that others have scored.")
-    all: bool = Field(False, description="All answers this judge has not scored.")
-    rejudge: bool = Field(False, description="Also answers scored under another rubric.")
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing."
-    )
-    suite: str | None = Field(
-        None, max_length=4000, description="The suite with the scenario cards, rubric and controls."
-    )
+    limit: Answers = None
+    overlap: Overlap = 0.2
+    all: Everything = False
+    rejudge: Rejudge = False
+    seed: Seed = None
+    suite: Suite = None
     timeout_s: float | None = Field(None, ge=1, le=86_400, description="Timeout of a call to a program or a model.")
     batch: int | None = Field(None, ge=1, le=100_000, description="Items per call of a program.")
     accept_drift: str | None = Field(
@@ -343,19 +422,15 @@ _MEANINGS = {
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns the OpenAPI entries for a route's error responses."""
-    return {status: _refusal(status) for status in statuses}
-
-
-def _refusal(status: int) -> dict[str, Any]:
-    code, place, meaning = _MEANINGS[status]
-    # Not null, although `path` often is: FastAPI drops nulls from the document.
-    example = {"error": {"code": code, "message": meaning, "path": place}}
-    return {
-        "model": ErrorAnswer,
-        "description": meaning,
-        "content": {"application/json": {"example": example}},
-    }
+    """Return the OpenAPI entries for a route's error responses."""
+    documented: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        code, place, meaning = _MEANINGS[status]
+        # Not null, although `path` often is: FastAPI drops nulls from the document.
+        example = {"error": {"code": code, "message": meaning, "path": place}}
+        content = {"application/json": {"example": example}}
+        documented[status] = {"model": ErrorAnswer, "description": meaning, "content": content}
+    return documented
 
 
 COMMON = refusals(400, 401, 403, 413, 422, 429, 500)  # every route that requires authentication
@@ -382,7 +457,7 @@ class PromotionShape(_Shape):
     user: str | None = Field(description="The person who did it.")
     candidate: str = Field(examples=["egreedy/v3"])
     baseline: str = Field(description="The policy that was active, or that a check compared with.")
-    passed: bool | None = Field(description="Result of a check; null for switches.")
+    passed: bool | None = Field(description="Result of a check; null for switches, and if there was not enough data.")
     body: dict[str, Any] = Field(description="A check's verdict with its clauses; the check or reason of a switch.")
 
 
@@ -443,3 +518,79 @@ class PairShape(PairName):
 class RevisionShape(_Shape):
     experiment: str
     revision: str | None = Field(description="Null if tipbench has never written to the experiment.")
+
+
+class TestRequest(_Request):
+    """Options of a webhook test."""
+
+    experiment: str | None = Field(None, max_length=200, description="Include links to this experiment in the message.")
+
+
+class AttemptShape(_Shape):
+    """One delivery attempt."""
+
+    number: int
+    time: str
+    took_s: float
+    status: int | None = Field(description="The receiver's status code; null without a response.")
+    reason: str | None = Field(description="Why the attempt failed.", examples=["responded with 503"])
+
+
+class DeliveryShape(_Shape):
+    """A message to the receiver, with all delivery attempts."""
+
+    id: str = Field(description="The same for every attempt.", examples=["0f6a2b9c4d1e4f508192a3b4c5d6e7f8"])
+    event: Literal["cells.pending", "test"]
+    experiment: str | None
+    state: Literal["queued", "delivered", "failed", "replaced"] = Field(
+        description="replaced: superseded by a newer delivery of the same experiment."
+    )
+    created: str
+    next_try: str | None
+    attempts: list[AttemptShape]
+    payload: dict[str, Any] = Field(description="The message.", examples=[{"event": "cells.pending", "pending": 40}])
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Self:
+        """Return a delivery for clients."""
+        return cls(
+            id=delivery.message.id,
+            event=delivery.message.event,
+            experiment=delivery.message.experiment,
+            state=delivery.state.value,
+            created=iso(delivery.created),
+            next_try=iso(delivery.next_try),
+            attempts=[
+                AttemptShape(
+                    number=attempt.number,
+                    time=iso(attempt.time),
+                    took_s=attempt.took_s,
+                    status=attempt.status,
+                    reason=attempt.reason or None,
+                )
+                for attempt in delivery.attempts
+            ],
+            payload=json.loads(delivery.message.body),
+        )
+
+
+class DeliveryList(BaseModel):
+    """A page of deliveries, newest first."""
+
+    items: list[DeliveryShape]
+    next: NextCursor
+
+
+class HookShape(_Shape):
+    """Webhook status."""
+
+    configured: bool
+    url: str | None = Field(
+        description="Only the host is shown; the rest may be secret.", examples=["https://judge.example.org/…"]
+    )
+    hosts: list[str] = Field(description="Allowed hosts besides this machine.")
+    watch_s: float | None
+    watching: bool = Field(description="Whether this panel sends; if several share a home folder, only one does.")
+    looked: str | None = Field(description="Time of the last check for pending cells.")
+    problem: str | None = Field(description="Error of the last check.")
+    queued: int = Field(description="Deliveries waiting for their first or next attempt.")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.responses import Response
 
 from tipbench.errors import UsageError
 from tipbench.web.api.models import COMMON
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState
-from tipbench.web.errors import Invalid, Json
+from tipbench.web.errors import Invalid
 from tipbench.workflows.policies import PoliciesReport, read_policies
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
@@ -22,14 +21,14 @@ UserId = Annotated[
 ]
 
 
-@router.get("/policies", summary="Get policies and shadows", response_model=PoliciesReport)
-def policies(panel: PanelState, user_id: UserId = None) -> Response:
-    """Returns the active policy, counts, rewards by day with 95 % intervals, weights, and the shadows."""
-    return Json(policies_report(panel, user_id))
+@router.get("/policies", summary="Get policies and shadows")
+def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
+    """Return the active policy, counts, rewards by day with 95 % intervals, weights, and the shadows."""
+    return policies_report(panel, user_id)
 
 
 def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
-    """Returns the report for the API and the page; raises Invalid for a wrong user id."""
+    """Return the report for the API and the page. Raises Invalid for a wrong user id."""
     try:
         return read_policies(panel.settings.home, user_id)
     except UsageError as exc:

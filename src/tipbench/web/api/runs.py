@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tipbench.web.api.models import COMMON, DATA, RunDetail, RunList
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.errors import Json, attachment
+from tipbench.web.errors import attachment
 from tipbench.web.run_queries import RunsQuery, runs_csv
 
 
@@ -32,9 +32,9 @@ RunPath = Annotated[
 
 
 @router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run", response_model=RunDetail)
-def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store) -> Response:
-    """Returns a run's params, metrics, tags and texts: prompt, raw answer, tips, rubric, scores."""
-    return Json(panel.queries.run(store, experiment, run_id))
+def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store) -> dict[str, Any]:
+    """Return a run's params, metrics, tags and texts: prompt, raw answer, tips, rubric, scores."""
+    return panel.queries.run(store, experiment, run_id)
 
 
 @router.get(
@@ -49,12 +49,12 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
     },
 )
 def runs_table(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
-    """Returns all matching runs as CSV; `limit` and `next` are ignored."""
-    content = runs_csv(panel.queries, store, experiment, filters.ask).encode("utf-8", "backslashreplace")
+    """Return all matching runs as CSV; `limit` and `next` are ignored."""
+    content = runs_csv(panel.queries, store, experiment, filters.list_query).encode("utf-8", "backslashreplace")
     return Response(content, media_type="text/csv", headers=attachment(f"{experiment}-runs", "csv"))
 
 
 @router.get("/{experiment:path}", summary="List an experiment's runs", response_model=RunList)
-def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
-    """Returns a page of runs, newest first, without their texts."""
-    return Json(panel.queries.runs(store, experiment, filters.ask))
+def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> dict[str, Any]:
+    """Return a page of runs, newest first, without their texts."""
+    return panel.queries.runs(store, experiment, filters.list_query)

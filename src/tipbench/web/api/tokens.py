@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
 from tipbench.errors import UsageError
 from tipbench.web.api.models import COMMON, refusals
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
-from tipbench.web.errors import Invalid, Json, NotFound, checked
-from tipbench.web.forms import JSON, read_json
+from tipbench.web.errors import Invalid, NotFound, checked
+from tipbench.web.forms import body_schema, read_json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
@@ -52,6 +51,7 @@ class NewToken(TokenShape):
     """A new token with its secret, which cannot be retrieved later."""
 
     token: str = Field(examples=["tipbench_3f9a1c0b7e52_…"])
+    same_judge: list[str] = Field(description="Other active judges' tokens of this name; scores are stored by name.")
 
 
 class TokenList(BaseModel):
@@ -61,51 +61,41 @@ class TokenList(BaseModel):
     next: str | None = Field(description="Always null: the list is complete.")
 
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            JSON: {
-                "schema": TokenRequest.model_json_schema(),
-                "example": {"role": "judge", "name": "reviewer-1", "expires": "30d"},
-            }
-        },
-    }
-}
+_BODY = body_schema(TokenRequest, {"role": "judge", "name": "reviewer-1", "expires": "30d"})
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="The token's id.", examples=["3f9a1c0b7e52"])]
 
 
 async def read_request(request: Request, _admin: Admin) -> TokenRequest:
-    """Parses and validates the body of a request to create a token."""
+    """Parse and validate the body of a request to create a token."""
     return check_request(await read_json(request))
 
 
 @router.get("", summary="List the tokens", response_model=TokenList)
-def tokens(panel: PanelState) -> Response:
-    """Returns all tokens with their states, oldest first, including revoked and expired ones."""
-    return Json({"items": token_rows(panel), "next": None})
+def tokens(panel: PanelState) -> dict[str, Any]:
+    """Return all tokens with their states, oldest first, including revoked and expired ones."""
+    return {"items": token_rows(panel), "next": None}
 
 
 @router.post("", summary="Create a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
-def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> Response:
-    """Creates a token. The secret is returned only in this response; the server stores a hash."""
-    return Json(make_token(panel, token_request), 201)
+def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> dict[str, Any]:
+    """Create a token. The secret is returned only in this response; the server stores a hash."""
+    return make_token(panel, token_request)
 
 
 @router.delete("/{token_id}", summary="Revoke a token", response_model=TokenShape, responses=refusals(404))
-def revoke(token_id: TokenId, panel: PanelState) -> Response:
-    """Revokes a token and ends all sessions created with it. Revoking a revoked token has no effect."""
-    return Json(revoke_token(panel, token_id))
+def revoke(token_id: TokenId, panel: PanelState) -> dict[str, Any]:
+    """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
+    return revoke_token(panel, token_id)
 
 
 def token_rows(panel: Panel) -> list[dict[str, Any]]:
-    """Returns all tokens for the API and the settings page."""
+    """Return all tokens for the API and the settings page."""
     store = panel.guard.tokens
     return [token.to_json(store.clock()) for token in store.all()]
 
 
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
-    """Validates the options of a new token; raises Invalid with the path of the wrong field."""
+    """Validate the options of a new token. Raises Invalid with the path of the wrong field."""
     token_request = checked(TokenRequest, raw, "body")
     try:
         checked_name(token_request.name, Role(token_request.role))
@@ -119,16 +109,16 @@ def check_request(raw: Mapping[str, Any]) -> TokenRequest:
 
 
 def make_token(panel: Panel, token_request: TokenRequest) -> dict[str, Any]:
-    """Creates a token and returns it with its secret."""
+    """Create a token and return it with its secret."""
     store = panel.guard.tokens
     token, secret = store.create(
         Role(token_request.role), token_request.name, life_s=parse_lifetime(token_request.expires)
     )
-    return {**token.to_json(store.clock()), "token": secret}
+    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge(token)}
 
 
 def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
-    """Revokes a token and returns it; raises NotFound if it does not exist."""
+    """Revoke a token and return it. Raises NotFound if it does not exist."""
     store = panel.guard.tokens
     store.revoke(token_id)
     token = store.get(token_id)

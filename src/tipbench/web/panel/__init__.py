@@ -5,16 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, FastAPI
 
 from tipbench.web.panel import (
-    charts,
     experiments,
     jobs,
     judge,
     judges,
     leaderboard,
+    matrix,
     pages,
     pair,
     policies,
-    promotions,
     run,
     runs,
     settings,
@@ -32,23 +31,21 @@ ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     policies.router,
     simulations.router,
-    promotions.router,
     settings.router,
     judge.router,
     judge.working,
-    judge.batch_router,
     sheet_import.router,
     judges.router,
     run.router,
     runs.router,
-    charts.router,
     pair.router,
+    matrix.router,
     leaderboard.router,
 )
 
 
 def install(app: FastAPI) -> None:
-    """Adds the pages to the application, including the error and login pages."""
+    """Add the pages to the application, including the error and login pages."""
     app.state.login_page = pages.render_login
     app.state.error_page = pages.render_error
     app.state.header_chip = jobs.running_chip

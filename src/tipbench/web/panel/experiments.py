@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +15,7 @@ from tipbench.web.api.experiments import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import KINDS
+from tipbench.web.panel.judge import home_of
 from tipbench.web.panel.pages import page
 from tipbench.web.queries import ExperimentsPage, ExperimentsQuery, experiment_path, quote_path
 
@@ -23,36 +24,9 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 MANY = 12  # number of experiments at which the search field appears
 
 
-@dataclass(frozen=True)
-class Row:
-    """An experiment in the list."""
-
-    name: str
-    url: str
-    mlflow: str | None
-    cells: int
-    judged: int
-    pending: int
-    failed: int
-    step: str
-    step_url: str
-
-    @property
-    def share(self) -> float | None:
-        """Judged share of the answered cells, 0 to 1; None if nothing is answered."""
-        answered = self.judged + self.pending
-        return self.judged / answered if answered else None
-
-    @property
-    def words(self) -> str:
-        """Text alternative of the progress bar."""
-        failed = f", {self.failed:,} failed" if self.failed else ""
-        return f"{self.judged:,} judged, {self.pending:,} pending{failed} of {plural(self.cells, 'cell')}"
-
-
 @router.get("/")
 def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResponse:
-    """Lists the experiments; shows an error on the page if MLflow is unavailable."""
+    """List the experiments; show an error on the page if MLflow is unavailable."""
     away, found = None, ExperimentsPage()
     try:
         found = experiments_page(panel, ExperimentsQuery(q))
@@ -73,19 +47,29 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
     )
 
 
-def row_of(each: dict[str, Any]) -> Row:
-    """Returns the list row, with the next step, for an experiment in the API's JSON."""
-    name = str(each["experiment"])
-    step, url = _next_step(name, each)
-    counts = {key: int(each[key]) for key in ("cells", "judged", "pending", "failed")}
-    return Row(name, experiment_path(name), each["url"], step=step, step_url=url, **counts)
-
-
-def _next_step(name: str, counts: dict[str, Any]) -> tuple[str, str]:
-    if not counts["cells"]:
-        return "Start a run", f"/run?experiment={quote_path(name)}"
-    if counts["pending"]:
-        return f"Judge {plural(counts['pending'], 'answer')}", experiment_path(name, "judges")
-    if counts["failed"]:
-        return f"Run {plural(counts['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
-    return "Show the leaderboard", experiment_path(name)
+def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an experiment in the API's JSON with what the list adds: links, words, and the next step."""
+    name = str(found["experiment"])
+    failed = f", {found['failed']:,} failed" if found["failed"] else ""
+    judged = f"{found['judged']:,} judged, {found['pending']:,} pending{failed}"
+    leader, basis = found["leader"], ""
+    if leader:
+        basis = "by rules" if leader["provisional"] else "decided" if leader["decided"] else "not decided"
+    if not found["cells"]:
+        step = "Start a run", f"/run?experiment={quote_path(name)}"
+    elif found["held"]:
+        step = f"Review {plural(found['held'], 'held sheet')}", experiment_path(name, "judges")
+    elif found["pending"]:
+        step = f"Judge {plural(found['pending'], 'answer')}", home_of(name)
+    elif found["failed"]:
+        step = f"Run {plural(found['failed'], 'failed cell')} again", f"/run?experiment={quote_path(name)}"
+    else:
+        step = "Show the leaderboard", experiment_path(name)
+    return {
+        **found,
+        "path": experiment_path(name),
+        "answered": found["judged"] + found["pending"],
+        "words": f"{judged} of {plural(found['cells'], 'cell')}",
+        "basis": basis,
+        "step": step,
+    }

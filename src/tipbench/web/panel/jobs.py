@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.errors import JobConflict, TipbenchError
-from tipbench.jobs.events import strip_logins
+from tipbench.errors import JobConflict
 from tipbench.jobs.job import ACTIVE, ENDED, Job, JobKind, JobState
-from tipbench.jobs.progress import ModelProgress, Phase, Progress
+from tipbench.jobs.progress import Phase, Progress
 from tipbench.jobs.store import JobFilter
+from tipbench.markup import duration
 from tipbench.plan.config import split_names
+from tipbench.record.events import strip_logins
 from tipbench.text import join_names, plural
 from tipbench.web.api.jobs import JobPath
+from tipbench.web.api.models import job_links
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState, panel_of
 from tipbench.web.errors import Invalid, WebError
-from tipbench.web.forms import LIMIT, Limit, Next, form_value
-from tipbench.web.job_service import job_links, retry_job
-from tipbench.web.panel.pages import Chip, duration, page
+from tipbench.web.forms import LIMIT, Limit, Next
+from tipbench.web.job_service import retry_job
+from tipbench.web.panel.pages import Chip, SentForm, charts_there, page
 
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 RUNNERS = {"local": "this machine", "airflow": "Airflow"}
 _STEP = 25  # percent between two announcements for screen readers
-_PHASES = {
-    Phase.LOADING: "loading",
-    Phase.GENERATING: "answering",
-    Phase.UNLOADING: "unloading",
-    Phase.EMPTY: "done, memory freed",
-    Phase.STOPPED: "stopped",
-}
-_BADGES = {
-    Phase.LOADING: "queued",
-    Phase.GENERATING: "running",
-    Phase.UNLOADING: "queued",
-    Phase.EMPTY: "ok",
-    Phase.STOPPED: "cancelled",
+_PHASES = {  # words and badge
+    Phase.LOADING: ("loading", "queued"),
+    Phase.GENERATING: ("answering", "running"),
+    Phase.UNLOADING: ("unloading", "queued"),
+    Phase.EMPTY: ("done, memory freed", "ok"),
+    Phase.STOPPED: ("stopped", "cancelled"),
 }
 _BRIEF = 240
+_MEASURED = 2  # finished cells or items before a pace is extrapolated
 _LATER, _NEVER = "not started", "nothing generated"
 
 
@@ -63,6 +57,7 @@ class ModelRow:
     failed: int = 0
     output_tokens: int = 0
     tokens_per_s: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,7 @@ class JobText:
     job: Job
     progress: Progress
     place: int | None = None
+    now: float = field(default_factory=time.time)
 
     @property
     def ended(self) -> bool:
@@ -82,11 +78,6 @@ class JobText:
     def cancelling(self) -> bool:
         """Whether cancellation is requested and the job has not ended yet."""
         return self.job.cancel_requested is not None and not self.ended
-
-    @property
-    def can_cancel(self) -> bool:
-        """Whether the job can be cancelled."""
-        return not self.ended and not self.cancelling
 
     @property
     def can_retry(self) -> bool:
@@ -135,11 +126,31 @@ class JobText:
     @property
     def models(self) -> tuple[ModelRow, ...]:
         """The requested models in the order they run; those not started come last."""
-        begun = {each.model: each for each in self.progress.models}
+        begun = {each.model for each in self.progress.models}
+        refused = {each.model: each.reason for each in self.progress.refused}
         later = _NEVER if self.progress.exit_code is not None or self.ended else _LATER
         wanted = split_names(str(self.job.arguments.get("models", ""))) if self.job.kind is JobKind.COLLECT else ()
-        rest = [ModelRow(name, "later", later) for name in wanted if name not in begun]
-        return (*map(_line, begun.values()), *rest)
+        rest = [
+            ModelRow(name, "refused", "refused", "refused", note=strip_logins(refused[name]))
+            if name in refused
+            else ModelRow(name, "later", later)
+            for name in wanted
+            if name not in begun
+        ]
+        started = [
+            ModelRow(
+                each.model,
+                each.phase.value,
+                *_PHASES[each.phase],
+                done=each.done,
+                total=each.total,
+                failed=each.failed,
+                output_tokens=each.output_tokens,
+                tokens_per_s=each.tokens_per_s,
+            )
+            for each in self.progress.models
+        ]
+        return (*started, *rest)
 
     @property
     def share(self) -> float | None:
@@ -151,24 +162,48 @@ class JobText:
             return simulating.done / simulating.total
         if judging is not None:
             return (judging.scored + judging.unscored) / judging.total if judging.total else None
-        return _share(self.models)
+        amounts = _amounts(self.models)
+        return amounts[1] / amounts[0] if amounts else None
+
+    @property
+    def running_s(self) -> float | None:
+        """Seconds since the start of a running job."""
+        running = self.job.state is JobState.RUNNING and self.job.started is not None
+        return max(0.0, self.now - (self.job.started or 0.0)) if running else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Estimated seconds until a running job ends, from its pace so far; None if unknown."""
+        judging, simulating = self.progress.judging, self.progress.simulating
+        if judging is not None:
+            done, left = judging.scored + judging.unscored, judging.total - judging.scored - judging.unscored
+        elif simulating is not None:
+            done, left = simulating.done, simulating.total - simulating.done
+        else:
+            done = sum(each.done - each.recorded for each in self.progress.models)
+            total, finished = _amounts(self.models) or (0, 0)
+            left = total - finished
+        if self.running_s is None or self.paused or self.cancelling or done < _MEASURED or left <= 0:
+            return None
+        return self.running_s / done * left
 
     @property
     def headline(self) -> str:
         """The status in one sentence."""
-        text_of = {
-            JobState.QUEUED: self._queued,
-            JobState.RUNNING: self._running,
-            JobState.SUCCEEDED: self._succeeded,
-        }.get(self.job.state)
-        if text_of is not None:
-            return text_of()
-        if self.job.state is JobState.WAITING:
-            why = f" {self.reason}" if self.reason else ""
-            return f"Waiting for a judge; it uses no resources.{why}"
-        if self.job.state is JobState.CANCELLED and self.job.started is None:
-            return self.reason or "Cancelled before it started."
-        return self.reason or self.progress.failure or "See the log for the reason."
+        state, reason = self.job.state, self.reason
+        if state is JobState.RUNNING:
+            return self._running()
+        if state is JobState.SUCCEEDED:
+            return self._succeeded()
+        if state is JobState.WAITING:
+            return f"Waiting for a judge; it uses no resources.{f' {reason}' if reason else ''}"
+        if state is JobState.QUEUED and (self.place is None or self.place <= 1):
+            return reason or "Next in the queue: it starts as soon as its server or model is free."
+        if state is JobState.QUEUED:
+            return reason or f"Position {self.place} in the queue, behind jobs that need the same server or model."
+        if state is JobState.CANCELLED and self.job.started is None:
+            return reason or "Cancelled before it started."
+        return reason or self.progress.failure or "See the log for the reason."
 
     @property
     def evidence(self) -> tuple[str, str]:
@@ -205,13 +240,6 @@ class JobText:
             return headline if headline.startswith(state) else f"{state}. {headline}".strip()
         return f"{self.state.capitalize()}, {int(share * 100) // _STEP * _STEP} % done."
 
-    def _queued(self) -> str:
-        if self.reason:
-            return self.reason
-        if self.place is None or self.place <= 1:
-            return "Next in the queue: it starts as soon as its server or model is free."
-        return f"Position {self.place} in the queue, behind jobs that need the same server or model."
-
     def _running(self) -> str:
         progress = self.progress
         if self.cancelling:
@@ -220,18 +248,20 @@ class JobText:
             return f"Waiting for {join_names(progress.waiting_for, 3)}; it continues once the server is available."
         if progress.judging is not None:
             seen = progress.judging
+            if seen.scored + seen.unscored >= seen.total:
+                return f"{seen.judge} has processed {plural(seen.total, 'item')}; saving scores."
             return f"{seen.judge} has processed {seen.scored + seen.unscored:,} of {plural(seen.total, 'item')}."
         if progress.simulating is not None:
             seeds = progress.simulating
             return f"World {seeds.world}: {seeds.done:,} of {plural(seeds.total, 'seed')} simulated."
         if progress.recording_left:
-            return f"Generation finished; {plural(progress.recording_left, 'result')} being sent to MLflow."
+            return f"Saving results: {plural(progress.recording_left, 'result')} to be sent to MLflow."
         if self.reason:
             return self.reason
         now = progress.models[-1] if progress.models else None
         if now is None:
             return "Starting."
-        return f"{now.model}: {_PHASES[now.phase]}, {now.done:,} of {plural(now.total, 'cell')}."
+        return f"{now.model}: {_PHASES[now.phase][0]}, {now.done:,} of {plural(now.total, 'cell')}."
 
     def _succeeded(self) -> str:
         done, judged = self.progress.collected, self.progress.judged
@@ -249,27 +279,14 @@ class JobText:
         return "Finished."
 
 
-def _line(model: ModelProgress) -> ModelRow:
-    return ModelRow(
-        model.model,
-        model.phase.value,
-        _PHASES[model.phase],
-        _BADGES[model.phase],
-        model.done,
-        model.total,
-        model.failed,
-        model.output_tokens,
-        model.tokens_per_s,
-    )
-
-
-def _share(models: tuple[ModelRow, ...]) -> float | None:
-    """Returns the progress over all models; those not started count as much as the largest started one."""
+def _amounts(models: tuple[ModelRow, ...]) -> tuple[int, int] | None:
+    """Return all cells and the finished ones; models not started count as much as the largest started one."""
     known = [line.total for line in models if line.total]
     if not known:
         return None
-    total = sum(line.total if line.total is not None else max(known) for line in models)
-    return sum(line.done for line in models) / total
+    running = [line for line in models if line.phase != "refused"]
+    total = sum(line.total if line.total is not None else max(known) for line in running)
+    return total, sum(line.done for line in running)
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
@@ -289,14 +306,18 @@ def jobs_page(
     limit: Limit = LIMIT,
     next: Next = None,  # noqa: A002 - its name in the URL
 ) -> HTMLResponse:
-    """Lists the jobs, newest first; filters and page are in the URL."""
+    """List the jobs, newest first; filters and page are in the URL."""
     which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
     listed = panel.jobs.listed(which, limit=limit, after=next)
+    rows = []
+    for job in listed.jobs:  # an ended job stores its result: events are read for active ones only
+        progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
+        rows.append(JobText(job, progress, listed.queue_positions.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
     return page(
         request,
         "jobs.html",
-        rows=[_row(panel, job, listed.queue_positions.get(job.id)) for job in listed.jobs],
+        rows=rows,
         which=which,
         states=list(JobState),
         kinds=list(JobKind),
@@ -308,19 +329,19 @@ def jobs_page(
 
 @router.get("/jobs/{job_id}")
 def job_page(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """Shows a job."""
+    """Show a job."""
     return _page(request, panel, job_id)
 
 
 @router.get("/jobs/{job_id}/live")
 def job_live(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    """Returns the part of the job page that changes, for its script."""
+    """Return the part of the job page that changes, for its script."""
     return page(request, "job_live.html", **_context(panel, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response:
-    """Cancels a job; shows its page with an error if it has already ended."""
+    """Cancel a job; show its page with an error if it has already ended."""
     try:
         panel.jobs.cancel(job_id)
     except JobConflict as exc:
@@ -329,23 +350,18 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
 
 
 @router.post("/jobs/{job_id}/retry")
-async def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath) -> Response:
-    """Starts a retry of the job; the form's idempotency key prevents duplicates when it is sent again."""
-    key = await form_value(request, "key") or None
+def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, form: SentForm) -> Response:
+    """Start a retry of the job; the form's idempotency key prevents duplicates when it is sent again."""
     try:
-        submitted = await run_in_threadpool(retry_job, panel, job_id, started_by=admin.name, key=key)
+        submitted = retry_job(panel, job_id, started_by=admin.name, key=form.fields.get("key") or None)
     except (JobConflict, WebError) as exc:
-        status = exc.status if isinstance(exc, WebError) else 409
-        return await run_in_threadpool(_page, request, panel, job_id, fault=str(exc), status=status)
+        return _page(request, panel, job_id, fault=str(exc), status=exc.status if isinstance(exc, WebError) else 409)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
 def running_chip(request: Request) -> Chip | None:
-    """Returns the header's chip with the number of running or queued jobs; one cheap query, as every page needs it."""
-    try:
-        found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_CHIP_JOBS)
-    except TipbenchError:  # shown on the jobs pages
-        return None
+    """Return the header's chip with the number of running or queued jobs; one cheap query, as every page needs it."""
+    found = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_CHIP_JOBS)
     running = [job for job in found if job.state is JobState.RUNNING]
     named, word = (running, "running") if running else (found, "queued")
     if not named:
@@ -377,19 +393,12 @@ def _context(panel: Panel, job_id: str) -> dict[str, Any]:
         "progress": view.snapshot.progress,
         "links": job_links(view.job),
         "retry_key": new_idempotency_key(),
-        "running_s": time.time() - (view.job.started or 0.0) if view.job.state is JobState.RUNNING else None,
-        "charts": all(importlib.util.find_spec(name) for name in ("altair", "vl_convert")),
+        "charts": charts_there(),
     }
 
 
-def _row(panel: Panel, job: Job, place: int | None) -> JobText:
-    """Returns a list row; events are read for active jobs only, since an ended job stores its result."""
-    progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
-    return JobText(job, progress, place)
-
-
 def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:
-    """Parses a filter value; empty means no filter."""
+    """Parse a filter value; empty means no filter."""
     if not text:
         return None
     try:
@@ -400,5 +409,5 @@ def _one_of(kinds: type[_Word], text: str, name: str) -> _Word | None:
 
 
 def new_idempotency_key() -> str:
-    """Returns a new idempotency key, so that a form submitted twice starts one job."""
+    """Return a new idempotency key, so that a form submitted twice starts one job."""
     return f"form-{secrets.token_urlsafe(18)}"

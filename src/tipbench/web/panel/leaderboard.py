@@ -1,38 +1,57 @@
-"""Leaderboard page: filters, standings, attribution, duels, judging."""
+"""Leaderboard page: the answer card, filters, standings, charts, attribution, duels, decisions."""
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from markupsafe import Markup
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from tipbench.compare.attribution import Attribution, Marginal
-from tipbench.compare.charts import MEAN, heat_rows
-from tipbench.compare.duels import DuelTable
+from tipbench.compare.charts import CHARTS, HEIGHT, NARROW, WIDE, WIDTH, ChartKind, heat_rows, kinds_of
+from tipbench.compare.decision import decide, latest_decision
+from tipbench.compare.html import Figure, Picture, board_context, judging_summary
 from tipbench.compare.leaderboard import Leaderboard
-from tipbench.compare.report import NOTHING, attribution_lines, detectable_lines, factors_of, label_of
-from tipbench.compare.statistics import Unknown
+from tipbench.compare.matrix import ALL, Pair, parse_pair
+from tipbench.compare.report import state_of
+from tipbench.compare.standings import LONGEST
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
-from tipbench.judge.status import JudgeStatus, JudgingStatus, SheetHistory
+from tipbench.judge.sheet_store import now_iso
+from tipbench.judge.status import JudgingStatus
+from tipbench.plan.design import MIN_SCENARIOS
+from tipbench.plan.prompts import NO_PROMPT
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import interval, join_names, number, one_line, percent, plural, probability, short_name
+from tipbench.text import one_line, plural, short_name
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.board_query import BoardUrl, Facets, PageAsk, Params, baseline_text, facets, row_text, tidy_url
-from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.charts import charts_there, figures
-from tipbench.web.panel.pages import environment, page
-from tipbench.web.panel.standings import LONGEST, Table, standings
-from tipbench.web.queries import BoardQuery, Queries, experiment_path, get_experiment, revision
+from tipbench.web.board_query import (
+    BoardUrl,
+    ChartQuery,
+    Facets,
+    PageQuery,
+    Params,
+    ThemeName,
+    baseline_text,
+    chart,
+    facets,
+    row_text,
+    tidy_url,
+)
+from tipbench.web.deps import Panel, PanelState, Store
+from tipbench.web.errors import NotFound
+from tipbench.web.panel.pages import SentForm, charts_there, environment, page
+from tipbench.web.queries import Queries, experiment_path, get_experiment, revision
+from tipbench.workflows.board import BoardQuery
 
-_FACETS = (("params.model", "Model"), ("params.prompt_version", "Prompt"), ("params.persona", "Persona"))
-_RARE = (("params.suite", "Suite"), ("conditions", "Conditions"))
+_PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"
+_LETTER = 6.2  # approximate width of a label's character in a chart, in pixels
+_SLANT = 0.64  # height of a slanted label, relative to its length
+# Charts contain untrusted names: sandboxed, so that they have no scripts and no origin when opened directly.
+_CHART_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
+_FOR_GOOD = "private, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
@@ -59,57 +78,62 @@ class Options:
     has_provisional: bool
     views: tuple[tuple[str, str, str], ...]  # key, label, URL: what is ranked
     view: str
+    kept: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...]  # label, then what can be left out: value, label
 
 
 def options_of(url: BoardUrl, board: Leaderboard | None, found: Facets, judging: JudgingStatus) -> Options:
-    """Returns the available choices with the current selection."""
-    ask = url.ask
-    filters = (*_filters(ask, found), *_judges(ask, judging))
-    offered = {key for key, _ in (*_FACETS, *_RARE)} & {each.id for each in filters}
-    others = tuple(("where", f"{key}={value}") for key, value in ask.where if key not in offered)
+    """Return the available choices with the current selection."""
+    query = url.query
+    names = [each.judge for each in judging.judges if not each.provisional and each.cells]
+    if query.judge is not None and query.judge not in names:
+        names.append(query.judge)
+    filters = [*_filters(query, found)]
+    if len(names) > 1 or query.judge is not None:
+        filters.append(Choice("judge", "judge", "Judge", _listed("all judges", names), query.judge or ""))
+    offered = {_PERSONA, _SUITE, _CONDITIONS} & {each.id for each in filters}
+    others = tuple(("where", f"{key}={value}") for key, value in query.where if key not in offered)
     views = (
-        ("pair", "Pairs", url.asking(by=None)),
-        ("model", "Models", url.asking(by="model")),
-        ("prompt", "Prompts", url.asking(by="prompt")),
+        ("pair", "Pairs", url.with_changes(by=None)),
+        ("model", "Models", url.with_changes(by="model")),
+        ("prompt", "Prompts", url.with_changes(by="prompt")),
     )
+    rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
+    baseline = Choice("baseline", "baseline", "Baseline", _listed("none", rows), baseline_text(query))
     return Options(
-        baseline=_baseline(ask, board) if board else None,
+        baseline=baseline if len(rows) > 1 else None,
         baseline_hidden=url.hidden("baseline"),
-        filters=filters,
-        filters_hidden=(*others, *url.hidden("where", "judge", "cluster", "provisional")),
-        cluster=ask.cluster is not None,
-        provisional=ask.provisional,
+        filters=tuple(filters),
+        filters_hidden=(*others, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
+        cluster=query.cluster is not None,
+        provisional=query.provisional,
         has_provisional=any(each.provisional and each.cells for each in judging.judges),
         views=views,
-        view=ask.by or "pair",
+        view=query.by or "pair",
+        kept=tuple(
+            (label, tuple((value, _short(words), value not in query.exclude) for value, words in choices))
+            for label, choices in _kept(found)
+            if len(choices) > 1
+        ),
     )
 
 
-def _baseline(ask: BoardQuery, board: Leaderboard) -> Choice | None:
-    rows = [row_text(standing.pair, board.by) for standing in board.standings]
-    if len(rows) < 2:
-        return None
-    return Choice("baseline", "baseline", "Baseline", _listed("none", rows), baseline_text(ask))
+def _kept(found: Facets) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
+    """Return what can be left out of the board: models, and prompts as `*/PROMPT`."""
+    prompts = [(str(Pair(ALL, prompt)), prompt) for prompt in found.prompts if prompt != NO_PROMPT]
+    return ("Models", [(model, model) for model in found.models]), ("Prompts", prompts)
 
 
-def _filters(ask: BoardQuery, found: Facets) -> Iterable[Choice]:
-    values = {
-        "params.model": found.models,
-        "params.prompt_version": found.prompts,
-        "params.persona": found.personas,
-        "params.suite": found.suites,
-    }
-    chosen = dict(ask.where)
-    for key, label in _FACETS:
-        if values[key] and (len(values[key]) > 1 or key in chosen):
-            yield _where(key, label, [(each, _short(each)) for each in values[key]], chosen.get(key))
-    if len(found.suites) > 1:
-        yield _where(
-            "params.suite", "Suite", [(each, _short(each)) for each in found.suites], chosen.get("params.suite")
-        )
-    if len(found.conditions) > 1:
-        counted = [(each, f"{_short(each)} ({n} cells)") for each, n in found.conditions]
-        yield _where("conditions", "Conditions", counted, chosen.get("conditions"), "the newest")
+def _filters(query: BoardQuery, found: Facets) -> Iterable[Choice]:
+    chosen = dict(query.where)
+    personas = [(each, _short(each)) for each in found.personas]
+    suites = [(each, _short(each)) for each in found.suites]
+    conditions = [(each, f"{_short(each)} ({n} cells)") for each, n in found.conditions]
+    if len(personas) > 1 or (personas and _PERSONA in chosen):
+        yield _where(_PERSONA, "Persona", personas, chosen.get(_PERSONA))
+    if len(suites) > 1:
+        yield _where(_SUITE, "Suite", suites, chosen.get(_SUITE))
+    if len(conditions) > 1:
+        yield _where(_CONDITIONS, "Conditions", conditions, chosen.get(_CONDITIONS), "the newest")
 
 
 def _where(key: str, label: str, values: Iterable[tuple[str, str]], chosen: str | None, nothing: str = "all") -> Choice:
@@ -120,313 +144,218 @@ def _where(key: str, label: str, values: Iterable[tuple[str, str]], chosen: str 
     return Choice(key, "where", label, tuple(options), now)
 
 
-def _judges(ask: BoardQuery, judging: JudgingStatus) -> Iterable[Choice]:
-    names = [each.judge for each in judging.judges if not each.provisional and each.cells]
-    if ask.judge is not None and ask.judge not in names:
-        names.append(ask.judge)
-    if len(names) > 1 or ask.judge is not None:
-        yield Choice("judge", "judge", "Judge", _listed("all judges", names), ask.judge or "")
-
-
 def _listed(nothing: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return (("", nothing), *((value, _short(value)) for value in values))
 
 
 def _short(text: str) -> str:
-    return short_name(text, LONGEST)
-
-
-Grid = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]  # header, then rows; the first cell is the row's name
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source of variance."""
-
-    name: str
-    share: float
-    percent: str
-    p: str
-
-
-@dataclass(frozen=True)
-class AttributionView:
-    """What explains the differences; `sources` is empty if it cannot be estimated, and `lines` contains the reason."""
-
-    lines: tuple[str, ...]
-    sources: tuple[Source, ...] = ()
-    marginals: tuple[tuple[str, Grid], ...] = ()
-
-
-@dataclass(frozen=True)
-class Duels:
-    """Blind A/B comparisons among the tied rows."""
-
-    summary: str
-    table: Grid | None
-
-
-@dataclass(frozen=True)
-class JudgingSummary:
-    """The judging summary of the whole experiment, independent of the board's filters."""
-
-    facts: tuple[tuple[str, str | None], ...]
-    table: Grid | None
-    filtered: bool
-
-
-def heat_grid(board: Leaderboard) -> Grid:
-    """Returns the numbers of the heat map."""
-    models, prompts, means = heat_rows(board)
-    heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
-    rows = [(_short(model), *(_dash(number(means[model, prompt])) for prompt in (*prompts, MEAN))) for model in models]
-    return heads, (*rows, ("mean", *(_dash(number(means[MEAN, prompt])) for prompt in prompts), ""))
-
-
-def attribution_view(found: Attribution | Unknown) -> AttributionView:
-    """Returns the sources of variance with their shares, and the means of each model and prompt."""
-    lines = tuple(attribution_lines(found))
-    if isinstance(found, Unknown):
-        return AttributionView(lines)
-    sources = tuple(
-        Source(label, factor.share, percent(factor.share) or NOTHING, _dash(probability(factor.p)))
-        for label, factor in factors_of(found)
-    )
-    sides = (("Models, over all prompts", "model", found.models), ("Prompts, over all models", "prompt", found.prompts))
-    # The first line repeats the shares, which the bars already show.
-    return AttributionView(
-        lines[1:], sources, tuple((title, _grid(side, each)) for title, side, each in sides if len(each) > 1)
-    )
-
-
-def _grid(side: str, marginals: Sequence[Marginal]) -> Grid:
-    rows = [
-        (
-            _short(each.name),
-            _dash(number(each.estimate.mean)),
-            _dash(interval(each.estimate.ci_low, each.estimate.ci_high)),
-        )
-        for each in marginals
-    ]
-    return (side, "mean", "95 % interval"), tuple(rows)
-
-
-def duels(board: Leaderboard) -> Duels | None:
-    """Returns the duels, or None if there are none."""
-    found = board.duels
-    if found is None:
-        return None
-    if isinstance(found, Unknown):
-        return Duels(found.reason, None)
-    winner = f"{found.winner} wins." if found.winner else "No clear winner."
-    if found.absent:
-        winner = f"No winner yet: {join_names(found.absent, 3)} not compared yet."
-    first = f"The side shown first got {percent(found.first_share)} of the points. Duels change no rank."
-    return Duels(one_line(f"{winner} {first}"), _duel_grid(board, found))
-
-
-def _duel_grid(board: Leaderboard, found: DuelTable) -> Grid:
-    rows = [
-        (
-            short_name(label_of(board, each.pair), LONGEST),
-            _dash(number(each.strength.value, "+.2f")),
-            _dash(interval(each.strength.ci_low, each.strength.ci_high, "+.2f")),
-            f"{each.points:g} of {each.duels}",
-            str(each.n_scenarios),
-        )
-        for each in found.standings
-    ]
-    return ("model / prompt", "strength", "95 % interval", "points", "scenarios"), tuple(rows)
-
-
-def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> JudgingSummary:
-    """Returns the judges with their agreement and their drift from the reference scores."""
-    twice = f"{found.twice} of {found.judged}"
-    if found.judged:
-        twice += f" ({percent(found.twice / found.judged)})"
-    alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in found.alpha.items())
-    rubric = (board.rubric_tag if board else "") or ", ".join(found.rubrics)
-    answers = f"{found.judged} judged, {found.pending} pending" + (f", {found.held} held" if found.held else "")
-    facts = (
-        ("rubric", _rubric(rubric)),
-        ("answers", f"{answers}; {found.floored} with no usable answer" if found.floored else answers),
-        ("judged twice", twice),
-        (
-            "agreement (Krippendorff's alpha)",
-            alpha if found.twice and alpha else "unknown: no answer has two judges",
-        ),
-    )
-    filtered = board is not None and bool(board.where or board.judge)
-    return JudgingSummary(facts, _judge_grid(found) if found.judges else None, filtered)
-
-
-def _rubric(tag: str) -> str | None:
-    name, _, sha256 = tag.partition("@")
-    return f"{one_line(name)} ({sha256[:12]})" if sha256 else one_line(name) or None
-
-
-def _judge_grid(found: JudgingStatus) -> Grid:
-    newest = {(sheet.judge, sheet.provisional): sheet for sheet in found.history if (sheet.drift or {}).get("scales")}
-    scales = list(dict.fromkeys(scale["scale"] for sheet in newest.values() for scale in _scales(sheet)))
-    heads = ("judge", "scores", "answers", "drift", "error on controls", "repeat consistency")
-    rows = [_judge(each, newest.get((each.judge, each.provisional)), scales) for each in found.judges]
-    return (*heads, *(f"bias: {one_line(name)}" for name in scales)), tuple(rows)
-
-
-def _judge(judge: JudgeStatus, sheet: SheetHistory | None, scales: Sequence[str]) -> tuple[str, ...]:
-    biases = {scale["scale"]: scale for scale in _scales(sheet)} if sheet else {}
-    return (
-        _short(judge.judge),
-        "provisional" if judge.provisional else "count",
-        f"{judge.cells}" + (f" ({judge.held} held)" if judge.held else ""),
-        judge.drift or "unknown",
-        _dash(number(judge.error)),
-        _dash(percent(judge.self_exact)),
-        *(_bias(biases.get(name)) for name in scales),
-    )
-
-
-def _scales(sheet: SheetHistory) -> list[Mapping[str, Any]]:
-    return list((sheet.drift or {}).get("scales", []))
-
-
-def _bias(scale: Mapping[str, Any] | None) -> str:
-    if scale is None or scale["bias"] is None:
-        return NOTHING
-    beyond = ", too far off" if scale["beyond"] else ""
-    return f"{number(scale['bias'], '+.2f')}{beyond}"
-
-
-def _dash(text: str | None) -> str:
-    return text or NOTHING
+    return short_name(text.removesuffix(f"/{NO_PROMPT}"), LONGEST)  # a reference has no prompt
 
 
 INSTALL = 'pip install "tipbench[charts]"'
 Sort = Annotated[str | None, Query(max_length=60)]
 
-router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)  # longer paths first
 
 
 @dataclass(frozen=True)
 class BoardResult:
     """The board that can be shown for a query, and the problem if it is not exactly the requested one."""
 
-    ask: BoardQuery
+    query: BoardQuery
     board: Leaderboard | None
     problem: str | None = None
 
 
+@router.get("/experiments/{experiment:path}/charts/{kind}.svg")
+def chart_picture(
+    experiment: ExperimentPath,
+    kind: ChartKind,
+    query: PageQuery,
+    panel: PanelState,
+    store: Store,
+    theme: ThemeName = "light",
+    narrow: bool = False,
+    of_revision: Annotated[str | None, Query(max_length=200, alias="revision")] = None,
+) -> Response:
+    """Return a chart as SVG; cacheable indefinitely if the URL contains the current revision."""
+    found = get_experiment(store, experiment)
+    svg = chart(panel.queries, store, found, query, ChartQuery(kind, theme, narrow))
+    if svg is None:
+        raise NotFound(f"This board has no {kind} chart: no row has the data for it.", path="path.kind")
+    now = revision(found)
+    kept = {"Cache-Control": _FOR_GOOD} if now is not None and of_revision == now else {}
+    headers = {"Content-Security-Policy": _CHART_POLICY, **kept}
+    return Response(svg.encode("utf-8", "backslashreplace"), media_type="image/svg+xml", headers=headers)
+
+
 @router.get("/experiments/{experiment:path}")
 def leaderboard_page(
-    request: Request, experiment: ExperimentPath, ask: PageAsk, panel: PanelState, store: Store, sort: Sort = None
+    request: Request, experiment: ExperimentPath, query: PageQuery, panel: PanelState, store: Store, sort: Sort = None
 ) -> Response:
-    """Shows the leaderboard; charts are separate requests, so the page does not wait for them."""
+    """Show the leaderboard; charts are separate requests, so the page does not wait for them."""
     if (tidy := tidy_url(request, experiment_path(experiment))) is not None:
         return RedirectResponse(tidy, 303)
     found = get_experiment(store, experiment)
-    reading = load_board(panel.queries, store, found, ask)
+    if "choosing" in request.query_params:  # the form sends what is checked, the URL has what is left out
+        checked = set(request.query_params.getlist("keep"))
+        offered = [choices for _, choices in _kept(facets(panel.queries, store, found)) if len(choices) > 1]
+        unchecked = sorted(value for choices in offered for value, _ in choices if value not in checked)
+        return RedirectResponse(BoardUrl(experiment, replace(query, exclude=tuple(unchecked))).page(sort=sort), 303)
+    return _board_page(request, panel, store, found, query, sort)
+
+
+@router.post("/experiments/{experiment:path}/decisions")
+def record_decision(
+    request: Request, experiment: ExperimentPath, form: SentForm, panel: PanelState, store: Store
+) -> Response:
+    """Record a decision like `tipbench decide`, on the whole board, and show it there."""
+    found, fields = get_experiment(store, experiment), form.fields
+    try:
+        chosen = parse_pair(fields.get("choose", "")) or Pair("", "")  # which is on no board
+        decide(store, found, chosen, fields.get("because", ""), at=now_iso())
+    except (UsageError, NotEnoughData, MixedRubrics) as exc:
+        fault = str(exc).replace("--because", "The reason")
+        return _board_page(request, panel, store, found, BoardQuery(), None, fault=fault, fields=fields)
+    return RedirectResponse(experiment_path(experiment), 303)
+
+
+def _board_page(
+    request: Request,
+    panel: Panel,
+    store: RunStore,
+    found: Experiment,
+    query: BoardQuery,
+    sort: str | None,
+    *,
+    fault: str | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    experiment, fields = found.name, fields or {}
+    reading = load_board(panel.queries, store, found, query)
     extra = {"sort": sort} if sort else {}
-    url = BoardUrl(experiment, reading.ask, extra)
+    url = BoardUrl(experiment, reading.query, extra)
     judging = panel.queries.judging_of(store, found)
     there = facets(panel.queries, store, found)
+    leader, weakest = reading.board.ranking.leader if reading.board else None, None
+    if leader and not reading.query.by:
+        lowest = urlencode({"model": leader.model, "prompt": leader.prompt, "sort": "composite"})
+        weakest = f"{experiment_path(experiment, 'runs')}?{lowest}"
     context: dict[str, Any] = {
         "experiment": experiment,
         "shell_name": shlex.quote(experiment),
         "board": reading.board,
         "problem": reading.problem,
         "url": url,
-        "chips": [(f"{chip.label}: {chip.value}", chip.remove) for chip in url.chips()],
+        "chips": [(f"{chip.label}: {_short(chip.value)}", chip.remove) for chip in url.chips()],
         "options": options_of(url, reading.board, there, judging),
         "recorded": there.cells,
         "pending": judging.pending,
+        "held": judging.held,
         "judging": judging_summary(reading.board, judging),
         "revision": revision(found),
         "revision_url": BoardUrl(experiment).api("revision"),
         "json_url": url.api(),
         "mlflow_url": found.url,
+        "links": url,
+        "source": _source(url, reading.board) if reading.board else [],
+        "weakest": weakest,
+        "decision": latest_decision(panel.queries.view(store, found), found.experiment_id),
+        "leader": leader,
+        "choices": _choices(reading.board),
+        "chosen": fields.get("choose", ""),
+        "because": fields.get("because", ""),
+        "decide_fault": fault,
         **_prepared(panel.queries, found, reading, url),
     }
-    return page(request, "leaderboard.html", **context)
+    return page(request, "leaderboard.html", status=422 if fault else 200, **context)
 
 
-def load_board(queries: Queries, store: RunStore, experiment: Experiment, ask: BoardQuery) -> BoardResult:
-    """Returns the board, without its baseline if that is not one of its rows, or the reason why there is no board."""
+def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bool]]:
+    """Return the switch between people's scores and rules: label, URL if it can be chosen, whether it is shown."""
+    covered = board.covered
+    if covered is None or not covered.rules:
+        return []
+    enough = covered.people >= min(MIN_SCENARIOS, covered.scenarios)
+    people = f"People: {covered.people} of {plural(covered.scenarios, 'scenario')}"
+    rules = f"Rules: {covered.rules} of {covered.scenarios}"
+    return [
+        (people, url.with_changes(provisional=False) if enough else None, not board.provisional),
+        (rules, url.with_changes(provisional=True, judge=None), board.provisional),
+    ]
+
+
+def _choices(board: Leaderboard | None) -> list[tuple[str, str]]:
+    """Return the pairs that can be decided for, the leader first; none on a part of the board."""
+    if board is None or board.by or board.where or board.exclude or board.judge or not board.judges:
+        return []
+    return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
+
+
+def load_board(queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery) -> BoardResult:
+    """Return the board, without its baseline if that is not one of its rows, or the reason why there is no board."""
     try:
-        return BoardResult(ask, queries.board(store, experiment, ask))
+        return BoardResult(query, queries.board(store, experiment, query))
     except UsageError as exc:
-        if ask.baseline is None:
-            return BoardResult(ask, None, str(exc))
-        without = load_board(queries, store, experiment, replace(ask, baseline=None))
+        if query.baseline is None:
+            return BoardResult(query, None, str(exc))
+        without = load_board(queries, store, experiment, replace(query, baseline=None))
         return without if without.board is None else replace(without, problem=f"The baseline is left out. {exc}")
     except (NotEnoughData, MixedRubrics) as exc:
-        return BoardResult(ask, None, str(exc))
+        return BoardResult(query, None, str(exc))
 
 
 def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, url: BoardUrl) -> dict[str, Any]:
-    """Returns the part of the page that does not depend on the user, cached per revision."""
-    board, version = reading.board, revision(experiment)
+    """Return the part of the page that does not depend on the user, cached per revision."""
+    board, version, sort = reading.board, revision(experiment), url.extra.get("sort")
     if board is None:
         return {}
     drawn = charts_there()
-    key = (experiment.experiment_id, experiment.name, reading.ask, url.extra.get("sort"), drawn)
-    return queries.tables.get(key, version, lambda: _board_context(board, url, version, drawn=drawn))
+
+    def make() -> dict[str, Any]:
+        context = board_context(board, environment(), links=url, sort=sort)
+        return {
+            **context,
+            "figures": figures(board, url, version) if drawn else {},
+            "install": None if drawn or not context["scored"] else INSTALL,
+            "downloads": [
+                *([("HTML report", url.api("report.html"))] if drawn else []),
+                ("CSV", url.api("standings.csv")),
+                ("Markdown", url.api("board.md")),
+                ("JSON", url.api()),
+            ],
+        }
+
+    return queries.tables.get((experiment.experiment_id, experiment.name, reading.query, sort, drawn), version, make)
 
 
-def _board_context(board: Leaderboard, url: BoardUrl, version: str | None, *, drawn: bool) -> dict[str, Any]:
-    scored = any(standing.row.estimate for standing in board.standings)
-    table = standings(board, url.extra.get("sort"))
-    return {
-        "scored": scored,
-        "standings": _rendered(table, url),
-        "sort": table.sort,
-        "sort_fault": table.fault,
-        "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
-        "figures": figures(board, url, version) if drawn else {},
-        "install": None if drawn or not scored else INSTALL,
-        "facts": _facts(board),
-        "conditions": _conditions(board),
-        "least": detectable_lines(board),
-        "heat": heat_grid(board) if scored and board.by is None else None,
-        "causes": attribution_view(board.attribution),
-        "duels": duels(board),
-        "downloads": _downloads(url, drawn=drawn),
-    }
+def figures(board: Leaderboard, url: BoardUrl, revision: str | None) -> dict[ChartKind, Figure]:
+    """Return the board's charts by kind."""
+    found = {}
+    for kind in kinds_of(board):
+        pictures = {}
+        for width, narrow in (("wide", False), ("narrow", True)):
+            size = chart_size(kind, board, narrow=narrow)
+            for theme in ("light", "dark"):
+                address = url.chart(kind, theme=theme, narrow=narrow, revision=revision)
+                pictures[f"{width}_{theme}"] = Picture(address, *size)
+        chart = CHARTS[kind]
+        found[kind] = Figure(kind, chart.title, chart.describe(board), chart.caption, pictures)
+    return found
 
 
-def _rendered(table: Table, url: BoardUrl) -> Markup:
-    """Renders the standings, the slowest part of a long page; independent of the request, so it can be cached."""
-    parts: Any = environment().get_template("board/parts.html").module
-    return Markup(parts.standings(table, url))  # noqa: S704 - a template's own output, escaped there
-
-
-def _facts(board: Leaderboard) -> list[tuple[str, str | None]]:
-    return [
-        ("suite", board.suite or None),
-        ("judged by", ", ".join(board.judges) or "not judged yet"),
-        ("based on", plural(board.ranking.n_scenarios, board.unit)),
-        ("hosts", ", ".join(board.hosts) or None),
-    ]
-
-
-def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
-    """Returns the conditions shared by all cells of the board, with the sampling options as separate entries."""
-    given = {name: str(value) for name, value in board.conditions.items() if value}
-    try:
-        sampling = json.loads(given.pop("sampling", "{}"))
-    except ValueError:
-        sampling = None
-    more = sampling if isinstance(sampling, dict) else {}
-    return [
-        *given.items(),
-        *((str(name), f"{value:g}" if isinstance(value, float) else str(value)) for name, value in more.items()),
-    ]
-
-
-def _downloads(url: BoardUrl, *, drawn: bool) -> list[tuple[str, str]]:
-    report = [("HTML report", url.api("report.html"))] if drawn else []
-    return [
-        *report,
-        ("CSV", url.api("standings.csv")),
-        ("Markdown", url.api("board.md")),
-        ("JSON", url.api()),
-    ]
+def chart_size(kind: ChartKind, board: Leaderboard, *, narrow: bool) -> tuple[int, int]:
+    """Return the width and height of a chart in pixels."""
+    rows = len(board.standings)
+    states = len({state_of(board, standing.pair) for standing in board.standings})
+    if kind == "forest":
+        return (NARROW, 46 * rows + 58 + 16 * states) if narrow else (WIDE, 26 * rows + 74)
+    if kind == "pareto":
+        return (NARROW - 12, 358 + 16 * states) if narrow else (WIDTH + 48, HEIGHT + 74)
+    models, prompts, _ = heat_rows(board)
+    columns = len(prompts) + 1
+    step = max(46, (NARROW - 130) // columns) if narrow else max(64, min(110, 620 // columns))
+    side = min(18 if narrow else 34, max(len(one_line(model)) for model in models))
+    top = min(12 if narrow else 16, max(len(one_line(prompt)) for prompt in prompts))
+    head = 20 + _SLANT * _LETTER * top if top * 7 > step else 25
+    return round(14 + _LETTER * side + step * columns), round(34 * (len(models) + 1) + head)

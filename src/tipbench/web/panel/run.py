@@ -1,37 +1,37 @@
-"""Page of one run: grouped facts, memory evidence."""
+"""Page of one run: the answer with all its scores, notices, grouped facts, memory evidence."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
+from tipbench.compare.answers import scenario_cards
+from tipbench.errors import CorruptText
 from tipbench.judge.material import CANDIDATES, RAW
-from tipbench.judge.sheet_store import KEY
+from tipbench.judge.scores import NO_SCORES, RUBRIC, SCORES, CellScores, Judgement, read_scores
+from tipbench.judge.sheet import TipScore
+from tipbench.judge.sheet_store import HIDDEN, KEY
+from tipbench.markup import duration, number, percent
 from tipbench.record.run import RunKind, StoredRun
 from tipbench.web.api.runs import ExperimentPath, RunPath
 from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.board_query import BoardUrl
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.pages import duration, number, page, percent
-from tipbench.web.panel.runs import (
-    PROMPT,
-    answer_view,
-    notices,
-    other_texts,
-    read_filters,
-    readable,
-    run_note,
-    run_title,
-    shown_params,
-)
+from tipbench.web.panel.pages import page
+from tipbench.web.panel.runs import read_filters, run_note, run_title
 from tipbench.web.queries import experiment_path, quote_path
-from tipbench.web.run_queries import Related, RunQueries
+from tipbench.web.run_queries import Related, RunFilters, RunQueries
 
 Facts = list[tuple[str, str]]
+Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisional, …), and the scores
+
+PROMPT = "artifact:prompt.txt"
+_SHOWN_APART = (PROMPT, RAW, CANDIDATES, SCORES)  # texts with a separate section on a cell's page
 
 _WHAT = (
     ("model", "model"), ("prompt", "prompt_version"), ("scenario", "scenario"), ("persona", "persona"),
@@ -77,12 +77,144 @@ class Evidence:
     at_most_one: bool
 
 
+@dataclass(frozen=True)
+class TipView:
+    """A tip of an answer with what each judge gave it."""
+
+    tip: str
+    rationale: str
+    judged: bool  # False for tips beyond the requested number, which are not judged
+    marks: tuple[tuple[str, str, TipScore], ...]  # judge, how the scores are used, the scores
+
+
+@dataclass(frozen=True)
+class AnswerView:
+    """A cell's answer with all its scores."""
+
+    tips: tuple[TipView, ...]
+    given: tuple[Given, ...]
+    history: tuple[Given, ...]  # oldest first
+    scales: tuple[str, ...]
+    faults: tuple[str, ...]  # errors of texts that cannot be parsed
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A notice at the top of a run's page."""
+
+    kind: str  # info, warn or bad
+    title: str
+    text: str = ""
+
+
+def answer_view(run: Mapping[str, Any]) -> AnswerView:
+    """Return a cell's answer with its scores; texts that cannot be parsed are left out and listed in `faults`."""
+    faults: list[str] = []
+    scores, tips = NO_SCORES, []
+    try:
+        scores = read_scores(run["texts"].get(SCORES))
+    except CorruptText as exc:
+        faults.append(str(exc))
+    try:
+        listed = json.loads(run["texts"].get(CANDIDATES) or "[]")
+        tips = [(str(tip["tip"]), str(tip["rationale"])) for tip in listed]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        faults.append(f"The text {CANDIDATES} is not in tipbench's format; it is shown below unchanged.")
+    given = tuple(_given(scores))
+    asked = run["params"].get("n_tips", "")
+    n_judged = int(asked) if asked.isdecimal() and len(asked) < 6 else len(tips)
+    views = [
+        TipView(tip, why, at < n_judged, tuple((of.judge, use, of.tips[at]) for use, of in given if at < len(of.tips)))
+        for at, (tip, why) in enumerate(tips)
+    ]
+    everything = [*(of for _, of in given), *scores.history]
+    scales = dict.fromkeys(name for of in everything for tip in of.tips for name in tip.scores)
+    history = tuple(("replaced", of) for of in scores.history)
+    return AnswerView(tuple(views), given, history, tuple(scales), tuple(faults))
+
+
+def _given(scores: CellScores) -> Iterator[Given]:
+    counted = {given.judge for given in scores.counted}
+    for name, given in sorted(scores.judges.items()):
+        yield ("counts" if name in counted else "other rubric"), given
+    for _, given in sorted(scores.held.items()):
+        yield "held", given
+    latest = scores.latest_provisional
+    for _, given in sorted(scores.provisional.items()):
+        yield ("provisional" if given is latest else "provisional, earlier"), given
+
+
+def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
+    """Yield the notices for a run, most important first."""
+    state, tags = run["state"], run["tags"]
+    floored = tags.get("floored") == "true"
+    if state == "failed":
+        reason = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was stored')}"
+        yield Notice("bad", "No complete answer, so nothing is scored. The next collect tries it again.", reason)
+    elif run["status"] == "FAILED":
+        yield Notice("bad", "The run failed.", tags.get("ended", ""))
+    if tags.get("superseded") == "true":
+        yield Notice("info", "Superseded: a later attempt at the same cell has replaced this run.")
+    if stale:
+        yield Notice(
+            "warn",
+            "Stale: the model's digest, the prompt's text or the scenario has changed since. The leaderboard uses "
+            "the newer answer.",
+        )
+    if floored:
+        yield Notice("info", "No usable answer: it has the rubric's lowest scores.")
+    if tags.get("held") == "true":
+        yield Notice(
+            "warn", "Some scores are held: their judge is too far off the reference scores, so they do not count."
+        )
+    if state == "pending" and tags.get("provisional_judge"):
+        yield Notice("info", "The scores are provisional: no person has judged this answer yet.")
+    if tags.get("foreign_resident") == "true":
+        yield Notice(
+            "warn", "Another client's model was in memory while this was generated: the times are not comparable."
+        )
+    if tags.get("truncated") == "true":
+        yield Notice("warn", "The answer was cut off at the token limit (num_predict).")
+    if tags.get("done_reason") == "aborted":
+        yield Notice("warn", "The server stopped the model, which repeated itself; the text up to then is the answer.")
+    if run["metrics"].get("format_ok") == 0 and not floored and state != "failed":
+        yield Notice("info", "The answer is not in the requested format, but its tips could be extracted.")
+
+
+def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
+    """Return the texts without a separate section, JSON indented; a sheet's key is included only with `with_key`."""
+    apart = _SHOWN_APART if run["tags"].get("kind") == RunKind.CELL else ()
+    key = {name for name in run["texts"] if not with_key and (name == KEY or HIDDEN in name)}
+    kept = {name: text for name, text in run["texts"].items() if name not in apart and name not in key}
+    return [(name, _readable(kept[name])) for name in sorted(kept, key=lambda name: (name == RUBRIC, name))]
+
+
+def _readable(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict | list) else text
+
+
+def shown_params(run: Mapping[str, Any], *, with_key: bool) -> Facts:
+    """Return the params sorted by name; a sheet's seed reveals its key, so it requires `with_key` too."""
+    hidden = ("seed",) if run["tags"].get("kind") == RunKind.JUDGING and not with_key else ()
+    return sorted((name, value) for name, value in run["params"].items() if name not in hidden)
+
+
 def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
-    """Returns a cell's input, settings, environment and record; unknown values are left out."""
+    """Return a cell's input, settings, environment and record; unknown values are left out."""
     params, tags = run["params"], run["tags"]
+    text = params.get("sampling") or "{}"
+    try:
+        sampling = json.loads(text)
+    except ValueError:
+        sampling = {"sampling": text}
+    sampled = [(str(name), str(each)) for name, each in sampling.items()] if isinstance(sampling, dict) else []
     found = [
         ("Input", _known(_WHAT, params)),
-        ("Settings", [*_known(_HOW, params), *_sampling(params.get("sampling"))]),
+        ("Settings", [*_known(_HOW, params), *sampled]),
         ("Environment", _known(_ON, params)),
         ("Record", [("run", run["run_id"]), *_known(_KEPT, tags)]),
     ]
@@ -90,12 +222,12 @@ def groups(run: Mapping[str, Any]) -> list[tuple[str, Facts]]:
 
 
 def measures(metrics: Mapping[str, float | None]) -> Facts:
-    """Returns all metrics of a run with their units, sorted by name."""
+    """Return all metrics of a run with their units, sorted by name."""
     return [(_LABELS.get(name, name.replace("_", " ")), measure(name, metrics[name])) for name in sorted(metrics)]
 
 
 def measure(name: str, value: float | None) -> str:
-    """Formats a metric with its unit."""
+    """Format a metric with its unit."""
     if name in _SECONDS:
         return duration(value)
     if name in _FLAGS and value in (0.0, 1.0):
@@ -108,7 +240,7 @@ def measure(name: str, value: float | None) -> str:
 
 
 def evidence_of(collection: StoredRun | None) -> Evidence | None:
-    """Returns the evidence recorded by a collect, or None if its run does not exist (yet)."""
+    """Return the evidence recorded by a collect, or None if its run does not exist (yet)."""
     if collection is None:
         return None
     metrics, tags = collection.metrics, collection.tags
@@ -131,14 +263,6 @@ def _known(names: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> Fac
     return [(label, values[key]) for label, key in names if values.get(key) not in (None, "", "unknown")]
 
 
-def _sampling(text: str | None) -> Facts:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return [("sampling", text or "")]
-    return [(str(name), str(each)) for name, each in value.items()] if isinstance(value, dict) else []
-
-
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 _Key = Annotated[Literal["shown"] | None, Query(description="Show the key to a sheet's blinding.")]
@@ -149,7 +273,7 @@ _LISTED = 10  # other runs of the same cell
 def run_page(
     request: Request, experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store, key: _Key = None
 ) -> HTMLResponse:
-    """Shows a run; the list's filters stay in the URL for the links to the previous and next run."""
+    """Show a run; the list's filters stay in the URL for the links to the previous and next run."""
     run = panel.queries.run(store, experiment, run_id)
     book, filters = RunQueries(panel.queries, store, experiment), read_filters(request)
     kind = run["tags"].get("kind", "")
@@ -157,6 +281,12 @@ def run_page(
     if str(filters.kind) != kind and kind in set(RunKind):
         filters = filters.model_copy(update={"kind": RunKind(kind)})
     related = book.related(run) if is_cell else Related()
+    collection = related.collection
+    if kind == RunKind.COLLECTION:  # its page shows its own evidence
+        collection = StoredRun(**{each.name: run[each.name] for each in fields(StoredRun)})
+    params = run["params"]
+    # The card of the scenario, if its suite is available and the scenario has not changed since.
+    cards = scenario_cards([params.get("suite", "")]) if is_cell else {}
     query = filters.query(next=None)
     return page(
         request,
@@ -166,32 +296,26 @@ def run_page(
         kind=kind,
         title=run_title(run),
         note=run_note(run),
-        notices=notices(run, stale=related.stale),
+        notices=list(notices(run, stale=related.stale)),
         groups=groups(run) if is_cell else [],
         measures=measures(run["metrics"]),
         params=shown_params(run, with_key=key == "shown"),
         answer=answer_view(run) if is_cell else None,
+        scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),
+        answers_url=BoardUrl(experiment).scenario(params.get("scenario", "")),
         prompt=run["texts"].get(PROMPT),
         raw=run["texts"].get(RAW),
         candidates=run["texts"].get(CANDIDATES),
-        texts=[(name, readable(text)) for name, text in other_texts(run, with_key=key == "shown")],
+        texts=other_texts(run, with_key=key == "shown"),
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
-        evidence=evidence_of(related.collection if is_cell else _as_stored(run, kind)),
+        evidence=evidence_of(collection),
         tries=related.tries[:_LISTED],
         builds=related.builds[:_LISTED],
-        neighbours=book.neighbours(filters.ask, run_id),
+        by_time=filters.sort == RunFilters().sort,
+        neighbours=book.neighbours(filters.list_query, run_id),
         query=f"?{query}" if query else "",
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",
         mlflow_url=run["url"],
         list_url=experiment_path(experiment, "runs") + (f"?{query}" if query else ""),
-    )
-
-
-def _as_stored(run: dict[str, Any], kind: str) -> StoredRun | None:
-    """Returns the run itself if it is a collect, whose page shows its own evidence."""
-    if kind != RunKind.COLLECTION:
-        return None
-    return StoredRun(
-        run["run_id"], run["status"], run["start_ms"], run["end_ms"], run["params"], run["metrics"], run["tags"]
     )

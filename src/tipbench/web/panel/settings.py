@@ -10,18 +10,18 @@ from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.http import strip_login
+from tipbench.markup import duration
 from tipbench.settings import SETTINGS, Setting, Settings
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
+from tipbench.web.api.models import DeliveryShape
 from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, check_request, make_token, revoke_token, token_rows
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
-from tipbench.web.forms import read_form
-from tipbench.web.panel.pages import duration, page
+from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.webhook import shown_address
 
 _SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
@@ -50,7 +50,7 @@ class Configured:
 
 
 def configured(settings: Settings) -> list[Configured]:
-    """Returns all settings, in the order of the documentation."""
+    """Return all settings, in the order of the documentation."""
     return [
         Configured(setting.key, _value(settings, setting), setting.meaning, settings.sources.get(setting.key))
         for setting in SETTINGS
@@ -59,7 +59,7 @@ def configured(settings: Settings) -> list[Configured]:
 
 
 def reached(panel: Panel) -> list[tuple[str, str]]:
-    """Returns the panel's network settings and the servers and suites that runs may use."""
+    """Return the panel's network settings and the servers and suites that runs may use."""
     options, allowed = panel.options, panel.allowed
     return [
         ("Listens on", f"{options.host}, this machine only" if options.on_loopback else options.host),
@@ -90,7 +90,6 @@ def _value(settings: Settings, setting: Setting) -> str:
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-_FIELDS = ("role", "name", "expires")
 _BLANK = {"role": "judge", "name": "", "expires": DEFAULT_LIFE}
 _MOST_FORMS = 1000
 _MOST_DELIVERIES = 10
@@ -104,7 +103,7 @@ class SubmittedForms:
         self._sent: OrderedDict[str, None] = OrderedDict()
 
     def first_time(self, mark: str) -> bool:
-        """Returns whether a form is submitted for the first time; always true without a mark."""
+        """Return whether a form is submitted for the first time; always true without a mark."""
         with self._lock:
             if mark in self._sent:
                 return False
@@ -119,34 +118,16 @@ class SubmittedForms:
 def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
-    """Shows the tokens, the form for a new one, the webhook and the configuration."""
+    """Show the tokens, the form for a new one, the webhook and the configuration."""
     rows = token_rows(panel)
     ended = next((row for row in rows if row["id"] == revoked and row["state"] == "revoked"), None)
     return _page(request, panel, admin, ended=ended, tested=tested)
 
 
 @router.post("/settings/tokens")
-async def create_token(request: Request, panel: PanelState, admin: Admin) -> HTMLResponse:
-    """Creates a token; the response is the only page that shows its secret."""
-    form = await read_form(request)
-    given = {key: form.get(key, _BLANK[key]).strip() for key in _FIELDS}
-    return await run_in_threadpool(_created, request, panel, admin, given, form.get("once", ""))
-
-
-@router.post("/settings/tokens/{token_id}/revoke")
-def revoke(token_id: TokenId, panel: PanelState) -> Response:
-    """Revokes a token and redirects to the page."""
-    revoke_token(panel, token_id)
-    return RedirectResponse(f"/settings?revoked={token_id}#tokens", status_code=303)
-
-
-@router.post("/settings/hook/test")
-def test_hook(hook: HookState) -> Response:
-    """Sends a webhook test and redirects to the page, which shows the result."""
-    return RedirectResponse(f"/settings?tested={run_test(hook).message.id}#webhook", status_code=303)
-
-
-def _created(request: Request, panel: Panel, admin: Identity, given: dict[str, str], mark: str) -> HTMLResponse:
+def create_token(request: Request, panel: PanelState, admin: Admin, form: SentForm) -> HTMLResponse:
+    """Create a token; the response is the only page that shows its secret."""
+    given = {key: form.fields.get(key, usual).strip() for key, usual in _BLANK.items()}
     try:
         new = check_request(given)
     except Invalid as exc:
@@ -154,9 +135,22 @@ def _created(request: Request, panel: Panel, admin: Identity, given: dict[str, s
         message = str(exc).removeprefix(f"body.{field}: ")
         return _page(request, panel, admin, given=given, faults={field: message}, status=422)
     sent: SubmittedForms = request.app.state.sent_forms
-    if not sent.first_time(mark):
+    if not sent.first_time(form.fields.get("once", "")):
         return _page(request, panel, admin, repeated=new.name, status=409)
     return _page(request, panel, admin, made=make_token(panel, new), status=201)
+
+
+@router.post("/settings/tokens/{token_id}/revoke")
+def revoke(token_id: TokenId, panel: PanelState) -> Response:
+    """Revoke a token and redirect to the page."""
+    revoke_token(panel, token_id)
+    return RedirectResponse(f"/settings?revoked={token_id}#tokens", status_code=303)
+
+
+@router.post("/settings/hook/test")
+def test_hook(hook: HookState) -> Response:
+    """Send a webhook test and redirect to the page, which shows the result."""
+    return RedirectResponse(f"/settings?tested={run_test(hook).message.id}#webhook", status_code=303)
 
 
 def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200, **more: Any) -> HTMLResponse:
@@ -173,7 +167,7 @@ def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200,
         operator=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
         hook=state_of(hook),
-        deliveries=[each.to_json() for each in hook.deliveries()[:_MOST_DELIVERIES]] if hook else [],
+        deliveries=[DeliveryShape.of(each) for each in hook.deliveries()[:_MOST_DELIVERIES]] if hook else [],
         reached=reached(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",

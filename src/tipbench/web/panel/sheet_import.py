@@ -18,12 +18,12 @@ from tipbench.judge.sheet_file import parse_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Identity
-from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, Panel, PanelState, Store
+from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
-from tipbench.web.judge_service import ApplyOptions, apply_sheet, judging_lock
-from tipbench.web.panel.judges import SentForm, drift_words, judges_response
-from tipbench.web.panel.pages import page
+from tipbench.web.judge_service import ApplyOptions, apply_sheet
+from tipbench.web.panel.judges import drift_words, judges_response
+from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
 from tipbench.web.uploads import Upload, quota_of, uploads_of
 
@@ -38,7 +38,7 @@ _GONE = "This upload has expired: uploads are kept for an hour, until the panel 
 def take_in(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
-    """Stores an uploaded sheet and redirects to its preview."""
+    """Store an uploaded sheet and redirect to its preview."""
     get_experiment(store, experiment)
     sent = form.files.get("file", UploadedFile("", b""))
     judge = form.fields.get("judge", "").strip() or None
@@ -58,7 +58,7 @@ def take_in(
 def preview(
     request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
 ) -> HTMLResponse:
-    """Shows the changes an upload would make, or the result once it has been applied."""
+    """Show the changes an upload would make, or the result once it has been applied."""
     get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
@@ -78,7 +78,7 @@ def confirm(
     panel: PanelState,
     store: Store,
 ) -> Response:
-    """Applies the previewed upload; repeated requests have no effect."""
+    """Apply the previewed upload; repeated requests have no effect."""
     get_experiment(store, experiment)
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
@@ -88,21 +88,14 @@ def confirm(
         fault = "The form refers to another file than the stored one. Check the preview again."
         return _previewed(request, upload, who, store, status=409, fault=fault)
     if upload.outcome is None:
+        reason, final = form.fields.get("reason", "").strip() or None, "final" in form.fields
         try:
-            uploads.settle(upload, _apply(upload, _apply_options(upload, who, form.fields), panel, store))
+            options = ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final=final)
+            with panel.tracker.judging_lock():
+                uploads.settle(upload, apply_sheet(store, experiment, parse_sheet(upload.content), options))
         except (Invalid, LockHeld, SheetRefused) as exc:
             return _previewed(request, upload, who, store, status=getattr(exc, "status", 409), fault=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
-
-
-def _apply_options(upload: Upload, who: Identity, fields: Mapping[str, str]) -> ApplyOptions:
-    reason = fields.get("reason", "").strip() or None
-    return ApplyOptions.of(who, judge=upload.judge, accept=reason, dry_run=False, final="final" in fields)
-
-
-def _apply(upload: Upload, options: ApplyOptions, panel: Panel, store: RunStore) -> dict[str, Any]:
-    with judging_lock(panel.settings.home, panel.tracker.open().place):
-        return apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
 
 
 def _previewed(
@@ -144,7 +137,7 @@ def _page(
         fault=fault,
         changes=changes,
         scales=scales,
-        duels=bool(found) and "judged_in_both_orders" in (found or {}),
+        duels="judged_in_both_orders" in (found or {}),
         judges_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",
     )

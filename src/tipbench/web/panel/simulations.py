@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.charts import THEMES, to_svg
@@ -21,10 +20,8 @@ from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import KINDS, NotFound
-from tipbench.web.forms import read_form
-from tipbench.web.panel.charts import charts_there
 from tipbench.web.panel.jobs import new_idempotency_key
-from tipbench.web.panel.pages import page
+from tipbench.web.panel.pages import SentForm, charts_there, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -36,22 +33,19 @@ Theme = Annotated[ThemeName, Query()]
 
 @router.get("/simulations")
 def simulations_page(request: Request, panel: PanelState) -> HTMLResponse:
-    """Lists running and recorded simulations, with a form to start one."""
+    """List running and recorded simulations, with a form to start one."""
     return _page(request, panel, SimulationConfig().model_dump(mode="json"))
 
 
 @router.post("/simulations")
-async def start(request: Request, panel: PanelState, who: Admin) -> Response:
-    """Starts a simulation and redirects to its job, which shows the curves live."""
-    form = await read_form(request)
-    wanted = {name: form[name].strip() for name in SimulationConfig.model_fields if form.get(name, "").strip()}
+def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Response:
+    """Start a simulation and redirect to its job, which shows the curves live."""
+    wanted = {name: text for name in SimulationConfig.model_fields if (text := form.fields.get(name, "").strip())}
     try:
         config = make_simulation_config(wanted)
     except UsageError as exc:
-        return await run_in_threadpool(_page, request, panel, wanted, wrong=str(exc).removeprefix("--"))
-    submitted = await run_in_threadpool(
-        start_simulation, panel, config, started_by=who.name, key=form.get("key") or None
-    )
+        return _page(request, panel, wanted, wrong=str(exc).removeprefix("--"))
+    submitted = start_simulation(panel, config, started_by=who.name, key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
@@ -85,7 +79,7 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
 
 @router.get("/simulations/{run_id}")
 def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLResponse:
-    """Shows one recorded simulation."""
+    """Show one recorded simulation."""
     return page(
         request,
         "simulation.html",
@@ -98,13 +92,13 @@ def simulation_page(request: Request, store: Store, run_id: RunId) -> HTMLRespon
 
 @router.get("/simulations/{run_id}/curves.svg")
 def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow: bool = False) -> Response:
-    """Returns the curves of a recorded simulation."""
+    """Return the curves of a recorded simulation."""
     return _svg(_recorded(store, run_id), theme, narrow=narrow)
 
 
 @router.get("/jobs/{job_id}/curves.svg")
 def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
-    """Returns the curves of a running simulation, from the seeds that are done."""
+    """Return the curves of a running simulation, from the seeds that are done."""
     view = panel.jobs.view(job_id)
     seen = view.snapshot.progress.simulating
     if seen is None:
@@ -132,5 +126,7 @@ def _recorded(store: Any, run_id: str) -> dict[str, Any]:
 
 def _svg(result: dict[str, Any], theme: str, *, narrow: bool) -> Response:
     chosen = THEMES[theme]
-    chart = curves_chart(result, chosen, width=_NARROW) if narrow else curves_chart(result, chosen)
+    chart = curves_chart(result, chosen)
+    if narrow:  # without its title, which does not fit and repeats the page's heading
+        chart = curves_chart(result, chosen, width=_NARROW).properties(title="")
     return Response(to_svg(chart, chosen), media_type="image/svg+xml")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -18,11 +17,23 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from tipbench.errors import JobConflict, JobNotFound, ServerUnavailable, SuiteError, TipbenchError, UsageError
-from tipbench.generate.template import MODEL as TEMPLATE
-from tipbench.generate.weights import EMBEDDED_MODELS, is_fetched
-from tipbench.http import http_client, read_body
+from tipbench.generate.engine import (
+    ENGINES,
+    Availability,
+    AvailableModel,
+    EngineDependencies,
+    EngineType,
+    available_models,
+    build_engines,
+    close_engines,
+    engine_of,
+    model_facts,
+)
+from tipbench.http import http_client, read_body, strip_login
+from tipbench.jobs.airflow import AirflowRunner
+from tipbench.markup import NOTHING
 from tipbench.plan.config import EXPERIMENT_PREFIX, WAIT_FOR_JUDGE, CollectConfig, split_names
-from tipbench.plan.grid import choose_prompts, choose_scenarios
+from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
 from tipbench.text import file_size, parameter_count
 from tipbench.web.api.plan import plan_of
@@ -33,7 +44,7 @@ from tipbench.web.forms import FORM, content_type
 from tipbench.web.job_service import RunTarget, start_run
 from tipbench.web.options import RunPolicy
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
-from tipbench.web.panel.pages import NOTHING, page
+from tipbench.web.panel.pages import page
 
 LISTS = ("models", "prompts")  # sent as several fields of one name: checkboxes and a text field
 WHOLE = ""  # error key for the whole form
@@ -44,23 +55,15 @@ Schema = Mapping[str, Any]
 Values = Mapping[str, str]  # by configuration key, as form values; booleans are "true" and "false"
 
 
-@dataclass(frozen=True)
-class Validation:
-    """A valid configuration, or its errors by key, with `WHOLE` for those of no single field."""
-
-    config: CollectConfig | None
-    errors: Mapping[str, str]
-
-
 def default_values(schema: Schema) -> dict[str, str]:
-    """Returns the form's initial values."""
+    """Return the form's initial values."""
     return {key: _text(field.get("default")) for key, field in schema["properties"].items()}
 
 
-def merge_values(schema: Schema, asked: Iterable[tuple[str, Any]], over: Values | None = None) -> dict[str, str]:
-    """Merges values from a URL or an earlier job into `over`, or into the defaults; unknown keys are ignored."""
+def merge_values(schema: Schema, pairs: Iterable[tuple[str, Any]], over: Values | None = None) -> dict[str, str]:
+    """Merge values from a URL or an earlier job into `over`, or into the defaults; unknown keys are ignored."""
     values = dict(over or default_values(schema))
-    named = [(key, _text(value)[:LONGEST]) for key, value in asked if key in values]
+    named = [(key, _text(value)[:LONGEST]) for key, value in pairs if key in values]
     for key, text in named:
         values[key] = ",".join(each for name, each in named if name == key) if key in LISTS else text
         if _is_switch(schema, key):
@@ -69,7 +72,7 @@ def merge_values(schema: Schema, asked: Iterable[tuple[str, Any]], over: Values 
 
 
 def form_values(schema: Schema, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns the submitted values; browsers do not send unchecked boxes, so a missing one is false."""
+    """Return the submitted values; browsers do not send unchecked boxes, so a missing one is false."""
     sent: dict[str, list[str]] = {}
     for key, text in pairs:
         sent.setdefault(key, []).append(text.strip())
@@ -85,27 +88,34 @@ def form_values(schema: Schema, pairs: Iterable[tuple[str, str]]) -> dict[str, s
     return values
 
 
-def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> Validation:
-    """Validates the values against the schema, the operator's policy and the suite."""
-    errors = dict(_unfit(schema, values))
-    asked = {key: text or None for key, text in values.items() if key not in errors}
-    try:
-        config = allowed.config(asked)
-    except (Invalid, Forbidden) as exc:
-        return Validation(None, {**_refused(exc, values), **errors})
-    errors = errors or _suite_errors(config)
-    return Validation(None, errors) if errors else Validation(config, {})
+def check_values(allowed: RunPolicy, schema: Schema, values: Values) -> CollectConfig | dict[str, str]:
+    """Return the configuration, or the errors by key, with `WHOLE` for those of no single field.
 
-
-def _unfit(schema: Schema, values: Values) -> Iterable[tuple[str, str]]:
-    """Yields errors for missing and overlong values."""
+    The values are checked against the schema, the operator's policy and the suite, so that errors show in the form and
+    not in a failed job.
+    """
+    errors = {}
     for key, text in values.items():
+        properties = schema["properties"][key]
         if len(text) > LONGEST:
-            yield key, f"At most {LONGEST} characters (got {len(text)})."
+            errors[key] = f"At most {LONGEST} characters (got {len(text)})."
         elif not text and key in LISTS:
-            yield key, "Choose at least one."
-        elif not text and not any(each.get("type") == "null" for each in schema["properties"][key].get("anyOf", ())):
-            yield key, f"A value is required; the default is {_text(schema['properties'][key].get('default'))}."
+            errors[key] = "Choose at least one."
+        elif not text and not any(each.get("type") == "null" for each in properties.get("anyOf", ())):
+            errors[key] = f"A value is required; the default is {_text(properties.get('default'))}."
+    try:
+        config = allowed.config({key: text or None for key, text in values.items() if key not in errors})
+    except (Invalid, Forbidden) as exc:
+        return {**_refused(exc, values), **errors}
+    if errors:
+        return errors
+    try:
+        choose_prompts(load_suite(config.suite), config.prompt_versions)
+    except SuiteError as exc:
+        return {"suite": str(exc)}
+    except UsageError as exc:
+        return {"prompts": _capital(str(exc))}
+    return config
 
 
 def _refused(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
@@ -114,39 +124,16 @@ def _refused(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
         return {(exc.path or "").removeprefix("body."): str(exc)}
     errors: dict[str, str] = {}
     for error in cause.errors(include_url=False):
-        key = str(error["loc"][0]) if error["loc"] else _named_first(error["msg"], values)
-        errors.setdefault(key if key in values else WHOLE, _sentence(error))
+        message = str(error["msg"]).removeprefix("Value error, ")
+        named = [str(error["loc"][0])] if error["loc"] else message.split()  # a rule over several fields names them
+        key = next((word for word in named if word in values), WHOLE)
+        seen = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
+        errors.setdefault(key, f"{_capital(message)}{seen}.")
     return errors
 
 
-def _named_first(message: str, values: Values) -> str:
-    """Returns the first field named in the error of a rule over several fields."""
-    words = message.removeprefix("Value error, ").split()
-    return next((word for word in words if word in values), WHOLE)
-
-
-def _sentence(error: Any) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ")
-    seen = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
-    return f"{message[:1].upper()}{message[1:]}{seen}."
-
-
-def _suite_errors(config: CollectConfig) -> dict[str, str]:
-    """Checks prompts and scenarios against the suite, so that errors show in the form and not in a failed job."""
-    try:
-        suite = load_suite(config.suite)
-    except SuiteError as exc:
-        return {"suite": str(exc)}
-    errors = {}
-    try:
-        choose_prompts(suite, config.prompt_versions)
-    except UsageError as exc:
-        errors["prompts"] = f"{str(exc)[:1].upper()}{str(exc)[1:]}"
-    try:
-        choose_scenarios(suite, config.n_scenarios)
-    except UsageError as exc:
-        errors["n_scenarios"] = f"{str(exc)[:1].upper()}{str(exc)[1:]}"
-    return errors
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _is_switch(schema: Schema, key: str) -> bool:
@@ -173,93 +160,87 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Suggestion:
-    """A suggested model with a short note."""
+class Offered:
+    """The models that the form offers; `pending` while Ollama has not responded, `away` if it does not."""
 
-    name: str
-    note: str
+    models: tuple[AvailableModel, ...] = ()
+    away: str | None = None
+    pending: bool = False
 
-
-def builtin_models(panel: Panel) -> tuple[Suggestion, ...]:
-    """Returns the models that run without Ollama."""
-    embedded = [
-        Suggestion(
-            name,
-            f"inside tipbench, {model.params_b * 1000:.0f}M"
-            + ("" if is_fetched(panel.settings.home, name) else "; first run `tipbench models fetch`"),
-        )
-        for name, model in EMBEDDED_MODELS.items()
-    ]
-    return (*embedded, Suggestion(TEMPLATE, "no model: tips from templates, the reference to beat"))
+    @property
+    def preselected(self) -> tuple[str, ...]:
+        """What is installed and may run: Ollama's models, else the embedded ones; and the reference."""
+        fit = [each.model for each in self.models if each.refusal is None]
+        served = [name for name in fit if engine_of(name).server]
+        embedded = [name for name in fit if engine_of(name).server is None and engine_of(name).kind == "model"]
+        return (*(served or embedded), *(name for name in fit if engine_of(name).kind == "baseline"))
 
 
-async def ollama_models(panel: Panel, url: str, wait_s: float) -> tuple[Suggestion, ...] | None:
-    """Returns the models of an allowed Ollama server, or None if it has not responded within `wait_s`."""
-    return await _soon(panel, ("ollama models", url), lambda: _ask_ollama(url), wait_s)
+async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered:
+    """Return the models of all engines; wait at most `wait_s` for Ollama, which must be an allowed server."""
+    limits = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
+    config, valid = panel.allowed.config({}), True
+    try:
+        config = panel.allowed.config(limits)
+    except (Forbidden, Invalid):  # the form reports the wrong value
+        valid = False
+    own = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
+    if not valid:
+        return Offered(own.models)
+    key = ("ollama models", config.ollama_url, config.max_model_b, config.allow_unknown_size)
+    theirs = await _soon(panel, key, lambda: _ask_ollama(panel, config), wait_s)
+    if theirs is None:
+        return Offered(own.models, pending=True)
+    # Names that can be part of a comma-separated list.
+    fit = (each for each in theirs.models if 0 < len(each.model) <= _LONGEST_NAME and each.model.isprintable())
+    known = tuple(each for each in fit if not set(each.model) & set(" ,"))[:_MOST_NAMES]
+    return Offered((*known, *own.models), theirs.errors[0] if theirs.errors else None)
+
+
+def _engines(*, with_server: bool) -> list[EngineType]:
+    return [each for each in ENGINES.values() if bool(each.server) is with_server]
+
+
+def _ask_ollama(panel: Panel, config: CollectConfig) -> Availability:
+    """Return Ollama's models; a server that accepts connections and is silent costs a page no more than PATIENCE_S."""
+    url = config.ollama_url.rstrip("/")
+    try:
+        with http_client(url, timeout=PATIENCE_S) as client, client.stream("GET", f"{url}/api/version") as response:
+            read_body(response, limit=_MOST_BYTES, deadline=time.monotonic() + PATIENCE_S)
+        return available_models(config, panel.settings.home, _engines(with_server=True))
+    except (httpx.HTTPError, httpx.InvalidURL, TipbenchError, OSError):
+        away = f"Ollama at {strip_login(url)} does not respond."
+        return Availability(errors=(f"{away} Start it (ollama serve), or choose models that run without it.",))
 
 
 async def experiment_names(panel: Panel, wait_s: float = GLANCE_S) -> tuple[str, ...]:
-    """Returns the names of the experiments; empty if MLflow does not respond within `wait_s`."""
-    return await _soon(panel, ("experiment names",), lambda: _ask_mlflow(panel), wait_s) or ()
+    """Return the names of the experiments; empty if MLflow does not respond within `wait_s`."""
+
+    def ask_mlflow() -> tuple[str, ...]:
+        try:
+            found = panel.tracker.open().store.experiments()
+        except TipbenchError:
+            return ()
+        ours = [each.name for each in found if each.name.startswith(EXPERIMENT_PREFIX) and each.name.isprintable()]
+        return tuple(sorted(ours))[:_MOST_NAMES]
+
+    return await _soon(panel, ("experiment names",), ask_mlflow, wait_s) or ()
 
 
-async def _soon(panel: Panel, key: tuple[str, ...], make: Callable[[], _T | None], wait_s: float) -> _T | None:
-    """Returns the cached result, or None after `wait_s`; the call goes on in the background and fills the cache."""
+async def _soon(panel: Panel, key: tuple[object, ...], make: Callable[[], _T | None], wait_s: float) -> _T | None:
+    """Return the cached result, or None after `wait_s`; the call goes on in the background and fills the cache."""
     cache = panel.queries.small
-    asked = asyncio.ensure_future(run_in_threadpool(cache.get, key, None, make))
-    done, _ = await asyncio.wait({asked}, timeout=wait_s)
-    return asked.result() if done else None
+    future = asyncio.ensure_future(run_in_threadpool(cache.get, key, None, make))
+    done, _ = await asyncio.wait({future}, timeout=wait_s)
+    return future.result() if done else None
 
 
-def _ask_ollama(url: str) -> tuple[Suggestion, ...] | None:
-    """Returns None on any error, since suggestions are optional."""
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        with (
-            http_client(url, timeout=PATIENCE_S) as client,
-            client.stream("GET", f"{url.rstrip('/')}/api/tags") as response,
-        ):
-            content = read_body(response, limit=_MOST_BYTES, deadline=deadline)
-            return _suggestions(content) if content is not None and response.status_code == 200 else None
-    except (httpx.HTTPError, httpx.InvalidURL, TipbenchError, OSError, ValueError, RecursionError):
-        return None
-
-
-def _suggestions(content: bytes | bytearray) -> tuple[Suggestion, ...]:
-    raw = json.loads(content)
-    listed = raw.get("models") if isinstance(raw, dict) else None
-    found: dict[str, Suggestion] = {}
-    for entry in listed if isinstance(listed, list) else []:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not _fit(name):
-            continue
-        details = entry.get("details")
-        size = details.get("parameter_size") if isinstance(details, dict) else None
-        note = f"Ollama, {size[:20]}" if isinstance(size, str) and size and size.isprintable() else "Ollama"
-        found.setdefault(name, Suggestion(name, note))
-    return tuple(sorted(found.values(), key=lambda each: each.name))[:_MOST_NAMES]
-
-
-def _fit(name: str) -> bool:
-    """Returns whether a name can be part of a comma-separated list."""
-    return 0 < len(name) <= _LONGEST_NAME and name.isprintable() and not set(name) & set(" ,")
-
-
-def _ask_mlflow(panel: Panel) -> tuple[str, ...]:
-    try:
-        found = panel.tracker.open().store.experiments()
-    except TipbenchError:
-        return ()
-    ours = [each.name for each in found if each.name.startswith(EXPERIMENT_PREFIX) and each.name.isprintable()]
-    return tuple(sorted(ours))[:_MOST_NAMES]
-
-
-FIRST = ("models", "prompts", "experiment", "suite", "n_scenarios", "n_tips")
+FIRST = ("models", "prompts", "experiment", "suite", "n_scenarios", "n_tips", "temperature")
 _GROUPS = (
     (
         "Sampling",
         "Options sent to the model. Only scores with the same options are compared.",
-        ("temperature", "diversity", "repeats", "seed", "num_ctx", "num_predict"),
+        ("diversity", "repeats", "seed", "num_ctx", "num_predict"),
     ),
     (
         "Servers and timeouts",
@@ -271,6 +252,7 @@ _GROUPS = (
         "Never two models at once. Models over the limit are refused before anything is generated.",
         ("max_model_b", "unload", "evict", "skip_refused", "allow_unknown_size", "wait"),
     ),
+    ("Statistics", "How often the leaderboard may decide before everything is judged.", ("looks",)),
 )
 _REST = ("More", "")  # keys of the schema that are in no other group
 _LABELS = {
@@ -286,6 +268,7 @@ _LABELS = {
     "concurrency": "Concurrent calls",
     "timeout_s": "Timeout per call, in seconds",
     "server_wait_s": "Wait for a server, in seconds",
+    "looks": "Planned looks",
     "unload": "Unload after each",
     "evict": "Evict other clients' models",
     "skip_refused": "Skip refused models",
@@ -294,6 +277,7 @@ _LABELS = {
 }
 
 Kind = Literal["choices", "select", "check", "number", "text"]
+_KINDS: Mapping[str, Kind] = {"boolean": "check", "integer": "number", "number": "number"}
 
 
 @dataclass(frozen=True)
@@ -304,6 +288,7 @@ class Option:
     label: str
     chosen: bool = False
     note: str = ""
+    refusal: str | None = None  # why it cannot be used
 
 
 @dataclass(frozen=True)
@@ -349,7 +334,6 @@ class RunForm:
 
     first: tuple[Field, ...]
     groups: tuple[Group, ...]
-    errors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -361,7 +345,7 @@ Offers = Mapping[str, Sequence[Option]]  # by key: options that are not in the s
 
 
 def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> RunForm:
-    """Builds the form with these values and errors."""
+    """Build the form with these values and errors."""
     usual = default_values(schema)
     made = {
         key: _field(key, properties, values.get(key, usual[key]), usual[key], errors.get(key), offers.get(key, ()))
@@ -373,49 +357,38 @@ def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers:
     return RunForm(
         tuple(made[key] for key in FIRST if key in made),
         tuple(Group(title, about, tuple(made[key] for key in keys)) for title, about, keys in groups if keys),
-        errors,
     )
 
 
 def _field(
     key: str, properties: Mapping[str, Any], value: str, usual: str, error: str | None, offered: Sequence[Option]
 ) -> Field:
-    kind = _kind(key, properties)
-    plain: dict[str, Any] = {
-        "key": key,
-        "kind": kind,
-        "label": _LABELS.get(key) or key.replace("_", " ").capitalize(),
-        "help": properties.get("description", ""),
-        "default": usual,
-        "error": error,
-        "changed": value != usual,
-    }
-    if kind == "choices":
-        names = split_names(value)
-        ticked = tuple(Option(each.value, each.label, each.value in names, each.note) for each in offered)
-        typed = [name for name in names if all(name != each.value for each in offered)]
-        return Field(**plain, value=", ".join(typed), options=ticked)
-    if kind == "select":
-        return Field(**plain, value=value, options=_selectable(properties, value))
-    low, high = properties.get("minimum"), properties.get("maximum")
-    step = "1" if properties.get("type") == "integer" else "any"
-    return Field(**plain, value=value, options=tuple(offered), minimum=low, maximum=high, step=step)
-
-
-def _kind(key: str, properties: Mapping[str, Any]) -> Kind:
+    made = Field(
+        key=key,
+        kind=_KINDS.get(properties.get("type", ""), "text"),
+        label=_LABELS.get(key) or key.replace("_", " ").capitalize(),
+        help=properties.get("description", ""),
+        value=value,
+        default=usual,
+        error=error,
+        options=tuple(offered),
+        minimum=properties.get("minimum"),
+        maximum=properties.get("maximum"),
+        step="1" if properties.get("type") == "integer" else "any",
+        changed=value != usual,
+    )
     if key in LISTS:
-        return "choices"
+        names = split_names(value)
+        ticked = tuple(replace(each, chosen=each.value in names) for each in offered)
+        typed = [name for name in names if all(name != each.value for each in offered)]
+        return replace(made, kind="choices", value=", ".join(typed), options=ticked)
     if "enum" in properties:
-        return "select"
-    kinds: dict[str, Kind] = {"boolean": "check", "integer": "number", "number": "number"}
-    return kinds.get(properties.get("type", ""), "text")
-
-
-def _selectable(properties: Mapping[str, Any], value: str) -> tuple[Option, ...]:
-    known = ["" if each is None else str(each) for each in properties["enum"]]
-    if value not in known:  # kept, so that the error shows with the submitted value
-        known.append(value)
-    return tuple(Option(each, each or "found automatically", each == value) for each in known)
+        known = ["" if each is None else str(each) for each in properties["enum"]]
+        if value not in known:  # kept, so that the error shows with the submitted value
+            known.append(value)
+        listed = tuple(Option(each, each or "found automatically", each == value) for each in known)
+        return replace(made, kind="select", options=listed)
+    return made
 
 
 @dataclass(frozen=True)
@@ -426,11 +399,12 @@ class Outcome:
     plan: Mapping[str, Any] | None = None
     trouble: str | None = None  # error that belongs to no field
     again: bool = False  # the form's key was already used with other values
+    stopped: bool = False  # the run was not started, because it would have failed
     status: int = 200
 
 
 def planned(panel: Panel, config: CollectConfig) -> Outcome:
-    """Returns the plan of a configuration, or the error if it cannot be made."""
+    """Return the plan of a configuration, or the error if it cannot be made."""
     try:
         plan = plan_of(panel, config)
     except ServerUnavailable as exc:
@@ -448,8 +422,27 @@ def planned(panel: Panel, config: CollectConfig) -> Outcome:
     return Outcome(plan={**plan, "models": models, "skip_refused": config.skip_refused})
 
 
+def startable(panel: Panel, config: CollectConfig, where: RunTarget) -> Outcome | None:
+    """Return None if the run can start, else why it would fail. Airflow's workers have their own servers."""
+    if (where.runner or panel.jobs.default) == AirflowRunner.name:
+        return None
+    engines = build_engines(config.model_names, EngineDependencies(config, panel.settings.home, lambda _text: None))
+    try:
+        facts, refused = model_facts(engines, config)
+    except ServerUnavailable as exc:
+        return None if config.wait else Outcome({"ollama_url": str(exc)}, stopped=True, status=503)
+    except TipbenchError as exc:
+        return Outcome(trouble=str(exc), stopped=True, status=409)
+    finally:
+        close_engines(engines, lambda _text: None)
+    if not refused or (config.skip_refused and facts):
+        return None
+    return replace(planned(panel, config), stopped=True, status=422)
+
+
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
 _KEY = "key"
+_START, _SKIP = "start", "skip"  # buttons; the second leaves out refused models
 _MOST_FIELDS = 200
 _MOST_KEY = 100
 _MOST_SUITES = 50
@@ -463,68 +456,80 @@ class SubmittedForm:
     key: str
     start: bool
     where: RunTarget = field(default_factory=RunTarget)
+    preselect: bool = False  # the models are not chosen yet
 
 
 @router.get("/run")
 async def run_page(
     request: Request, panel: PanelState, of: Annotated[str | None, Query(max_length=80, alias="from")] = None
 ) -> Response:
-    """Shows the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
-    schema = form_schema(panel)
-    earlier = await run_in_threadpool(_of_job, panel, of) if of is not None else []
-    values = merge_values(schema, request.query_params.multi_items(), merge_values(schema, earlier))
-    where = await run_in_threadpool(_where_of, panel, of)
-    return await _form_page(
-        request, panel, SubmittedForm(values, new_idempotency_key(), start=False, where=where), Outcome()
-    )
+    """Show the form with the defaults, the values in the URL, or the options of an earlier job (?from=ID)."""
+    schema, values, where, given = form_schema(panel), None, RunTarget(), set(request.query_params)
+    if of is not None:
+        with suppress(JobNotFound):
+            job = await run_in_threadpool(panel.jobs.store.get, of)
+            values, given = merge_values(schema, job.arguments.items()), given | set(job.arguments)
+            runner = job.runner if job.runner in panel.jobs.runners else None  # it may no longer be configured
+            where = RunTarget(runner, bool(job.arguments.get(WAIT_FOR_JUDGE)))
+    values = merge_values(schema, request.query_params.multi_items(), values)
+    preselect = "models" not in given and panel.settings.get("models") is None
+    form = SubmittedForm(values, new_idempotency_key(), start=False, where=where, preselect=preselect)
+    return await _form_page(request, panel, form, Outcome())
 
 
 @router.post("/run")
 async def submit_run(request: Request, panel: PanelState, admin: Admin) -> Response:
-    """Shows the plan or starts the run, depending on the button; an invalid form is shown again with its errors."""
+    """Show the plan or start the run, depending on the button; an invalid form is shown again with its errors."""
     schema = form_schema(panel)
-    sent = _read(schema, await _pairs(request))
-    checked = await run_in_threadpool(check_values, panel.allowed, schema, sent.values)
-    if checked.config is None:
-        return await _form_page(request, panel, sent, Outcome(checked.errors, status=422))
+    sent = await _read(request, schema)
+    config = await run_in_threadpool(check_values, panel.allowed, schema, sent.values)
+    if isinstance(config, dict):
+        return await _form_page(request, panel, sent, Outcome(config, status=422))
     if not sent.start:
-        outcome = await run_in_threadpool(planned, panel, checked.config)
-        return await _form_page(request, panel, sent, outcome)
-    return await _start(request, panel, checked.config, sent, admin.name)
-
-
-@router.get("/run/models")
-async def run_models(panel: PanelState, ollama_url: Annotated[str, Query(max_length=1000)] = "") -> Response:
-    """Returns the models of an allowed Ollama server for the form's script; empty if it does not respond quickly."""
-    url = _allowed_url(panel.allowed, ollama_url)
-    found = await ollama_models(panel, url, PATIENCE_S + GLANCE_S) if url else None
-    return Json({"items": [vars(each) for each in found or ()], "answered": found is not None})
-
-
-async def _start(
-    request: Request, panel: Panel, config: CollectConfig, sent: SubmittedForm, started_by: str
-) -> Response:
+        return await _form_page(request, panel, sent, await run_in_threadpool(planned, panel, config))
+    if failing := await run_in_threadpool(startable, panel, config, sent.where):
+        return await _form_page(request, panel, sent, failing)
+    # A form sends every field: what differs from the defaults was chosen.
+    usual = panel.allowed.config({}).model_dump()
+    named = frozenset(key for key, value in config.model_dump().items() if value != usual[key])
+    where = replace(sent.where, named=named)
     try:
-        where = replace(sent.where, named=_named(panel, config))
-        submitted = await run_in_threadpool(start_run, panel, config, started_by=started_by, key=sent.key, where=where)
+        submitted = await run_in_threadpool(start_run, panel, config, started_by=admin.name, key=sent.key, where=where)
     except Invalid as exc:  # conflicting runner options
         return await _form_page(request, panel, sent, Outcome({WHOLE: str(exc)}, status=422))
     except JobConflict:
         # The user went back and changed the form: show it with a new key, so that submitting it again starts the run.
-        return await _form_page(
-            request, panel, replace(sent, key=new_idempotency_key()), Outcome(again=True, status=409)
-        )
+        sent = replace(sent, key=new_idempotency_key())
+        return await _form_page(request, panel, sent, Outcome(again=True, status=409))
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _named(panel: Panel, config: CollectConfig) -> frozenset[str]:
-    """Returns the keys that differ from the defaults, since a form sends every field."""
-    usual = panel.allowed.config({}).model_dump()
-    return frozenset(key for key, value in config.model_dump().items() if value != usual[key])
+@router.get("/run/models")
+async def run_models(panel: PanelState, ollama_url: Annotated[str, Query(max_length=1000)] = "") -> Response:
+    """Return the offered models for the form's script, when Ollama was too slow for the page."""
+    found = await offered_models(panel, {"ollama_url": ollama_url}, PATIENCE_S + GLANCE_S)
+    items = [
+        {
+            "name": each.model,
+            "note": _note(each),
+            "refusal": each.refusal,
+            "preselected": each.model in found.preselected,
+        }
+        for each in found.models
+    ]
+    return Json({"items": items, "answered": not found.pending, "away": found.away})
 
 
 async def _form_page(request: Request, panel: Panel, sent: SubmittedForm, outcome: Outcome) -> Response:
-    form, waiting = await _form(panel, sent.values, outcome.errors)
+    offered = await offered_models(panel, sent.values, GLANCE_S)
+    values = {**sent.values, **({"models": ",".join(offered.preselected)} if sent.preselect else {})}
+    offers = {
+        "models": [Option(each.model, each.model, note=_note(each), refusal=each.refusal) for each in offered.models],
+        "prompts": await run_in_threadpool(_prompts, panel.allowed, values.get("suite", "")),
+        "experiment": [Option(name, name) for name in await experiment_names(panel)],
+        "suite": await run_in_threadpool(_suites, panel),
+    }
+    form = make_form(form_schema(panel), values, outcome.errors, offers)
     return await run_in_threadpool(
         page,
         request,
@@ -538,39 +543,36 @@ async def _form_page(request: Request, panel: Panel, sent: SubmittedForm, outcom
         where_options=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
         runner=sent.where.runner or panel.jobs.default,
         wait_for_judge=sent.where.wait_for_judge,
-        models_url="/run/models" if waiting else None,
+        models_url="/run/models" if offered.pending else None,
+        preselect=sent.preselect,
+        away=offered.away,
         json_url="/api/bench/config",
     )
 
 
-async def _form(panel: Panel, values: Values, errors: Mapping[str, str]) -> tuple[RunForm, bool]:
-    """Returns the form, and whether Ollama's models are still pending."""
-    url = _allowed_url(panel.allowed, values.get("ollama_url", ""))
-    theirs = await ollama_models(panel, url, GLANCE_S) if url else ()
-    names = await experiment_names(panel)
-    offers = {
-        "models": [*map(_offer, await run_in_threadpool(builtin_models, panel)), *map(_offer, theirs or ())],
-        "prompts": await run_in_threadpool(_prompts, panel.allowed, values.get("suite", "")),
-        "experiment": [Option(name, name) for name in names],
-        "suite": await run_in_threadpool(_suites, panel),
-    }
-    return make_form(form_schema(panel), values, errors, offers), theirs is None
+def _note(model: AvailableModel) -> str:
+    """Return what is known about a model in a few words."""
+    engine = engine_of(model.model)
+    if engine.kind == "baseline":
+        return "no model: tips from templates, the reference to beat"
+    size = parameter_count(model.facts.params_b) if model.facts else None
+    return ", ".join(filter(None, (size, "Ollama" if engine.server else "inside tipbench")))
 
 
 def form_schema(panel: Panel) -> dict[str, Any]:
-    """Returns the configuration's schema; without allowed suite folders, the suite is an enum of the known ones."""
+    """Return the configuration's schema; without allowed suite folders, the suite is an enum of the known ones.
+
+    Of MLflow servers the form offers the configured ones: the others are found automatically.
+    """
     schema = panel.allowed.schema()
+    schema["properties"]["mlflow_url"]["enum"] = [None, *map(strip_login, panel.allowed.urls["mlflow_url"])]
     if not panel.options.suites:
         schema["properties"]["suite"]["enum"] = [each.value for each in _suites(panel)]
     return schema
 
 
-def _offer(model: Suggestion) -> Option:
-    return Option(model.name, model.name, note=model.note)
-
-
 def _prompts(allowed: RunPolicy, suite: str) -> list[Option]:
-    """Returns the prompts of the selected suite; empty if it is invalid, which the suite field reports."""
+    """Return the prompts of the selected suite; empty if it is invalid, which the suite field reports."""
     try:
         allowed.check_suite(suite)
         return [Option(version, version) for version in load_suite(suite).prompts]
@@ -579,66 +581,29 @@ def _prompts(allowed: RunPolicy, suite: str) -> list[Option]:
 
 
 def _suites(panel: Panel) -> list[Option]:
-    """Returns the built-in and configured suites and those in the allowed folders."""
+    """Return the built-in and configured suites and those in the allowed folders."""
     names = [*builtin_suites(), panel.settings.get("suite") or ""]
     for folder in panel.options.suites:
-        names += map(str, _with_suite(folder))
+        with suppress(OSError):
+            inside = [folder, *sorted(folder.iterdir())[:1000]]
+            names += [str(each) for each in inside if (each / "suite.toml").is_file()]
     return [Option(name, name) for name in dict.fromkeys(filter(None, names))][:_MOST_SUITES]
 
 
-def _with_suite(folder: Path) -> list[Path]:
-    try:
-        inside = [folder, *sorted(folder.iterdir())[:1000]]
-        return [each for each in inside if (each / "suite.toml").is_file()]
-    except OSError:
-        return []
-
-
-def _of_job(panel: Panel, job_id: str) -> list[tuple[str, Any]]:
-    """Returns an earlier job's options; empty if the job no longer exists."""
-    try:
-        return list(panel.jobs.store.get(job_id).arguments.items())
-    except JobNotFound:
-        return []
-
-
-def _where_of(panel: Panel, job_id: str | None) -> RunTarget:
-    """Returns the runner options of an earlier job, without a runner that is no longer configured."""
-    if job_id is None:
-        return RunTarget()
-    try:
-        job = panel.jobs.store.get(job_id)
-    except JobNotFound:
-        return RunTarget()
-    return RunTarget(job.runner if job.runner in panel.jobs.runners else None, bool(job.arguments.get(WAIT_FOR_JUDGE)))
-
-
-def _allowed_url(allowed: RunPolicy, url: str) -> str | None:
-    """Returns the URL as configured by the operator, or None if it is not allowed."""
-    try:
-        return allowed.config({"ollama_url": url} if url else {}).ollama_url
-    except (Forbidden, Invalid):
-        return None
-
-
-async def _pairs(request: Request) -> list[tuple[str, str]]:
-    """Parses the form into pairs, since checkboxes of one name are sent several times."""
+async def _read(request: Request, schema: Schema) -> SubmittedForm:
+    """Parse the form; into pairs first, since checkboxes of one name are sent several times."""
     if content_type(request) != FORM:
         raise Invalid(f"The form must have the content type {FORM} (got {content_type(request)[:80]!r}).", path="body")
     text = (await request.body()).decode("utf-8", "replace")
     try:
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as exc:
         raise Invalid(f"A form has at most {_MOST_FIELDS} fields.", path="body") from exc
-
-
-def _read(schema: Schema, pairs: list[tuple[str, str]]) -> SubmittedForm:
-    named = dict(pairs)
-    key = named.get(_KEY, "")
+    named, values = dict(pairs), form_values(schema, pairs)
+    button, key = named.get("do"), named.get(_KEY, "")
+    if button == _SKIP:
+        values["skip_refused"] = _YES
     fit = 0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable() and key.strip() == key
-    where = RunTarget(
-        named.get("runner", "")[:40] or None, named.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
-    )
-    return SubmittedForm(
-        form_values(schema, pairs), key if fit else new_idempotency_key(), named.get("do") == "start", where
-    )
+    waits = named.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
+    where = RunTarget(named.get("runner", "")[:40] or None, waits)
+    return SubmittedForm(values, key if fit else new_idempotency_key(), button in (_START, _SKIP), where)

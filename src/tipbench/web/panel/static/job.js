@@ -4,7 +4,7 @@
 import { localTimes } from "./site.js";
 
 const PAUSE_MS = 700; // minimum time between two updates
-const NEWS = ["snapshot", "progress", "job", "end"];
+const UPDATES = ["snapshot", "progress", "job", "end"];
 
 const job = document.getElementById("job");
 const connection = document.getElementById("connection");
@@ -12,16 +12,16 @@ const words = document.getElementById("connection-words");
 const log = document.getElementById("log");
 let source;
 let retryMs = 2000;
-let looking = false;
-let again = false;
+let refreshing = false;
+let refreshAgain = false; // an event came during a refresh
 
-function tell(state, text) {
+function showConnection(state, text) {
   connection.dataset.state = state;
   if (words) words.textContent = text;
 }
 
-/** Put in what differs. A part that somebody is just using (its menu is open) waits for the next time. */
-function putIn(fresh) {
+/** Replace the parts of the page that have changed. */
+function replaceParts(fresh) {
   const live = document.getElementById("live");
   for (const part of [...fresh.children]) {
     const old = document.getElementById(part.id);
@@ -31,7 +31,7 @@ function putIn(fresh) {
   }
   for (const name of ["title", "announce", "ended"]) live.dataset[name] = fresh.dataset[name];
   document.title = live.dataset.title;
-  putInChip(fresh.dataset);
+  updateChip(fresh.dataset);
   const announce = document.getElementById("announce");
   if (announce.dataset.last !== live.dataset.announce) {
     if (announce.dataset.last) announce.textContent = live.dataset.announce;
@@ -39,8 +39,8 @@ function putIn(fresh) {
   }
 }
 
-/** The header's word on what runs now: it stood there before, so it changes or goes. */
-function putInChip({ chip: text, chipUrl: url }) {
+/** Update or remove the header's badge with the running job; a badge is never added. */
+function updateChip({ chip: text, chipUrl: url }) {
   const chip = document.getElementById("header-chip");
   if (!chip) return;
   if (!text) return chip.remove();
@@ -48,18 +48,18 @@ function putInChip({ chip: text, chipUrl: url }) {
   chip.querySelector(".badge").lastChild.textContent = ` ${text}`;
 }
 
-/** Only a hidden key differs: the same buttons, so an open question stays open. */
+/** Whether two sets of actions have the same buttons and differ only in hidden fields; an open confirmation then stays open. */
 function sameButtons(old, fresh) {
-  const faces = (part) => [...part.querySelectorAll("button, a, summary")].map((each) => each.textContent + (each.href ?? "")).join("|");
-  return faces(old) === faces(fresh);
+  const labels = (part) => [...part.querySelectorAll("button, a, summary")].map((each) => each.textContent + (each.href ?? "")).join("|");
+  return labels(old) === labels(fresh);
 }
 
-async function look() {
-  if (looking) {
-    again = true;
+async function refresh() {
+  if (refreshing) {
+    refreshAgain = true;
     return;
   }
-  looking = true;
+  refreshing = true;
   try {
     const response = await fetch(job.dataset.live, { headers: { Accept: "text/html" } });
     if (response.redirected) return loggedOut();
@@ -67,17 +67,17 @@ async function look() {
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("live");
     if (fresh) {
       localTimes(fresh); // format times as on the page, or every part with a time would differ
-      putIn(fresh);
+      replaceParts(fresh);
     }
     await readLog();
   } catch {
-    if (source) tell("lost", "Connection lost, reconnecting");
+    if (source) showConnection("lost", "Connection lost, reconnecting");
   } finally {
     setTimeout(() => {
-      looking = false;
-      if (again) {
-        again = false;
-        look();
+      refreshing = false;
+      if (refreshAgain) {
+        refreshAgain = false;
+        refresh();
       }
     }, PAUSE_MS);
   }
@@ -96,29 +96,41 @@ async function readLog() {
 function loggedOut() {
   source?.close();
   source = null;
-  tell("lost", "Your session has ended. Reload the page to log in again.");
+  showConnection("lost", "Your session has ended. Reload the page to log in again.");
 }
 
-function listen() {
+function connect() {
   source = new EventSource(job.dataset.events);
   source.onopen = () => {
     retryMs = 2000;
-    tell("live", "Live");
+    showConnection("live", "Live");
   };
   source.onerror = () => {
-    tell("lost", "Connection lost, reconnecting");
+    showConnection("lost", "Connection lost, reconnecting");
     if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects
-    setTimeout(() => { if (source) { look(); listen(); } }, retryMs);
+    setTimeout(() => { if (source) { refresh(); connect(); } }, retryMs);
     retryMs = Math.min(retryMs * 2, 30000);
   };
-  for (const name of NEWS) source.addEventListener(name, look);
+  for (const name of UPDATES) source.addEventListener(name, refresh);
   source.addEventListener("end", () => {
     source.close();
     source = null;
-    tell("ended", "Ended");
+    showConnection("ended", "Ended");
   });
 }
 
+/** Advance the clocks, which start at the server's time. */
+function advanceClocks() {
+  for (const clock of document.querySelectorAll("[data-clock]")) {
+    clock.from ??= performance.now() - Number(clock.dataset.clock) * 1000;
+    const all = Math.floor((performance.now() - clock.from) / 1000);
+    const [hours, minutes, seconds] = [Math.floor(all / 3600), Math.floor(all / 60) % 60, all % 60].map(String);
+    const text = hours === "0" ? `${minutes}:${seconds.padStart(2, "0")}` : `${hours}:${minutes.padStart(2, "0")}:${seconds.padStart(2, "0")}`;
+    if (clock.textContent !== text) clock.textContent = text;
+  }
+}
+
+setInterval(advanceClocks, 500);
 log.addEventListener("toggle", readLog);
 document.getElementById("announce").dataset.last = document.getElementById("live").dataset.announce;
-if (document.getElementById("live").dataset.ended === "no") listen();
+if (document.getElementById("live").dataset.ended === "no") connect();

@@ -1,4 +1,4 @@
-// A sheet that was just made is handed out at once; a reload of the page does not do it again.
+// Downloads a new sheet at once. The URL is replaced, so that a reload does not download it again.
 const link = document.querySelector("#made a.primary");
 if (link) {
   history.replaceState(null, "", location.pathname);

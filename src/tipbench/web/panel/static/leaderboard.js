@@ -4,7 +4,7 @@ const EVERY_MS = 15_000;
 const LONGEST_MS = 120_000; // between two polls of a server that does not respond
 const MOST = 480; // polls per page; after that it has to be reloaded
 
-function submitOnChoice() {
+function submitOnChange() {
   for (const select of document.querySelectorAll("select[data-submits]")) {
     const button = select.form.querySelector('button[type="submit"]');
     if (button) button.hidden = true;
@@ -21,19 +21,19 @@ function submitOnChoice() {
   }
 }
 
-/** Asks now and then whether the experiment's revision is another one; never while nobody looks. */
-function watch(place, words) {
-  let asked = 0;
+/** Polls the experiment's revision and shows a notice when it has changed; pauses while the page is hidden. */
+function watchRevision(place, words) {
+  let polls = 0;
   let wait = EVERY_MS;
   let timer;
 
-  const later = () => {
+  const schedule = () => {
     clearTimeout(timer);
-    if (asked < MOST && !document.hidden) timer = setTimeout(ask, wait);
+    if (polls < MOST && !document.hidden) timer = setTimeout(poll, wait);
   };
 
-  async function ask() {
-    asked += 1;
+  async function poll() {
+    polls += 1;
     try {
       const response = await fetch(place.dataset.url, { headers: { Accept: "application/json" }, cache: "no-store" });
       if (response.status === 401 || response.status === 403 || response.status === 404) return;
@@ -48,17 +48,32 @@ function watch(place, words) {
     } catch {
       wait = Math.min(2 * wait, LONGEST_MS);
     }
-    later();
+    schedule();
   }
 
   document.addEventListener("visibilitychange", () => {
-    if (place.hidden && !document.hidden) timer = setTimeout(ask, 500);
+    if (place.hidden && !document.hidden) timer = setTimeout(poll, 500);
     else clearTimeout(timer);
   });
-  later();
+  schedule();
 }
 
-submitOnChoice();
+/** Keeps the scroll position when sorting reloads the page. Without this script it opens at the table. */
+function keepScrollPosition() {
+  const key = "tipbench.place";
+  try {
+    const [path, y] = JSON.parse(sessionStorage.getItem(key) ?? "[]");
+    sessionStorage.removeItem(key);
+    if (path === location.pathname) scrollTo(0, y);
+    for (const link of document.querySelectorAll("a.sort, .section-head a")) {
+      link.hash = ""; // it would scroll to the table after this script
+      link.addEventListener("click", () => sessionStorage.setItem(key, JSON.stringify([location.pathname, scrollY])));
+    }
+  } catch { /* no storage: the page opens at the table */ }
+}
+
+submitOnChange();
+keepScrollPosition();
 const place = document.getElementById("fresh");
 const words = document.getElementById("fresh-words");
-if (place && words) watch(place, words);
+if (place && words) watchRevision(place, words);

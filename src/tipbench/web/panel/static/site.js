@@ -24,7 +24,7 @@ function copyButtons() {
   }
 }
 
-/** A form sends once: a second click on the way does nothing. */
+/** Ignores a second submit of a form while the first one is being sent. */
 function sendOnce() {
   document.addEventListener("submit", (event) => {
     const form = event.target;
@@ -41,19 +41,30 @@ function sendOnce() {
   });
 }
 
-/** Times come in UTC; the reader's own takes their place, with its zone, and UTC shows on hover. */
+/** Replaces UTC times by local ones with their zone; UTC is shown on hover. */
 export function localTimes(within = document) {
-  const parts = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" };
-  const format = new Intl.DateTimeFormat(undefined, { ...parts, timeZoneName: "short" });
+  const parts = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" };
+  const minutes = new Intl.DateTimeFormat(undefined, parts);
+  const seconds = new Intl.DateTimeFormat(undefined, { ...parts, second: "2-digit" });
   for (const time of within.querySelectorAll("time[datetime]:not([title])")) {
     const moment = new Date(time.dateTime);
     if (Number.isNaN(moment.getTime())) continue;
     time.title = time.textContent;
-    time.textContent = format.format(moment);
+    const ago = time.dataset.style === "ago" ? recent(moment) : null;
+    if (ago) time.title = `${minutes.format(moment)} (${time.title})`;
+    time.textContent = ago ?? (time.dataset.style === "seconds" ? seconds : minutes).format(moment);
   }
 }
 
-/** One open question at a time, and Escape closes it. */
+/** "2 min ago", up to a day; null for older times and for a clock that is ahead. */
+function recent(moment) {
+  const minutes = Math.floor((Date.now() - moment) / 60000);
+  if (minutes < 0 || minutes >= 24 * 60) return null;
+  if (minutes < 1) return "just now";
+  return minutes < 60 ? `${minutes} min ago` : `${Math.floor(minutes / 60)} h ago`;
+}
+
+/** Keeps at most one confirmation open; Escape closes it. */
 function confirmations() {
   const open = () => document.querySelectorAll("details.confirm[open]");
   document.addEventListener("toggle", (event) => {

@@ -1,17 +1,17 @@
-// Questions that need an answer: why an item is skipped, whether the batch is finished; and the keys, and the rubric.
-import { counted, el, key, visible } from "./words.js";
+// Dialogs: skip with a reason, finish the batch, list of keys, rubric.
+import { counted, el, key, visible } from "./elements.js";
 import { TABLES } from "./keys.js";
 
 const byId = (id) => document.getElementById(id);
 const SHOWN = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", PageDown: "Page ↓", PageUp: "Page ↑" };
 
-/** Whether one of them is open. */
+/** Whether a dialog is open. */
 export function anyOpen() {
   return document.querySelector("dialog[open]") !== null;
 }
 
-/** Every dialog closes by its own button, by Escape, and by a click beside it. */
-export function install(kind, desk) {
+/** Fills the dialogs; each is closed by its button, by Escape, or by a click outside it. */
+export function install(kind, editor) {
   for (const dialog of document.querySelectorAll("dialog")) {
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
     for (const button of dialog.querySelectorAll("[data-close]")) button.addEventListener("click", () => dialog.close());
@@ -20,17 +20,17 @@ export function install(kind, desk) {
     el("dt", {}, ...keys.flatMap((name, at) => (at ? [" ", key(SHOWN[name] ?? name)] : [key(SHOWN[name] ?? name)])),
       el("span", { class: "unseen" }, keys.join(", "))),
     el("dd", {}, words))));
-  byId("rubric-text").textContent = visible(desk.rubric.text);
-  installSkip(desk);
+  byId("rubric-text").textContent = visible(editor.rubric.text);
+  installSkip(editor);
 }
 
-function installSkip(desk) {
+function installSkip(editor) {
   const [dialog, form, reason] = [byId("skip-dialog"), byId("skip-form"), byId("skip-reason")];
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (!reason.value.trim()) return;
     dialog.close();
-    desk.skip(reason.value);
+    editor.skip(reason.value);
   });
   for (const button of dialog.querySelectorAll("[data-reason]")) {
     button.addEventListener("click", () => {
@@ -54,13 +54,13 @@ export function showRubric() {
   byId("rubric-dialog").showModal();
 }
 
-/** What finishing would do; `whole` are drafts that lack nothing but the submit. */
-export function askFinish(desk, whole) {
-  const [done, skipped] = [desk.count("submitted"), desk.count("skipped")];
-  const open = desk.items.length - done - skipped;
+/** Shows what finishing would do; `whole` are drafts that are complete but not submitted. */
+export function askFinish(editor, whole) {
+  const [done, skipped] = [editor.count("submitted"), editor.count("skipped")];
+  const open = editor.items.length - done - skipped;
   byId("finish-title").textContent = open ? "Finish with open items?" : "All items done";
   const lines = [`${counted(done, "item")} submitted${skipped ? `, ${skipped} skipped` : ""}.`];
-  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} complete and not submitted: ${numbers(desk, whole)}.`);
+  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} complete and not submitted: ${numbers(editor, whole)}.`);
   if (open) lines.push(`${counted(open, "item is", "items are")} open and return to the queue.`);
   byId("finish-words").replaceChildren(...lines.map((line) => el("p", {}, line)));
   byId("finish-problem").hidden = true;
@@ -70,8 +70,8 @@ export function askFinish(desk, whole) {
   byId(whole.length ? "finish-drafts" : "finish-now").focus();
 }
 
-function numbers(desk, items) {
-  const all = items.map((item) => desk.items.indexOf(item) + 1);
+function numbers(editor, items) {
+  const all = items.map((item) => editor.items.indexOf(item) + 1);
   return all.length > 8 ? `${all.slice(0, 8).join(", ")}, …` : all.join(", ");
 }
 

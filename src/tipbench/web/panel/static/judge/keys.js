@@ -1,4 +1,4 @@
-// The keyboard: one table for each kind of batch, which the help shows as well.
+// The keyboard: one table per kind of batch, also shown in the help.
 
 /** Keys of both kinds: [keys, what they do, the command]. */
 const COMMON = [
@@ -30,7 +30,7 @@ export const TABLES = {
   ],
 };
 
-/** Listen until the page ends: `act[command](key)` is called. `resting()` is true while a dialog is open. */
+/** Calls `act[command](key)` for each key press, except while `resting()` is true, as when a dialog is open. */
 export function listen(kind, act, resting) {
   const commands = new Map(TABLES[kind].flatMap(([keys, , command]) => keys.map((name) => [name, command])));
   if (kind === "sheet") for (const digit of "06789") commands.set(digit, "score"); // a rubric may have longer scales

@@ -1,6 +1,6 @@
-// What the judge has said and the server has not confirmed. Kept in this browser before anything is sent, item by item,
-// so that neither a reload nor a dead server loses it; sent one after the other, again and again with growing pauses.
-import { same } from "./paper.js";
+// Answers that the server has not confirmed. They are stored in this browser before they are sent, item by item,
+// so that neither a reload nor a dead server loses them; sent one after the other, with retries and growing pauses.
+import { same } from "./answer_formats.js";
 
 const PREFIX = "tipbench.outbox.";
 const FIRST_PAUSE_MS = 1000;
@@ -18,7 +18,7 @@ export class Outbox extends EventTarget {
   #timer = 0;
   #pause = 0;
   #resumeAt = 0;
-  keeps = true; // whether this browser stores anything for us
+  keeps = true; // whether this browser has storage
 
   constructor(sheet, tab, send) {
     super();
@@ -27,7 +27,7 @@ export class Outbox extends EventTarget {
     this.#send = send;
   }
 
-  /** What an earlier life of this tab, or a tab that is gone, has left: item → {version, content, seconds, sent}. */
+  /** Takes over entries of this tab before a reload and of closed tabs: item → {version, content, seconds, sent}. */
   take(alive) {
     const found = [];
     for (const name of storedNames(`${PREFIX}${this.#sheet}.`)) {
@@ -35,7 +35,7 @@ export class Outbox extends EventTarget {
       const entry = parsed(localStorage.getItem(name));
       if (entry && (tab === this.#tab || !alive.has(tab))) found.push({ name, item, tab, entry });
     }
-    found.sort((one, other) => other.entry.at - one.entry.at); // of two the later one; the other waits its turn
+    found.sort((one, other) => other.entry.at - one.entry.at); // the later one first; the other stays stored
     for (const { name, item, tab, entry } of found) {
       if (this.#entries.has(item)) continue;
       this.#entries.set(item, { ...entry, due: 0, stuck: null });
@@ -56,18 +56,18 @@ export class Outbox extends EventTarget {
     return this.#entries.get(item) ?? null;
   }
 
-  /** waiting · sending · away · conflict · refused · closed · login; null when the server has it all. */
+  /** waiting · sending · away · conflict · refused · closed · login; null when everything is saved. */
   status(item) {
     const entry = this.#entries.get(item);
     if (!entry) return null;
     return entry.stuck ?? (this.away ? "away" : this.#sending === item ? "sending" : "waiting");
   }
 
-  /** Keep what is said now of an item that was seen at `version`, and send it after `delay`. */
+  /** Store the content of an item that was changed at `version`, and send it after `delay`. */
   put(item, version, content, seconds, delay) {
     const present = this.#entries.get(item);
     const entry = present ?? { version, sent: [], seconds: 0 };
-    const stuck = entry.stuck === "refused" ? null : entry.stuck ?? null; // another content may be taken
+    const stuck = entry.stuck === "refused" ? null : entry.stuck ?? null; // another content may be accepted
     const due = Date.now() + delay;
     this.#entries.set(item, Object.assign(entry, { content, seconds: entry.seconds + seconds, at: Date.now(), due, stuck }));
     this.#keep(item);
@@ -75,7 +75,7 @@ export class Outbox extends EventTarget {
     this.#changed();
   }
 
-  /** Nothing is to be said any more that the server does not have. Not while it may have heard of something else. */
+  /** Drop an entry that equals the saved answer; false if another content may have reached the server. */
   drop(item) {
     const entry = this.#entries.get(item);
     if (entry && (entry.sent.length || this.#sending === item)) return false;
@@ -83,7 +83,7 @@ export class Outbox extends EventTarget {
     return true;
   }
 
-  /** The judge has chosen: mine over the other one, which has `version`. */
+  /** Resolve a conflict with the judge's own content, over the one of `version`. */
   insist(item, version) {
     const entry = this.#entries.get(item);
     Object.assign(entry, { version, sent: [], stuck: null, other: null, due: 0 });
@@ -91,12 +91,12 @@ export class Outbox extends EventTarget {
     this.flush();
   }
 
-  /** The judge has chosen the other one. */
+  /** Resolve a conflict with the other content. */
   yield(item) {
     this.#forget(item);
   }
 
-  /** Send all that can be sent, now. */
+  /** Send everything now. */
   flush() {
     for (const entry of this.#entries.values()) entry.due = 0;
     this.#resumeAt &&= 1;
@@ -142,16 +142,16 @@ export class Outbox extends EventTarget {
     return null;
   }
 
-  /** Send one entry as it is now; false when nobody was reached. */
+  /** Send one entry; false if the server was not reached. */
   async #deliver(item, entry) {
     const { version, content, seconds } = entry;
     if (!entry.sent.some((each) => same(each, content))) entry.sent = [...entry.sent, content].slice(-MOST_SENT);
-    this.#keep(item); // before it goes out: its answer may never come
+    this.#keep(item); // before sending: the response may be lost
     const result = await this.#send(item, { version, ...content, seconds: Math.round(seconds * 10) / 10 });
-    if (this.#entries.get(item) !== entry) return true; // taken back meanwhile
+    if (this.#entries.get(item) !== entry) return true; // replaced during the request
     if (result.kind === "away") return false;
-    if (result.kind === "ok") this.#confirmed(item, entry, content, seconds, result.told);
-    else if (result.kind === "conflict") this.#moved(item, entry, result.told.detail.answer);
+    if (result.kind === "ok") this.#confirmed(item, entry, content, seconds, result.data);
+    else if (result.kind === "conflict") this.#moved(item, entry, result.data.detail.answer);
     else this.#stick(item, entry, result.kind, { message: result.message });
     return true;
   }
@@ -163,7 +163,7 @@ export class Outbox extends EventTarget {
     this.dispatchEvent(new CustomEvent("saved", { detail: { item, answer, batch } }));
   }
 
-  /** Somebody else has changed the item, or we ourselves in a request whose answer was lost. */
+  /** The item has a newer version: by another client, or by our own request whose response was lost. */
   #moved(item, entry, other) {
     const there = this.contentOf(item, other);
     if (same(there, entry.content)) {
@@ -177,7 +177,7 @@ export class Outbox extends EventTarget {
     }
   }
 
-  /** Set by whoever knows what the items are. */
+  /** Set by the editor. */
   contentOf(_item, answer) {
     return answer;
   }
@@ -212,7 +212,7 @@ export class Outbox extends EventTarget {
     try {
       localStorage.removeItem(this.#name(item));
     } catch {
-      // then nothing was kept either
+      // no storage: nothing was stored
     }
     this.#changed();
   }

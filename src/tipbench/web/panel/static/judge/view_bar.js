@@ -1,47 +1,47 @@
-// The bar: how far the batch is, how the present item is kept, and what can be done with it.
-import { clockTime, counted, el, roughly } from "./words.js";
+// The bar: progress of the batch, save state of the current item, and its actions.
+import { clockTime, counted, el, roughly } from "./elements.js";
 
 const SAVED = { empty: "Not scored", draft: "Draft saved", submitted: "Submitted", skipped: "Skipped" };
 
 export class BarView {
   #parts;
-  #desk;
+  #editor;
   #outbox;
 
-  constructor(parts, desk, outbox) {
+  constructor(parts, editor, outbox) {
     this.#parts = parts;
-    this.#desk = desk;
+    this.#editor = editor;
     this.#outbox = outbox;
   }
 
   refresh(item) {
     const { count, progress, left, state, submit, title } = this.#parts;
-    const desk = this.#desk;
-    const done = desk.count("submitted");
-    const skipped = desk.count("skipped");
-    progress.max = desk.items.length;
+    const editor = this.#editor;
+    const done = editor.count("submitted");
+    const skipped = editor.count("skipped");
+    progress.max = editor.items.length;
     progress.value = done + skipped;
-    count.textContent = `${done} of ${desk.items.length} done${skipped ? `, ${skipped} skipped` : ""}`;
-    left.textContent = this.#timeLeft(); // its place is kept: nothing moves when it comes
-    title.textContent = `Item ${desk.at + 1} of ${desk.items.length}`;
-    const told = saveState(item, this.#outbox);
-    state.dataset.state = told.state;
-    if (state.lastChild.textContent !== told.words) state.lastChild.textContent = told.words;
-    state.firstChild.textContent = told.mark;
-    const ready = desk.paper.missing(item.content).length === 0;
+    count.textContent = `${done} of ${editor.items.length} done${skipped ? `, ${skipped} skipped` : ""}`;
+    left.textContent = this.#timeLeft(); // its space is reserved, so nothing moves when it appears
+    title.textContent = `Item ${editor.at + 1} of ${editor.items.length}`;
+    const shown = saveState(item, this.#outbox);
+    state.dataset.state = shown.state;
+    if (state.lastChild.textContent !== shown.words) state.lastChild.textContent = shown.words;
+    state.firstChild.textContent = shown.mark;
+    const ready = editor.answerFormat.missing(item.content).length === 0;
     submit.classList.toggle("primary", ready);
     submit.firstChild.textContent = item.content.state === "submitted" ? "Go on" : "Submit";
-    this.#parts.hint.textContent = hint(desk, item, ready);
+    this.#parts.hint.textContent = hint(editor, item, ready);
   }
 
   #timeLeft() {
-    if (!this.#desk.open.length) return ", nothing left";
-    const seconds = this.#desk.secondsLeft;
+    if (!this.#editor.open.length) return ", nothing left";
+    const seconds = this.#editor.secondsLeft;
     return seconds === null ? "" : `, ${roughly(seconds)} left`;
   }
 }
 
-/** How an item is kept: in one word for the style, in a mark, in words. */
+/** The save state of an item: a state for the style, a mark and a text. */
 export function saveState(item, outbox) {
   const status = outbox.status(item.raw.item);
   switch (status) {
@@ -64,14 +64,14 @@ export function saveState(item, outbox) {
   }
 }
 
-function hint(desk, item, ready) {
+function hint(editor, item, ready) {
   if (item.content.state === "skipped") return `Skipped: ${item.content.reason}`;
   if (item.content.state === "submitted") return item.raw.tips ? "A new score opens it again." : "Another choice replaces it.";
-  if (ready) return desk.spot === null || !desk.rubric.scales ? "All scored: Ctrl+Enter submits it." : "All scored.";
+  if (ready) return editor.spot === null || !editor.rubric.scales ? "All scored: Ctrl+Enter submits it." : "All scored.";
   return "";
 }
 
-/** What concerns the whole page: offline, logged out. */
+/** Shows or hides the page's banner: offline, logged out, batch closed. */
 export function paintBanner(box, outbox, stuck) {
   const words = stuck === "login"
     ? ["Your session has ended. Your answers are kept in this browser: log in again to send them.", true]

@@ -1,5 +1,5 @@
-// Two answers side by side; one press says which is better.
-import { el, key, said, toTop } from "./words.js";
+// Two answers side by side; one key chooses the better one.
+import { el, key, userText, toTop } from "./elements.js";
 
 const CHOICES = [["a", "A is better", "a"], ["tie", "Both alike", "t"], ["b", "B is better", "b"]];
 
@@ -8,12 +8,12 @@ export class DuelView {
   #choices;
   #sides;
 
-  constructor(root, desk) {
+  constructor(root, editor) {
     this.#root = root;
     this.#sides = { a: el("div", { class: "side-tips" }), b: el("div", { class: "side-tips" }) };
     this.#choices = CHOICES.map(([winner, words, shortcut]) => el("button", {
       type: "button", role: "radio", class: "choice-button", "aria-checked": "false", "aria-keyshortcuts": shortcut,
-      "data-winner": winner, onclick: () => desk.choose(winner),
+      "data-winner": winner, onclick: () => editor.choose(winner),
     }, words, " ", key(shortcut)));
     const side = (name) => el("section", { class: "side", "aria-label": `Answer ${name.toUpperCase()}`, "data-side": name },
       el("h2", { class: "side-name" }, name.toUpperCase()), this.#sides[name]);
@@ -44,6 +44,6 @@ export class DuelView {
 }
 
 function tipOf(tip) {
-  return el("div", { class: "side-tip" }, said(tip.tip, "p", { class: "tip-text" }),
-    tip.rationale ? said(tip.rationale, "p", { class: "tip-why" }) : null);
+  return el("div", { class: "side-tip" }, userText(tip.tip, "p", { class: "tip-text" }),
+    tip.rationale ? userText(tip.rationale, "p", { class: "tip-why" }) : null);
 }

@@ -1,5 +1,5 @@
-// The queue: every item by its number and state, and nothing else that could tell one from another.
-import { el } from "./words.js";
+// The queue: every item by its number and state, and nothing that could reveal its kind.
+import { el } from "./elements.js";
 
 const STATES = {
   empty: ["", "not begun"], draft: ["◐", "draft"], submitted: ["✓", "done"], skipped: ["↷", "skipped"],
@@ -10,18 +10,18 @@ export class QueueView {
   #buttons;
   #list;
 
-  constructor(list, desk, outbox) {
+  constructor(list, editor, outbox) {
     this.#list = list;
-    this.#buttons = desk.items.map((item, at) =>
-      el("button", { type: "button", class: "queue-item", onclick: () => desk.go(at) },
+    this.#buttons = editor.items.map((item, at) =>
+      el("button", { type: "button", class: "queue-item", onclick: () => editor.go(at) },
         el("span", { class: "queue-number" }, String(at + 1)), el("span", { class: "queue-mark", "aria-hidden": "true" })));
     list.replaceChildren(...this.#buttons.map((button) => el("li", {}, button)));
     this.refresh = () => {
-      desk.items.forEach((item, at) => this.#paint(this.#buttons[at], item, at, at === desk.at, outbox.status(item.raw.item)));
+      editor.items.forEach((item, at) => this.#paint(this.#buttons[at], item, at, at === editor.at, outbox.status(item.raw.item)));
     };
   }
 
-  /** Keeps the present item in the middle of the strip, without moving the page. */
+  /** Scrolls the strip so that the current item is in the middle, without scrolling the page. */
   center(at) {
     const button = this.#buttons[at];
     const list = this.#list;

@@ -1,8 +1,8 @@
-// The wording of the scale that is being scored, and two anchors that show how far apart its ends are.
-import { el, key, said, visible } from "./words.js";
+// The steps of the scale that is being scored, with one anchor from each end.
+import { el, key, userText, visible } from "./elements.js";
 
-/** One anchor from the upper and one from the lower end of the scale: of the same person if there are, else of others,
- *  another pair from item to item, so that in an hour all of them are seen. */
+/** Returns one anchor above and one below the middle of the scale: of the same scenario if possible, else of the same
+ *  persona, else any. They change from item to item, so that a judge sees all of them. */
 export function twoAnchors(anchors, { name, min, max }, scenario, number) {
   const middle = (min + max) / 2;
   const person = String(scenario).split("@")[0];
@@ -18,16 +18,16 @@ export function twoAnchors(anchors, { name, min, max }, scenario, number) {
 
 export class RubricView {
   #parts;
-  #desk;
+  #editor;
   #shown = "";
 
-  constructor(parts, desk) {
+  constructor(parts, editor) {
     this.#parts = parts;
-    this.#desk = desk;
+    this.#editor = editor;
   }
 
   refresh(item) {
-    const { spot, rubric } = this.#desk;
+    const { spot, rubric } = this.#editor;
     const at = spot ?? { tip: item.raw.tips.length - 1, scale: rubric.scales.length - 1 };
     const scale = rubric.scales[at.scale];
     const chosen = item.content.tips[at.tip].scores[scale.name];
@@ -38,20 +38,20 @@ export class RubricView {
     for (const step of this.#parts.steps.querySelectorAll("button")) {
       const on = Number(step.dataset.score) === chosen;
       step.setAttribute("aria-pressed", String(on));
-      step.onclick = () => this.#desk.score(at.tip, at.scale, Number(step.dataset.score));
+      step.onclick = () => this.#editor.score(at.tip, at.scale, Number(step.dataset.score));
     }
     const words = chosen === null ? scale.about : scale.steps.find((step) => step.score === chosen)?.text ?? "";
     this.#parts.brief.replaceChildren(el("span", { class: "brief-words" },
-      said(chosen === null ? scale.name : `${scale.name} ${chosen}`, "strong"), ": ", said(words)));
+      userText(chosen === null ? scale.name : `${scale.name} ${chosen}`, "strong"), ": ", userText(words)));
   }
 
   #build(scale, item) {
-    const { rubric } = this.#desk;
+    const { rubric } = this.#editor;
     this.#parts.name.textContent = visible(scale.name);
     this.#parts.about.textContent = visible(scale.about);
     this.#parts.steps.replaceChildren(...scale.steps.map(({ score, text }) => el("li", {},
       el("button", { type: "button", class: "step", "data-score": score, "aria-pressed": "false" },
-        el("span", { class: "step-score" }, String(score)), said(text, "span", { class: "step-text" })))));
+        el("span", { class: "step-score" }, String(score)), userText(text, "span", { class: "step-text" })))));
     const anchors = twoAnchors(rubric.anchors, scale, item.raw.scenario.id, item.raw.number);
     this.#parts.anchors.replaceChildren(...anchors.map((anchor) => anchorCard(anchor, rubric, scale.name)));
     this.#parts.box.scrollTop = 0;
@@ -61,20 +61,20 @@ export class RubricView {
 function anchorCard(anchor, rubric, current) {
   const scores = rubric.scales.map(({ name }) => {
     const text = `${name} ${anchor.scores[name]}`;
-    return name === current ? said(text, "strong") : said(text, "span", { class: "muted" });
+    return name === current ? userText(text, "strong") : userText(text, "span", { class: "muted" });
   });
   return el("li", { class: "anchor" },
     el("p", { class: "anchor-scores" }, ...scores.flatMap((each, at) => (at ? [" · ", each] : [each]))),
-    said(anchor.tip, "p", { class: "anchor-tip" }),
-    said(anchor.why, "p", { class: "anchor-why" }));
+    userText(anchor.tip, "p", { class: "anchor-tip" }),
+    userText(anchor.why, "p", { class: "anchor-why" }));
 }
 
-/** For duels: what the scales are about, all of them. */
+/** Lists all scales with their meaning, for duels. */
 export function showScales(list, rubric) {
-  list.replaceChildren(...rubric.scales.map((scale) => el("li", {}, said(scale.name, "strong"), ": ", said(scale.about))));
+  list.replaceChildren(...rubric.scales.map((scale) => el("li", {}, userText(scale.name, "strong"), ": ", userText(scale.about))));
 }
 
-/** The keys in short. */
+/** Returns a short list of the keys. */
 export function shortKeys(kind) {
   const lines = kind === "sheet"
     ? [["1", "–", "5", "score"], ["←", "→", "scale"], ["↑", "↓", "tip"]]

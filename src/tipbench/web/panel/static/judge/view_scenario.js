@@ -1,5 +1,5 @@
-// Who the tips are for, and at which hour.
-import { el, said, visible } from "./words.js";
+// The scenario of the current item: persona, time and tasks.
+import { el, userText, visible } from "./elements.js";
 
 const WIDE = matchMedia("(min-width: 700px)");
 
@@ -19,15 +19,17 @@ export class ScenarioView {
 
   show({ weekday, day, slot, persona }) {
     this.#summary.replaceChildren(
-      said(persona.name, "strong"), ", ", said(persona.role), " ",
-      el("span", { class: "scenario-hour" }, "· ", el("strong", {}, visible(slot.time)), visible(` ${weekday}`)));
+      userText(persona.name, "strong"), ", ", userText(persona.role), " ",
+      el("span", { class: "scenario-hour" }, "· ", el("strong", {}, visible(slot.time)), visible(` ${weekday}`)),
+      // On a narrow screen the card is folded; the tasks, needed to score relevance, stay visible.
+      el("span", { class: "scenario-brief not-wide" }, userText(persona.tasks.map((each) => each.title).join("; "))));
     this.#card.replaceChildren(
-      el("p", { class: "scenario-about" }, el("strong", {}, visible(`${weekday}, ${dayOf(day, "long")}, ${slot.label}.`)), " ", said(persona.about)),
+      el("p", { class: "scenario-about" }, el("strong", {}, visible(`${weekday}, ${dayOf(day, "long")}, ${slot.label}.`)), " ", userText(persona.about)),
       ...(persona.preferences.length
-        ? [el("p", { class: "scenario-about" }, el("strong", {}, "Prefers: "), said(persona.preferences.join("; ")), ".")] : []),
+        ? [el("p", { class: "scenario-about" }, el("strong", {}, "Prefers: "), userText(persona.preferences.join("; ")), ".")] : []),
       el("div", { class: "scenario-lists" },
         ...[part("Tasks", persona.tasks.map((each) => task(each, day))),
-          part("Habits", persona.habits.map((each) => said(each, "li")))].filter(Boolean)));
+          part("Habits", persona.habits.map((each) => userText(each, "li")))].filter(Boolean)));
     this.#card.scrollTop = 0;
     if (!WIDE.matches) this.#box.open = false;
   }
@@ -40,7 +42,7 @@ function part(title, entries) {
 
 function task({ title, priority, due, overdue }, day) {
   const when = overdue ? "overdue" : due === day ? "due today" : due ? `due ${dayOf(due, "short")}` : "no date";
-  return el("li", {}, said(title), " ", el("span", { class: `task-due ${overdue ? "task-late" : "muted"}` }, visible(`${when}, prio ${priority}`)));
+  return el("li", {}, userText(title), " ", el("span", { class: `task-due ${overdue ? "task-late" : "muted"}` }, visible(`${when}, prio ${priority}`)));
 }
 
 function dayOf(text, month) {

@@ -1,19 +1,19 @@
-// The tips of the present item, each with its scales, its flag and its note.
-import { STILL, el, key, said, toTop, visible } from "./words.js";
+// The tips of the current item, each with its scales, flag and note.
+import { STILL, el, key, userText, toTop, visible } from "./elements.js";
 
 export class TipsView {
   #root;
-  #desk;
+  #editor;
   #tips = [];
   #format;
 
-  constructor(root, desk) {
+  constructor(root, editor) {
     this.#root = root;
-    this.#desk = desk;
+    this.#editor = editor;
   }
 
   show(item) {
-    this.#format = this.#flag("f", "format", () => this.#desk.contestFormat());
+    this.#format = this.#flag("f", "format", () => this.#editor.contestFormat());
     this.#tips = item.raw.tips.map((tip, at) => this.#tip(tip, at));
     this.#root.replaceChildren(
       el("div", { class: "item-flag" }, this.#format.box), ...this.#tips.map((tip) => tip.card));
@@ -22,9 +22,9 @@ export class TipsView {
   }
 
   refresh(item) {
-    const { spot, rubric } = this.#desk;
+    const { spot, rubric } = this.#editor;
     const { content, raw } = item;
-    paintFlag(this.#format, content.format_ok ? "The answer has the format that was asked for" : "The answer does not have the format that was asked for",
+    paintFlag(this.#format, content.format_ok ? "The answer has the requested format" : "The answer does not have the requested format",
       content.format_ok === raw.format_ok, content.format_ok);
     this.#tips.forEach((tip, at) => {
       const given = content.tips[at];
@@ -40,9 +40,9 @@ export class TipsView {
     });
   }
 
-  /** Puts the keyboard's focus where the judge is, and brings it into sight. */
+  /** Focuses the current scale and scrolls it into view. */
   focus({ scroll = true } = {}) {
-    const { spot } = this.#desk;
+    const { spot } = this.#editor;
     if (!spot) return;
     const { groups, card } = this.#tips[spot.tip];
     const { box } = groups[spot.scale];
@@ -58,21 +58,21 @@ export class TipsView {
   }
 
   #tip(tip, at) {
-    const flag = this.#flag("o", "length", () => this.#desk.contestLength(at));
-    const groups = this.#desk.rubric.scales.map((scale, number) => this.#group(scale, number, at));
+    const flag = this.#flag("o", "length", () => this.#editor.contestLength(at));
+    const groups = this.#editor.rubric.scales.map((scale, number) => this.#group(scale, number, at));
     const note = el("textarea", { class: "note-text", rows: 2, maxlength: 4000, "aria-label": `Note on tip ${at + 1}` });
     const noteBox = el("div", { class: "note-box", hidden: true }, note);
     const noteButton = el("button", {
       type: "button", class: "button small quiet", "aria-keyshortcuts": "n", onclick: () => this.openNote(at),
     }, "Note ", key("n"));
     let fresh = true;
-    note.addEventListener("focus", () => { fresh = true; this.#desk.spot = { tip: at, scale: this.#desk.spot?.scale ?? 0 }; });
-    note.addEventListener("input", () => { this.#desk.note(at, note.value, fresh); fresh = false; });
-    note.addEventListener("blur", () => this.refresh(this.#desk.item));
+    note.addEventListener("focus", () => { fresh = true; this.#editor.spot = { tip: at, scale: this.#editor.spot?.scale ?? 0 }; });
+    note.addEventListener("input", () => { this.#editor.note(at, note.value, fresh); fresh = false; });
+    note.addEventListener("blur", () => this.refresh(this.#editor.item));
     const card = el("section", { class: "tip", "aria-label": `Tip ${at + 1}` },
       el("div", { class: "tip-head" }, el("h2", { class: "small-head" }, `Tip ${at + 1}`), flag.box, noteButton),
-      said(tip.tip, "p", { class: "tip-text" }),
-      tip.rationale ? el("p", { class: "tip-why" }, el("span", { class: "tip-why-label" }, "Rationale, not scored: "), said(tip.rationale)) : null,
+      userText(tip.tip, "p", { class: "tip-text" }),
+      tip.rationale ? el("p", { class: "tip-why" }, el("span", { class: "tip-why-label" }, "Rationale, not scored: "), userText(tip.rationale)) : null,
       el("div", { class: "groups" }, ...groups.map((group) => group.box)),
       noteBox);
     return { card, flag, groups, note, noteBox, noteButton };
@@ -83,16 +83,16 @@ export class TipsView {
     const radios = scale.steps.map(({ score, text }) => el("button", {
       type: "button", role: "radio", class: "score", "aria-checked": "false", "data-score": score,
       "aria-label": visible(`${score}: ${text}`), title: visible(text),
-      onclick: () => this.#desk.score(at, number, score),
+      onclick: () => this.#editor.score(at, number, score),
     }, String(score)));
     for (const radio of radios) {
       radio.addEventListener("focus", () => {
-        const { spot } = this.#desk;
-        if (spot?.tip !== at || spot.scale !== number) this.#desk.stand(at, number);
+        const { spot } = this.#editor;
+        if (spot?.tip !== at || spot.scale !== number) this.#editor.select(at, number);
       });
     }
     const box = el("div", { class: "group", role: "radiogroup", tabindex: -1, "aria-labelledby": label },
-      el("span", { class: "group-name", id: label }, el("span", { class: "unseen" }, `Tip ${at + 1}, `), said(scale.name)),
+      el("span", { class: "group-name", id: label }, el("span", { class: "unseen" }, `Tip ${at + 1}, `), userText(scale.name)),
       el("div", { class: "group-scores" }, ...radios));
     return { box, radios };
   }

@@ -1,40 +1,40 @@
-// The desk: the items of a batch, what is said of each, where the judge is, and every step that can be undone.
-import { ended, same } from "./paper.js";
+// The editor of a batch: its items with their answers, the judge's position, and the steps that can be undone.
+import { ended, same } from "./answer_formats.js";
 import { recall, remember } from "./tabs.js";
 
-const DRAFT_MS = 500; // a judge in full swing presses a key or two a second: one request for several
+const DRAFT_MS = 500; // combines several key presses into one request
 const MOST_STEPS = 300;
-const IDLE_S = 60; // a longer pause is no judging
+const IDLE_S = 60; // a longer pause does not count as judging time
 
-/** Events: `item` (another item is shown), `change`, `say` (detail: words), `all` (nothing is left to do). */
-export class Desk extends EventTarget {
+/** Events: `item` (another item is shown), `change`, `message` (detail: text), `all` (nothing is left to do). */
+export class BatchEditor extends EventTarget {
   #outbox;
   #api;
   #steps;
   #seen = performance.now();
-  #spent = new Map(); // item → seconds that no save has told yet
+  #spent = new Map(); // item → seconds not sent yet
   at = 0;
   spot = { tip: 0, scale: 0 }; // null: at the submit button
 
-  constructor(told, paper, outbox, api) {
+  constructor(data, answerFormat, outbox, api) {
     super();
-    Object.assign(this, { paper, batch: told.batch, rubric: told.rubric });
+    Object.assign(this, { answerFormat, batch: data.batch, rubric: data.rubric });
     this.#outbox = outbox;
     this.#api = api;
-    this.items = told.items.map((raw) => ({ raw, saved: raw.answer, content: paper.read(raw, raw.answer) }));
+    this.items = data.items.map((raw) => ({ raw, saved: raw.answer, content: answerFormat.read(raw, raw.answer) }));
     this.#steps = stepsOf(recall(this.#stepsName), this.items.length);
-    outbox.contentOf = (id, answer) => paper.read(this.#byId(id).raw, answer);
+    outbox.contentOf = (id, answer) => answerFormat.read(this.#byId(id).raw, answer);
     outbox.addEventListener("saved", ({ detail }) => this.#saved(detail));
     outbox.addEventListener("change", () => this.#emit("change"));
   }
 
-  /** Put what was left unsent over what the server has. */
+  /** Restore unsent answers over those of the server. */
   resume(entries) {
     for (const [id, entry] of entries) {
       const item = this.#byId(id);
       if (!item) continue;
-      entry.content = this.paper.read(item.raw, entry.content);
-      entry.sent = entry.sent.map((each) => this.paper.read(item.raw, each));
+      entry.content = this.answerFormat.read(item.raw, entry.content);
+      entry.sent = entry.sent.map((each) => this.answerFormat.read(item.raw, each));
       item.content = entry.content;
     }
     this.#outbox.flush();
@@ -52,7 +52,7 @@ export class Desk extends EventTarget {
     return this.items.filter((item) => item.content.state === state).length;
   }
 
-  /** Seconds that are left, going by the judge's own median; null while unknown. */
+  /** Estimated seconds left, from the judge's own median; null while unknown. */
   get secondsLeft() {
     const own = this.items.filter((item) => item.saved.state === "submitted" && item.saved.seconds > 0)
       .map((item) => item.saved.seconds).sort((a, b) => a - b);
@@ -60,7 +60,7 @@ export class Desk extends EventTarget {
     return own[Math.floor(own.length / 2)] * this.open.length;
   }
 
-  // going about
+  // moving
 
   go(at, spot = null) {
     if (at < 0 || at >= this.items.length) return;
@@ -72,7 +72,7 @@ export class Desk extends EventTarget {
     this.#emit("item");
   }
 
-  /** To the first item that is open, from the present one onwards. */
+  /** Go to the next open item. */
   goOn() {
     const order = this.items.map((_, step) => (this.at + 1 + step) % this.items.length);
     const next = order.find((at) => !ended(this.items[at].content.state));
@@ -91,16 +91,16 @@ export class Desk extends EventTarget {
     this.#emit("change");
   }
 
-  stand(tip, scale) {
+  select(tip, scale) {
     this.spot = { tip, scale };
     this.#emit("change");
   }
 
-  // saying something
+  // scoring
 
   score(tip, scale, value) {
     const { name, min, max } = this.rubric.scales[scale];
-    if (!Number.isInteger(value) || value < min || value > max) return this.say(`${name} goes from ${min} to ${max}.`);
+    if (!Number.isInteger(value) || value < min || value > max) return this.showMessage(`${name} goes from ${min} to ${max}.`);
     this.#change((content) => (content.tips[tip].scores[name] = value));
     this.spot = { tip, scale };
     this.#moveOn();
@@ -121,60 +121,60 @@ export class Desk extends EventTarget {
     this.#emit("change");
   }
 
-  /** `first` is true for the first letter since the field was entered: all that is typed there is one step. */
+  /** `first` is true for the first change since the field was focused: everything typed there is one step. */
   note(tip, text, first) {
     this.#change((content) => (content.tips[tip].note = text), { step: first });
   }
 
-  /** Whole: it counts when the batch closes. Otherwise the first missing place is shown. */
+  /** Submit a complete item, which counts when the batch closes; otherwise go to the first missing score. */
   submit() {
-    const missing = this.paper.missing(this.item.content);
+    const missing = this.answerFormat.missing(this.item.content);
     if (missing.length) {
       this.spot = missing[0];
       this.#emit("change");
-      return this.say(missing.length === 1 ? "One score is missing." : `${missing.length} scores are missing.`);
+      return this.showMessage(missing.length === 1 ? "One score is missing." : `${missing.length} scores are missing.`);
     }
     this.submitHere();
     this.goOn();
   }
 
-  /** The present item, which is whole, without going on. */
+  /** Submit the current item, which is complete, without moving on. */
   submitHere() {
     if (this.item.content.state === "submitted") return;
-    this.#set(this.paper.ended(this.item.content, "submitted"), { delay: 0 });
+    this.#set(this.answerFormat.ended(this.item.content, "submitted"), { delay: 0 });
   }
 
   skip(reason) {
-    this.#set(this.paper.ended(this.item.content, "skipped", reason.replace(/\s+/g, " ").trim()), { delay: 0 });
+    this.#set(this.answerFormat.ended(this.item.content, "skipped", reason.replace(/\s+/g, " ").trim()), { delay: 0 });
     this.goOn();
   }
 
-  /** The last step of this tab, wherever it was; before the first one, the server's. */
+  /** Undo the last step of this tab in any item, or else the server's last step. */
   async undo() {
     const step = this.#steps.pop();
     if (step) {
       remember(this.#stepsName, JSON.stringify(this.#steps));
       this.at = step.at;
-      this.#set(this.paper.read(this.item.raw, step.before), { step: false, delay: 0 });
+      this.#set(this.answerFormat.read(this.item.raw, step.before), { step: false, delay: 0 });
       this.go(step.at, step.spot ?? { tip: 0, scale: 0 });
-      return this.say(`Undone, in item ${step.at + 1}.`);
+      return this.showMessage(`Undone, in item ${step.at + 1}.`);
     }
     const { item } = this;
-    if (this.#outbox.status(item.raw.item)) return this.say("This item is being saved. Try again shortly.");
-    if (!item.saved.can_undo) return this.say("There is nothing to undo here.");
+    if (this.#outbox.status(item.raw.item)) return this.showMessage("This item is being saved. Try again shortly.");
+    if (!item.saved.can_undo) return this.showMessage("There is nothing to undo here.");
     const result = await this.#api.undo(item.raw.item, item.saved.version);
-    const answer = result.kind === "ok" ? result.told.answer : result.kind === "conflict" ? result.told.detail.answer : null;
-    if (!answer) return this.say(result.message || "The panel is unreachable. Try again shortly.");
+    const answer = result.kind === "ok" ? result.data.answer : result.kind === "conflict" ? result.data.detail.answer : null;
+    if (!answer) return this.showMessage(result.message || "The panel is unreachable. Try again shortly.");
     this.#accept(item, answer);
-    this.say("Undone.");
+    this.showMessage("Undone.");
   }
 
-  // when two have said something
+  // conflicts
 
   keepMine() {
     const id = this.item.raw.item;
     this.#outbox.insist(id, this.#outbox.entry(id).other.version);
-    this.say("Kept your version.");
+    this.showMessage("Kept your version.");
   }
 
   takeOther() {
@@ -182,20 +182,20 @@ export class Desk extends EventTarget {
     const { other, content } = this.#outbox.entry(item.raw.item);
     this.#outbox.yield(item.raw.item);
     this.#accept(item, other);
-    this.#noteStep(content); // an undo brings mine back
+    this.#noteStep(content); // an undo restores the judge's own version
     this.go(this.at);
-    this.say("Took the other version.");
+    this.showMessage("Took the other version.");
   }
 
-  /** What another tab, or the server, has of an item; ignored where something of ours is on its way. */
-  heard(id, answer) {
+  /** Take over an answer of another tab or of the server, unless an own change is unsent. */
+  update(id, answer) {
     const item = this.#byId(id);
     if (!item || answer.version <= item.saved.version || this.#outbox.status(id)) return;
     this.#steps = this.#steps.filter((step) => this.items[step.at] !== item);
     this.#accept(item, answer);
   }
 
-  /** Something was done: time goes on counting for the present item. */
+  /** Count the time since the last activity for the current item. */
   active() {
     const now = performance.now();
     const passed = (now - this.#seen) / 1000;
@@ -205,11 +205,11 @@ export class Desk extends EventTarget {
     this.#spent.set(id, (this.#spent.get(id) ?? 0) + passed);
   }
 
-  say(words) {
-    this.dispatchEvent(new CustomEvent("say", { detail: words }));
+  showMessage(text) {
+    this.dispatchEvent(new CustomEvent("message", { detail: text }));
   }
 
-  // inside
+  // internal
 
   get #stepsName() {
     return `tipbench.steps.${this.batch.sheet}`;
@@ -221,7 +221,7 @@ export class Desk extends EventTarget {
 
   #change(change, options = {}) {
     const { item } = this;
-    this.#set(this.paper.changed(item.raw, item.content, change), options);
+    this.#set(this.answerFormat.changed(item.raw, item.content, change), options);
   }
 
   /** `more`: another change follows at once, and both are one step. */
@@ -235,7 +235,7 @@ export class Desk extends EventTarget {
     item.content = content;
     if (more) return;
     const seconds = this.#spent.get(id) ?? 0;
-    if (same(content, this.paper.read(item.raw, item.saved)) && this.#outbox.drop(id)) return this.#emit("change");
+    if (same(content, this.answerFormat.read(item.raw, item.saved)) && this.#outbox.drop(id)) return this.#emit("change");
     this.#spent.delete(id);
     this.#outbox.put(id, item.saved.version, content, seconds, delay);
   }
@@ -247,17 +247,17 @@ export class Desk extends EventTarget {
     remember(this.#stepsName, JSON.stringify(this.#steps));
   }
 
-  /** Behind the last scale: to what is missing, else to the submit button. */
+  /** After the last scale, move to the first missing score, else to the submit button. */
   #moveOn() {
     const { tip, scale } = this.spot;
     const onwards = scale + 1 < this.rubric.scales.length ? { tip, scale: scale + 1 } : { tip: tip + 1, scale: 0 };
     const inside = onwards.tip < this.item.raw.tips.length;
-    this.spot = inside ? onwards : this.paper.missing(this.item.content)[0] ?? null;
+    this.spot = inside ? onwards : this.answerFormat.missing(this.item.content)[0] ?? null;
     this.#emit("change");
   }
 
   #start(content) {
-    return this.paper.missing(content)[0] ?? { tip: 0, scale: 0 };
+    return this.answerFormat.missing(content)[0] ?? { tip: 0, scale: 0 };
   }
 
   #saved({ item: id, answer, batch }) {
@@ -271,7 +271,7 @@ export class Desk extends EventTarget {
 
   #accept(item, answer) {
     item.saved = answer;
-    item.content = this.paper.read(item.raw, answer);
+    item.content = this.answerFormat.read(item.raw, answer);
     this.#emit(item === this.item ? "item" : "change");
   }
 

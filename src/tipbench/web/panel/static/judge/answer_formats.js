@@ -1,14 +1,14 @@
-// What can be said of an item: scores of tips, or the winner of a duel. Pure; contents are never changed in place.
+// The content of an answer: scores of tips, or the winner of a duel. Pure; contents are never changed in place.
 
 const ended = (state) => state === "submitted" || state === "skipped";
 
-/** Whether two contents say the same. They are always made by a paper, so their keys stand in one order. */
+/** Whether two contents are equal; contents of one format have their keys in the same order. */
 export function same(one, other) {
   return JSON.stringify(one) === JSON.stringify(other);
 }
 
 /** Scores on the rubric's scales, two flags that may be contested, a note for each tip. */
-export class ScoringPaper {
+export class ScoringFormat {
   constructor(scales) {
     this.scales = scales;
     this.names = scales.map((scale) => scale.name);
@@ -19,7 +19,7 @@ export class ScoringPaper {
     return { state: "empty", format_ok: item.format_ok, tips, reason: "" };
   }
 
-  /** A content out of what the server, or this browser's own keeping, has. */
+  /** Builds a content from the answer of the server or of this browser's storage. */
   read(item, answer) {
     const tips = item.tips.map((tip, at) => {
       const given = answer.tips?.[at] ?? {};
@@ -29,7 +29,7 @@ export class ScoringPaper {
     return { state, format_ok, tips, reason: state === "skipped" ? reason : "" };
   }
 
-  /** The content with one thing changed: whatever was finished is a draft again, and nothing said is no draft. */
+  /** Returns a changed content: a finished one becomes a draft, an unscored one is blank. */
   changed(item, content, change) {
     const next = structuredClone(content);
     change(next);
@@ -42,18 +42,18 @@ export class ScoringPaper {
     return { ...structuredClone(content), state, reason };
   }
 
-  /** Which scores are missing, in order. */
+  /** Returns the missing scores, in order. */
   missing(content) {
     return content.tips.flatMap((tip, at) =>
       this.names.flatMap((name, scale) => (tip.scores[name] === null ? [{ tip: at, scale }] : [])));
   }
 
-  /** In words, for whoever compares two contents. */
+  /** Lines of text for comparing two contents. */
   lines(content) {
     const scores = (tip) => this.names.map((name) => `${name} ${tip.scores[name] ?? "–"}`).join(", ");
     return [
       ["State", content.state === "skipped" ? `skipped: ${content.reason}` : content.state],
-      ["Format as asked", content.format_ok ? "yes" : "no"],
+      ["Requested format", content.format_ok ? "yes" : "no"],
       ...content.tips.map((tip, at) => [
         `Tip ${at + 1}`,
         `${scores(tip)}${tip.overlong ? ", too long" : ""}${tip.note ? `\nNote: ${tip.note}` : ""}`,
@@ -67,7 +67,7 @@ export class ScoringPaper {
 }
 
 /** Which of two answers is better. */
-export class DuelPaper {
+export class DuelFormat {
   blank() {
     return { state: "empty", winner: null, reason: "" };
   }

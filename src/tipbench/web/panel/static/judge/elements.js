@@ -1,16 +1,16 @@
-// Elements and words. Text of any origin goes through `visible` and into the page as text, never as markup.
+// DOM elements and texts. Text of any origin goes through `visible` and into the page as text, never as markup.
 
 const NOT_TEXT = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff\ufffe\uffff]/gu;
-// They show nothing and change how what stands around them is read; the same set as in showing.py.
+// Invisible and direction characters; the same set as in tipbench.markup.
 const UNSEEN = /[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\u{e0000}-\u{e007f}]/gu;
 
-/** Text of any origin with what is unseen or reorders text named instead of obeyed. */
+/** Replaces invisible and direction characters by their code points. */
 export function visible(text) {
   const named = (found) => `⟨U+${found.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
   return String(text).replace(UNSEEN, named).replace(/\r\n?/g, "\n").replace(NOT_TEXT, "\ufffd");
 }
 
-/** An element: `el("p", {class: "muted", onclick: f}, "text", other)`. Attributes that are null or false are left out. */
+/** An element: `el("p", {class: "muted", onclick: f}, "text", other)`. Attributes that are null or false are omitted. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -22,8 +22,8 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Text of a model's or a person's, isolated from what stands around it. */
-export function said(text, tag = "bdi", attributes = {}) {
+/** Text of a model or a person, isolated from the direction of the surrounding text. */
+export function userText(text, tag = "bdi", attributes = {}) {
   return el(tag, attributes, visible(text));
 }
 
@@ -37,7 +37,7 @@ export function counted(n, noun, many = `${noun}s`) {
   return `${n} ${n === 1 ? noun : many}`;
 }
 
-/** The reader's own time of day, with its zone. */
+/** Formats a time in the browser's zone; with the date if it is not today. */
 export function clockTime(moment) {
   const time = new Date(moment);
   if (Number.isNaN(time.getTime())) return "";
@@ -47,7 +47,7 @@ export function clockTime(moment) {
   return new Intl.DateTimeFormat(undefined, parts).format(time);
 }
 
-/** How long it may take, roughly: nobody wants seconds here. */
+/** A rough duration in minutes or hours. */
 export function roughly(seconds) {
   const minutes = Math.round(seconds / 60);
   if (minutes < 1) return "under a minute";
@@ -56,7 +56,7 @@ export function roughly(seconds) {
   return `about ${Math.floor(halves / 2)}${halves % 2 ? "½" : ""} h`;
 }
 
-export const STILL = matchMedia("(min-width: 1000px) and (min-height: 560px)"); // zones stand still, as in judge.css
+export const STILL = matchMedia("(min-width: 1000px) and (min-height: 560px)"); // the panes do not scroll, as in judge.css
 
 /** Shows the beginning of a new item; where the page itself scrolls, below the site's header. */
 export function toTop(inside) {

@@ -1,0 +1,169 @@
+"""Scenario matrix: the score of every pair in every scenario, and all answers to one scenario side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from tipbench.compare.answers import read_answers
+from tipbench.compare.cells import BoardCells
+from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
+from tipbench.compare.matrix import Pair
+from tipbench.compare.report import state_of
+from tipbench.compare.standings import LONGEST
+from tipbench.text import short_name
+from tipbench.web.api.runs import ExperimentPath
+from tipbench.web.auth import ADMINS_ONLY
+from tipbench.web.board_query import BoardUrl, PageQuery, tidy_url
+from tipbench.web.deps import PanelState, Store
+from tipbench.web.errors import NotFound
+from tipbench.web.panel.leaderboard import load_board
+from tipbench.web.panel.pages import here, page
+from tipbench.web.queries import experiment_path, get_experiment
+
+SHADES = 9  # steps of colour from the lowest to the highest score of the board
+Order = Literal["name", "hardest", "spread"]
+ORDERS: tuple[tuple[Order, str], ...] = (
+    ("name", "By name"),
+    ("hardest", "Hardest first"),
+    ("spread", "Most different"),
+)
+
+router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """A pair's mean composite in a scenario; `state` is the reason if there is none."""
+
+    value: float | None
+    state: str  # judged, pending, failed, or missing
+    shade: int = 0
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """A scenario with one cell per pair."""
+
+    scenario: str
+    cells: tuple[MatrixCell, ...]
+
+    @property
+    def known(self) -> list[float]:
+        return [cell.value for cell in self.cells if cell.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.known) if self.known else None
+
+    @property
+    def spread(self) -> float | None:
+        return max(self.known) - min(self.known) if self.known else None
+
+
+def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[MatrixRow]:
+    """Return the matrix of a board's cells; repeats are averaged."""
+    values: dict[tuple[str, Pair], list[float]] = defaultdict(list)
+    states: dict[tuple[str, Pair], str] = {}
+    for cell in cells.cells:
+        key = cell.scenario, cell.pair
+        states[key] = "failed" if cell.failed else "pending"
+        if cell.values:
+            values[key].append(cell.values[COMPOSITE])
+    means = {key: fmean(found) for key, found in values.items()}
+    low, high = min(means.values(), default=0.0), max(means.values(), default=0.0)
+
+    def cell_of(scenario: str, pair: Pair) -> MatrixCell:
+        value = means.get((scenario, pair))
+        if value is None:
+            return MatrixCell(None, states.get((scenario, pair), "missing"))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return MatrixCell(value, "judged", min(SHADES - 1, int(share * SHADES)))
+
+    names = sorted({cell.scenario for cell in cells.cells})
+    rows = [MatrixRow(name, tuple(cell_of(name, pair) for pair in pairs)) for name in names]
+    if order == "hardest":
+        rows.sort(key=lambda row: (row.mean is None, row.mean or 0.0))
+    elif order == "spread":
+        rows.sort(key=lambda row: (row.spread is None, -(row.spread or 0.0)))
+    return rows
+
+
+@router.get("/experiments/{experiment:path}/scenarios")
+def scenarios_page(
+    request: Request,
+    experiment: ExperimentPath,
+    query: PageQuery,
+    panel: PanelState,
+    store: Store,
+    scenario: Annotated[str | None, Query(max_length=300)] = None,
+    order: Order = "name",
+) -> Response:
+    """Show the matrix, or the answers of all pairs to one scenario."""
+    if (tidy := tidy_url(request, experiment_path(experiment, "scenarios"))) is not None:
+        return RedirectResponse(tidy, 303)
+    found = get_experiment(store, experiment)
+    query = replace(query, by=None, cluster=None, baseline=None)  # the matrix is of pairs and scenarios
+    reading = load_board(panel.queries, store, found, query)
+    url = BoardUrl(experiment, query)
+    if reading.board is None:
+        return page(request, "matrix.html", experiment=experiment, rows=None, problem=reading.problem, url=url)
+    cells, board = panel.queries.cells(store, found, query), reading.board
+    pairs = columns_of(board, cells)
+    rows = matrix_rows(cells, pairs, order)
+    ranked = {standing.pair for standing in board.standings}
+    context: dict[str, Any] = {
+        "experiment": experiment,
+        "board": board,
+        "url": url,
+        "columns": [
+            {
+                "model": short_name(pair.model, LONGEST),
+                "prompt": short_name(pair.prompt, LONGEST),
+                "state": str(state_of(board, pair)) if pair in ranked else "reference",
+            }
+            for pair in pairs
+        ],
+        "rows": rows,
+        "known": [value for row in rows for value in row.known],
+        "orders": [(key, words, here(request, order=None if key == "name" else key)) for key, words in ORDERS],
+        "order": order,
+        "problem": None,
+        "json_url": url.api(),
+        "mlflow_url": found.url,
+    }
+    if scenario is None:
+        return page(request, "matrix.html", **context)
+    names = [row.scenario for row in rows]
+    if scenario not in names:
+        raise NotFound(f"This board has no scenario {scenario[:100]}.", path="query.scenario")
+    at = names.index(scenario)
+    own = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
+    read = read_answers(panel.queries.view(store, found), found, board, own)
+    answers = [(pairs.index(answer.pair), answer) for each in read for answer in each.answers]
+    return page(
+        request,
+        "scenario.html",
+        **context,
+        scenario=scenario,
+        card=next((each.card for each in read if each.card is not None), None),
+        answers=sorted(answers, key=lambda each: each[0]),
+        repeats=len({answer.repeat for _, answer in answers}) > 1,
+        row=rows[at],
+        place=at + 1,
+        before=names[at - 1] if at else None,
+        after=names[at + 1] if at + 1 < len(names) else None,
+    )
+
+
+def columns_of(board: Leaderboard, cells: BoardCells) -> list[Pair]:
+    """Return the pairs in board order, references after them."""
+    there = {cell.pair for cell in cells.cells}
+    ranked = [standing.pair for standing in board.standings if standing.pair in there]
+    return [*ranked, *sorted(there - set(ranked))]

@@ -1,4 +1,4 @@
-# make demo · make panel · make airflow · make quick · make test · make check · make bench · make docs · make clean
+# make demo · make panel · make airflow · make quick · make test · make check · make bench · make simulations · make docs · make clean
 # Every target makes its own environment in .venv first; all it needs is Python 3.11 or newer.
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ define PYTHON_CHECK
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tipbench needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12 …" % sys.version_info[:2])'
 endef
 
-.PHONY: demo panel airflow airflow-environment quick test check bench bench-quick docs clean
+.PHONY: demo panel airflow airflow-environment quick test check bench bench-quick simulations docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tipbench demo
@@ -37,9 +37,9 @@ airflow-environment: $(AIRFLOW_VENV)/.ready
 # Two processes: one starts the real servers, the other the browser (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Without servers, browser, models and other processes.
+# Without servers, browser, models, other processes and simulations of many worlds.
 quick: $(VENV)/.dev
-	$(PYTEST) -q -m "not real and not server and not process"
+	$(PYTEST) -q -m "not real and not server and not process and not simulation"
 
 test: check
 	$(PYTEST)
@@ -55,6 +55,13 @@ bench: $(VENV)/.bench
 
 bench-quick: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py --quick
+
+# The long forms of the simulations that the tests run in short. The first writes its rates into docs/statistics.md.
+# About 30 minutes of CPU time.
+simulations: $(VENV)/.dev
+	$(BIN)/python tests/compare/simulated_boards.py
+	$(BIN)/python tests/judge/simulated_judges.py
+	$(BIN)/python tests/simulate/simulated_policies.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

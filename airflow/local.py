@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -39,15 +40,23 @@ STOP_S = 20.0  # per component; a terminated collect needs some seconds to unloa
 
 def main() -> int:
     """Set up Airflow, run it, and shut it down."""
-    asked = _arguments()
-    home = asked.home.resolve()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--environment", type=Path, required=True, help="Virtual environment that holds Airflow.")
+    parser.add_argument("--home", type=Path, required=True, help="Folder for its database, logs and passwords.")
+    parser.add_argument("--dags", type=Path, default=REPOSITORY / "dags", help="Folder of DAGs.")
+    parser.add_argument("--port", type=int, default=0, help="Port of the web server; 0 takes a free one.")
+    options = parser.parse_args()
+    home = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in SIGNALS:
         signal.signal(number, _interrupted)
     with (home / "lock").open("w") as lock:
-        _check(home, asked.environment.resolve(), asked.port, lock)
-        environment = settings(home, asked.environment.resolve(), asked.dags.resolve(), asked.port or _free_port())
-        passwords = _passwords(home)
+        port = _check(home, options.environment.resolve(), options.port, lock)
+        environment = settings(home, options.environment.resolve(), options.dags.resolve(), port)
+        file = home / "passwords.json"
+        known: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        passwords = {name: known.get(name) or secrets.token_urlsafe(18) for name in USERS}
+        _write_privately(file, json.dumps(passwords))
         try:
             _set_up(environment)
             _serve(home, environment, passwords)
@@ -55,8 +64,8 @@ def main() -> int:
             return 130
 
 
-def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
-    """Check the environment, lock and port before startup, for clear error messages."""
+def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
+    """Check the environment, lock and port before startup, for clear error messages; return the port, or a free one."""
     if not (environment / "bin" / "airflow").exists():
         raise SystemExit(f"There is no Airflow in {environment}. Make it: make airflow-environment")
     try:
@@ -67,6 +76,7 @@ def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: reuse a port just closed
         try:
             probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
         except OSError as exc:
             raise SystemExit(
                 f"Airflow cannot listen on port {port}: {exc.strerror}. Choose another: make airflow AIRFLOW_PORT=8081"
@@ -78,6 +88,10 @@ def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, 
     ours = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW_") or "_VAR_" in key}
     url = f"http://127.0.0.1:{port}"
     source = str(REPOSITORY / "src")
+    secret = home / "jwt.secret"
+    if not secret.exists():
+        _write_privately(secret, secrets.token_urlsafe(64))
+    direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # Airflow's parts communicate over HTTP
     return ours | {
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH", "")) if part),
@@ -95,24 +109,24 @@ def settings(home: Path, environment: Path, dags: Path, port: int) -> dict[str, 
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API__BASE_URL": url,
-        "AIRFLOW__API_AUTH__JWT_SECRET": _secret(home / "jwt.secret"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": secret.read_text("utf-8"),
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
         "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), _without_proxy()),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, ("127.0.0.1", "localhost", direct)))),
     }
 
 
 def _set_up(environment: Mapping[str, str]) -> None:
     """Migrate the database and serialize the DAG; without this, Airflow takes minutes to find a new file."""
     for words in (("db", "migrate"), ("dags", "reserialize")):
-        _say(f"airflow {' '.join(words)} …")
+        _print(f"airflow {' '.join(words)} …")
         done = subprocess.run(
             ["airflow", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            _say(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+            _print(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
             raise SystemExit(f"`airflow {' '.join(words)}` ended with {done.returncode}; its last words are above.")
 
 
@@ -124,27 +138,34 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
     parts: list[subprocess.Popen[bytes]] = []
     try:
         with log.open("ab") as stream:
-            parts.extend(_start(words, environment, stream) for words in PARTS)
+            parts.extend(
+                subprocess.Popen(
+                    ["airflow", *words],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    start_new_session=True,  # so that Ctrl-C reaches only this process
+                )
+                for words in PARTS
+            )
         if _healthy(f"{url}/api/v2/monitor/health", parts):
             api = Api(url, "admin", passwords["admin"])
             _await_dag(api, since)
-            _make_pools(api)
-            _tell(home, url, passwords)
+            # One slot per pool of the DAG, so that each Ollama host runs one model at a time.
+            wanted = {task["pool"] for task in api(f"/api/v2/dags/{DAG}/tasks")["tasks"]}
+            for pool in sorted(wanted - {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}):
+                about = "One model at a time on this Ollama host"
+                api("/api/v2/pools", {"name": pool, "slots": 1, "description": about})
+            _print_next_steps(home, environment, passwords)
             while _running(parts):
                 time.sleep(0.2)
         ended = [words[0] for words, part in zip(PARTS, parts, strict=True) if part.poll() is not None]
         what = f"Airflow's {ended[0]} ended by itself" if ended else f"Airflow did not come up within {START_S:g} s"
-        _say(log.read_text("utf-8", "replace")[-4000:])
+        _print(log.read_text("utf-8", "replace")[-4000:])
         raise SystemExit(f"{what}; the end of {log} is above.")
     finally:
         _end(parts)
-
-
-def _start(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a component in a new session, so that Ctrl-C reaches only this process; shares the working directory."""
-    return subprocess.Popen(
-        ["airflow", *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
 
 
 def _running(parts: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -156,8 +177,8 @@ def _healthy(url: str, parts: Sequence[subprocess.Popen[bytes]]) -> bool:
     deadline = time.monotonic() + START_S
     while _running(parts) and time.monotonic() < deadline:
         try:
-            told = _json(urllib.request.Request(url))  # noqa: S310 - our own address
-            if all((told.get(part) or {}).get("status") == "healthy" for part in HEALTH):
+            health = _json(urllib.request.Request(url))  # noqa: S310 - our own address
+            if all((health.get(part) or {}).get("status") == "healthy" for part in HEALTH):
                 return True
         except (OSError, ValueError):
             pass
@@ -191,7 +212,7 @@ def _await_dag(api: Api, since: datetime) -> None:
     while time.monotonic() < deadline:
         errors = api("/api/v2/importErrors")["import_errors"]
         if errors:
-            _say(errors[0]["stack_trace"])
+            _print(errors[0]["stack_trace"])
             raise SystemExit(f"Airflow cannot read {errors[0]['filename']}, as above. Put it right, and start again.")
         if datetime.fromisoformat(api(f"/api/v2/dags/{DAG}")["last_parsed_time"]) > since:
             return
@@ -199,29 +220,25 @@ def _await_dag(api: Api, since: datetime) -> None:
     raise SystemExit(f"Airflow's DAG processor did not read {DAG} within {START_S:g} s; see its words in airflow.log.")
 
 
-def _make_pools(api: Api) -> None:
-    """Create the DAG's pools with one slot each, so that each Ollama host runs one model at a time."""
-    tasks = api(f"/api/v2/dags/{DAG}/tasks")["tasks"]
-    known = {pool["name"] for pool in api("/api/v2/pools?limit=100")["pools"]}
-    for pool in sorted({task["pool"] for task in tasks} - known):
-        api("/api/v2/pools", {"name": pool, "slots": 1, "description": "One model at a time on this Ollama host"})
-
-
-def _tell(home: Path, url: str, passwords: Mapping[str, str]) -> None:
+def _print_next_steps(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> None:
     """Print the next steps to stderr, and the URL and users as JSON to stdout."""
-    panel = home / "panel.env"
+    url, panel, commands = environment["AIRFLOW__API__BASE_URL"], home / "panel.env", home / "airflow.env"
+    needed = {key: value for key, value in environment.items() if key.startswith("AIRFLOW_")}
+    needed |= {key: environment[key] for key in ("PATH", "PYTHONPATH")}
+    _write_privately(commands, "".join(f"export {key}={shlex.quote(value)}\n" for key, value in needed.items()))
     variables = {"URL": url, "USERNAME": "bench", "PASSWORD": passwords["bench"]}
     _write_privately(panel, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
-    _say(
+    _print(
         f"Airflow: {url} (Ctrl-C ends it); user admin, password in {_shown(home / 'passwords.json')}\n"
-        f"A panel that uses it, in another terminal: . {_shown(panel)} && make panel"
+        f"A panel that uses it, in another terminal: . {_shown(panel)} && make panel\n"
+        f"A run from the command line: . {_shown(commands)} && airflow dags trigger {DAG}"
     )
     print(json.dumps({"url": url, "users": {name: passwords[name] for name in USERS}}), flush=True)
 
 
 def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
     """Stop components one by one with SIGTERM, then SIGKILL; terminated collects unload their models."""
-    _hear_no_more()
+    _ignore_signals()
     for part in parts:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if _group_ends(part, number):
@@ -229,11 +246,11 @@ def _end(parts: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _interrupted(*_: object) -> NoReturn:
-    _hear_no_more()
+    _ignore_signals()
     raise KeyboardInterrupt
 
 
-def _hear_no_more() -> None:
+def _ignore_signals() -> None:
     """Ignore further signals, so that a second Ctrl-C does not interrupt the shutdown."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -252,35 +269,9 @@ def _group_ends(part: subprocess.Popen[bytes], number: int) -> bool:
     return False
 
 
-def _passwords(home: Path) -> dict[str, str]:
-    file = home / "passwords.json"
-    known: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    passwords = {name: known.get(name) or secrets.token_urlsafe(18) for name in USERS}
-    _write_privately(file, json.dumps(passwords))
-    return passwords
-
-
-def _secret(file: Path) -> str:
-    if not file.exists():
-        _write_privately(file, secrets.token_urlsafe(64))
-    return file.read_text("utf-8")
-
-
 def _write_privately(file: Path, text: str) -> None:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
         stream.write(text)
-
-
-def _without_proxy() -> str:
-    """Return NO_PROXY with localhost, as Airflow's components communicate over HTTP."""
-    own = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    return ",".join(part for part in ("127.0.0.1", "localhost", own) if part)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _shown(path: Path) -> Path:
@@ -289,17 +280,8 @@ def _shown(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--environment", type=Path, required=True, help="Virtual environment that holds Airflow.")
-    parser.add_argument("--home", type=Path, required=True, help="Folder for its database, logs and passwords.")
-    parser.add_argument("--dags", type=Path, default=REPOSITORY / "dags", help="Folder of DAGs.")
-    parser.add_argument("--port", type=int, default=0, help="Port of the web server; 0 takes a free one.")
-    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

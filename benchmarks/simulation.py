@@ -1,20 +1,18 @@
 """Simulated decisions per CPU-second of each policy, and the CPU time of a gate; world included.
 
 python benchmarks/run.py simulation
-python benchmarks/simulation.py --null     how many of 100 seeds of the null world pass clauses a to c (minutes)
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 
 from report import Claim, Result
 from tipbench.simulate.promotion_gate import FULL, WORLDS, Size, simulation_clauses
 from tipbench.simulate.rollout import find_arm, rollout
 from tipbench.simulate.simulation import ALL_POLICIES
-from tipbench.simulate.world import World, WorldName
+from tipbench.simulate.world import World
 
 _USERS = 1000
 
@@ -50,19 +48,3 @@ def measure(rounds: int, decisions: int, note: str) -> Result:
         for at in range(rounds)
     ]
     return Result("simulation", note, claims, rows)
-
-
-def null_passes(seeds: int = 100) -> int:
-    """Return how many seeds pass clauses a to c where every world is the null world."""
-    worlds = [WorldName.NULL] * len(WORLDS)
-    return sum(
-        all(
-            clause.passed
-            for clause in simulation_clauses("egreedy/v3", "egreedy/v1", Size(1, 200, 100), worlds=worlds, seed=seed)
-        )
-        for seed in range(seeds)
-    )
-
-
-if __name__ == "__main__" and "--null" in sys.argv:
-    print(f"{null_passes()} of 100 seeds of the null world pass")

@@ -3,7 +3,7 @@
     plan → collect (a task per model, one at a time on each Ollama host) → export_for_judge → [wait_for_judge] → compare
 
 The tasks are implemented in `tipbench.cli.airflow_tasks`, which is imported when they run, because Airflow parses this
-file repeatedly. The trigger form is defined in bench_params.json, in the same folder, which `make docs` generates. Each
+file repeatedly. The trigger form is bench_params.json, which `make docs` generates from `tipbench.plan.config`. Each
 Ollama host needs a pool with one slot: `ollama`, or `ollama_NAME` for each host in the Airflow variable
 `tipbench_ollama_hosts` (or in TIPBENCH_OLLAMA_HOSTS, or in tipbench.toml); see docs/operations.md.
 """  # noqa: INP001 - Airflow loads it by path
@@ -59,7 +59,9 @@ def _hosts_text() -> tuple[str, str]:
         return f"The Airflow variable {HOSTS_VARIABLE}", text
     if text := os.environ.get("TIPBENCH_OLLAMA_HOSTS"):
         return "TIPBENCH_OLLAMA_HOSTS", text
-    for folder in (Path.cwd(), Path(os.environ.get("TIPBENCH_HOME", ".")).expanduser()):
+    local, data = Path(".tipbench"), Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share", "tipbench")
+    home = os.environ.get("TIPBENCH_HOME") or (local if local.is_dir() else data)  # as in tipbench.settings
+    for folder in (Path.cwd(), Path(home).expanduser()):
         file = folder / "tipbench.toml"
         try:
             given = tomllib.loads(file.read_text("utf-8")).get(HOSTS_SETTING)
@@ -86,7 +88,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a tipbench function; permanent errors fail the task without retries."""
     from tipbench.cli.airflow_tasks import print_event
     from tipbench.errors import MixedRubrics, MlflowError, NotEnoughData, TipbenchError, UsageError
-    from tipbench.jobs.events import Failure
+    from tipbench.record.events import Failure
 
     try:
         return function(conf(get_current_context()), *arguments)
@@ -198,7 +200,7 @@ def judge_gate() -> HITLOperator:
             f"Judge in the panel{{% if {exported}['sheet'] %}}, or: tipbench judge export "
             f"--sheet {{{{ {exported}['sheet'] }}}} --experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill "
             "it in, and tipbench judge apply FILE{% endif %}. The panel answers here for a run that it started, when "
-            "nothing is pending any more; whoever answers compares what is judged by then."
+            "nothing is pending any more; an answer compares what is judged by then."
         ),
         options=[ANSWER],
         pre_execute=only_when_asked,

@@ -42,7 +42,7 @@ HEAD = """\
 
 # The admin API
 
-`tipbench panel` serves it beside the pages, on `http://127.0.0.1:5180` unless told otherwise. The examples take the
+`tipbench panel` serves it with the pages, by default on `http://127.0.0.1:5180`. The examples take the
 address and a token from the shell:
 
 ```sh

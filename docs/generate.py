@@ -109,8 +109,21 @@ def _prose(command: Any) -> str:
 
 
 def _options(command: Any) -> str:
-    rows = [(_code(_spelling(parameter)), parameter.help or "") for parameter in command.params]
+    rows = [(_code(_spelling(parameter)), _meaning(parameter)) for parameter in command.params]
     return table(("option", "meaning"), rows) if rows else ""
+
+
+def _meaning(parameter: Any) -> str:
+    """The help text with the default, where --help shows it."""
+    text, default = parameter.help or "", parameter.default
+    if not getattr(parameter, "show_default", False) or default is None or "[default:" in text:
+        return str(text)
+    if getattr(parameter, "is_flag", False):
+        names = parameter.opts if default else parameter.secondary_opts
+        if not names:
+            return str(text)
+        default = names[0].removeprefix("--")
+    return f"{text} [default: {default}]"
 
 
 def _spelling(parameter: Any) -> str:

@@ -15,10 +15,10 @@ from support.browser import browser
 from support.mlflow_server import start_mlflow
 from support.real_ollama import RealOllama
 from support.scripted_mlflow import ScriptedMlflow
-from support.shared_airflow import airflow, scripted, worker_home
+from support.shared_airflow import airflow, airflow_mlflow_url, scripted, worker_home
 from support.weights import shared_weights_home
 
-__all__ = ["airflow", "browser", "scripted", "worker_home"]
+__all__ = ["airflow", "airflow_mlflow_url", "browser", "scripted", "worker_home"]
 
 # A killed session still stops its servers. One started in the background would ignore SIGINT, and so would the
 # processes that tests interrupt.
@@ -58,7 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         assert all("@" in item.nodeid for item in session.items), "pytest-xdist does not keep groups together"
 
 
-_ORDER = {"servers": 0, "browser": 1}
+_ORDER = {"servers": 0, "browser": 1, "compare/test_simulation": 2, "web/test_attacker": 3}
 _SERVERS = ("http.server", "support.scripted", "support.little_airflow", "support.airflow_site", "support.panel_site",
             "support.policy_site", "web.panels", "web.hook_receiver")  # fmt: skip
 
@@ -101,9 +101,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mlflow_url() -> Iterator[str]:
-    """The scripted MLflow of this process; experiments need names of their own."""
+    """The scripted MLflow of one file of tests; experiments need names of their own."""
     with ScriptedMlflow() as server:
         yield server.url
 

@@ -19,13 +19,13 @@ def chart() -> Any:
     return alt.Chart(alt.Data(values=values)).mark_bar().encode(x="bias:Q", y="judge:N", color="judge:N")
 
 
-def test_svg_and_png_are_written_as_the_ending_says(chart: Any, tmp_path: Path) -> None:
+def test_the_file_suffix_selects_svg_or_png(chart: Any, tmp_path: Path) -> None:
     for name, start in (("a.svg", b"<svg"), ("C.PNG", b"\x89PNG")):
         save_chart(chart, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_texts_in_an_svg_are_text_and_no_markup(chart: Any) -> None:
+def test_texts_in_an_svg_are_escaped(chart: Any) -> None:
     svg = to_svg(chart)
     assert "a&lt;b&gt; &amp; “c”" in svg
     assert "<script" not in svg

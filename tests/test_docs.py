@@ -47,7 +47,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.process
-def test_stale_pages_are_noticed_by_name(tmp_path: Path) -> None:
+def test_outdated_pages_are_named(tmp_path: Path) -> None:
     stale = {"cli.md": "--n-tips", "api.md": "/api/bench/plan", "rules-judge.md": "| controls | tone |"}
     for there in (ROOT / "docs").iterdir():
         if there.is_file():
@@ -94,7 +94,7 @@ def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dic
             assert "Who may: " in section, heading
 
 
-def test_examples_of_answers_are_what_the_document_promises(document: dict[str, Any]) -> None:
+def test_examples_of_responses_match_the_openapi_document(document: dict[str, Any]) -> None:
     examples = json.loads((ROOT / "docs" / "api_examples.json").read_text("utf-8"))
     for name, example in examples.items():
         method, path = name.split()
@@ -152,15 +152,24 @@ def calls(text: str) -> Iterator[list[str]]:
             yield re.split(r"\s+(?:#|/|>|…)", f"{call} ")[0].split()
 
 
-def test_a_call_that_does_not_exist_would_be_seen() -> None:
+def test_an_unknown_command_on_a_page_is_found() -> None:
     blocks = "    tipbench bogus --x  # why\n```\n$ tipbench plan > file\n```\n"
     text = f"tipbench prose\n`tipbench runs show X --json`\n\n{blocks}"
     assert list(calls(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
 
 
-def test_every_test_named_in_the_threat_model_exists() -> None:
-    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "security.md").read_text("utf-8"))
-    assert len(named) > 40
-    for file, name in named:
-        text = (ROOT / "tests" / file).read_text("utf-8")
-        assert f"def {name}(" in text if name else text, f"{file}::{name}"
+def test_every_test_named_in_the_threat_model_and_the_requirements_exists() -> None:
+    for page, least in (("security.md", 40), ("requirements.md", 80)):
+        named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / page).read_text("utf-8"))
+        assert len(named) > least
+        for file, name in named:
+            text = (ROOT / "tests" / file).read_text("utf-8")
+            assert f"def {name}(" in text if name else text, f"{page}: {file}::{name}"
+
+
+def test_every_requirement_has_a_proof_or_the_reason_why_there_is_none() -> None:
+    page = (ROOT / "docs" / "requirements.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([QR]\d+) \| (.+) \| (.+) \|$", page, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == [*(f"Q{n}" for n in range(1, 51)), *(f"R{n}" for n in range(1, 21))]
+    for number, _, proof in rows:
+        assert re.search(r"`[\w/]+\.py|\]\([\w/.#-]+\)|not provable here: |the tests of R1", proof), number

@@ -40,7 +40,7 @@ def lock(home: Path, resource: str = "Ollama at here") -> ResourceLock:
 
 
 @pytest.mark.process
-def test_the_second_gets_the_holder_of_the_lock(home: Path) -> None:
+def test_a_second_process_gets_the_holder_of_the_lock(home: Path) -> None:
     with other_process(home) as first:
         try:
             with pytest.raises(LockHeld, match=rf"tip-bench-first \(process {first.pid} .*qwen2.5:0.5b.*--wait"):
@@ -68,7 +68,7 @@ def test_a_killed_holder_frees_the_lock_and_leaves_the_name_of_its_model(home: P
     mine.release()
 
 
-def test_a_holder_that_ended_in_order_leaves_nothing(home: Path) -> None:
+def test_a_holder_that_exited_normally_leaves_nothing(home: Path) -> None:
     first = lock(home)
     first.acquire(wait=False, report=print)
     first.note_loaded("m", "sha")
@@ -81,16 +81,26 @@ def test_a_holder_that_ended_in_order_leaves_nothing(home: Path) -> None:
 
 
 @pytest.mark.process
+def test_waiting_ends_with_the_holders_name_after_the_timeout(home: Path) -> None:
+    mine, other = lock(home), lock(home)
+    mine.acquire(wait=False, report=print)
+    with pytest.raises(LockHeld, match="in use by"):
+        other.acquire(wait=True, report=print, poll_s=0.01, timeout_s=0.05)
+    mine.release()
+    assert not other.acquire(wait=True, report=print, timeout_s=0.05)
+    other.release()
+
+
 def test_waiting_takes_over_when_the_holder_leaves(home: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with other_process(home) as first:
         threading.Timer(0.4, first.kill).start()
         start = time.monotonic()
         mine = lock(home)
-        mine.acquire(wait=True, report=said.append, poll_s=0.05)
+        mine.acquire(wait=True, report=messages.append, poll_s=0.05)
         assert time.monotonic() - start > 0.3
-    assert len(said) == 1
-    assert "tip-bench-first" in said[0]
+    assert len(messages) == 1
+    assert "tip-bench-first" in messages[0]
     mine.release()
 
 
@@ -98,20 +108,20 @@ def lock_path(home: Path) -> Path:
     return home / "locks" / f"{hashlib.sha256(b'Ollama at here').hexdigest()[:16]}.lock"
 
 
-def test_a_file_in_place_of_the_folder_is_a_mistake_of_the_user(home: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_a_usage_error(home: Path) -> None:
     home.mkdir()
     (home / "locks").touch()
     with pytest.raises(UsageError, match=r"locks cannot be created: File exists\. Set TIPBENCH_HOME"):
         lock(home).acquire(wait=False, report=print)
 
 
-def test_a_lock_file_that_may_not_be_opened_is_a_mistake_of_the_user(home: Path) -> None:
+def test_a_lock_file_that_may_not_be_opened_is_a_usage_error(home: Path) -> None:
     lock_path(home).mkdir(parents=True)
     with pytest.raises(UsageError, match="cannot be opened: Is a directory"):
         lock(home).acquire(wait=False, report=print)
 
 
-def test_a_full_disk_is_reported_and_the_lock_is_given_up(home: Path) -> None:
+def test_a_full_disk_is_reported_and_the_lock_is_released(home: Path) -> None:
     lock_path(home).parent.mkdir(parents=True)
     lock_path(home).symlink_to("/dev/full")
     with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space") as caught:
@@ -148,7 +158,7 @@ def test_an_atomic_write_that_fails_leaves_no_other_file(tmp_path: Path) -> None
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
-def test_the_home_is_for_its_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_home_is_private_with_any_umask(tmp_path: Path) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
     old.mkdir(mode=0o755)
     former = os.umask(0)

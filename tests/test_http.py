@@ -9,7 +9,7 @@ from tipbench.http import canonical_url, http_client, is_http_url, is_loopback, 
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.2", "http://[::1]:1", "https://a.localhost."])
-def test_this_machine_is_known_by_all_its_names(url: str) -> None:
+def test_this_machine_is_recognised_by_all_its_names(url: str) -> None:
     assert is_loopback(url)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import HOME_ONLY, SETTINGS, find_home, load_settings, mlflow_pages, ollama_url
+from tipbench.settings import HOME_ONLY, SETTINGS, find_home, load_settings, ollama_url
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -79,7 +82,7 @@ def test_lists_and_truth_values_are_read_from_every_source(tmp_path: Path) -> No
     assert from_file.diversity is from_variables.diversity is True
 
 
-def test_an_unknown_key_is_refused_with_the_file_and_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_file_and_the_known_keys(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml has an unknown key 'n_tipps'; known are .*n_tips"):
         settings_of(tmp_path, here="n_tipps = 3")
 
@@ -95,7 +98,7 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
         settings_of(tmp_path, here="n_tips 3")
 
 
-def test_a_bad_value_is_named_by_where_it_came_from(tmp_path: Path) -> None:
+def test_an_invalid_value_is_refused_with_its_source(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml: n_tips: .*'0'.*TIPBENCH_SEED: .*'x'"):
         settings_of(tmp_path, here="n_tips = 0", TIPBENCH_SEED="x")
 
@@ -120,13 +123,13 @@ def test_home_is_the_variable_else_a_local_folder_else_the_users_data(tmp_path: 
         ("https://box/ollama/", "https://box:443/ollama"),
     ],
 )
-def test_ollama_host_is_read_as_ollama_reads_it(host: str, url: str) -> None:
+def test_ollama_host_is_parsed_as_ollama_does(host: str, url: str) -> None:
     assert ollama_url(host) == url
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=40))
-def test_any_ollama_host_is_understood_or_refused(host: str) -> None:
+def test_any_ollama_host_is_parsed_or_refused(host: str) -> None:
     with contextlib.suppress(UsageError):
         assert "://" in ollama_url(host)
 
@@ -137,17 +140,17 @@ INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
 def pages_of(tmp_path: Path, url: str, public: str) -> str | None:
     """Where links lead for a server, with another address for browsers than for the panel."""
     variables = {"MLFLOW_TRACKING_URI": INSIDE, "TIPBENCH_MLFLOW_PUBLIC_URL": public}
-    return mlflow_pages(load_settings(variables, tmp_path), url)
+    return load_settings(variables, tmp_path).mlflow.pages_of(url)
 
 
-def test_links_to_mlflow_lead_where_browsers_find_it_and_only_of_the_server_that_is_configured(tmp_path: Path) -> None:
+def test_links_use_the_public_address_of_the_configured_mlflow_only(tmp_path: Path) -> None:
     assert pages_of(tmp_path, f"{INSIDE}/", OUTSIDE) == OUTSIDE
     assert pages_of(tmp_path, "http://another:5000", OUTSIDE) is None
     assert pages_of(tmp_path, INSIDE, "") is None
 
 
 @pytest.mark.parametrize("public", ["javascript:alert(1)", "mlflow.example", "https://anna:secret@mlflow.example"])
-def test_an_address_for_browsers_that_is_none_is_refused_without_its_login(tmp_path: Path, public: str) -> None:
+def test_an_invalid_public_address_is_refused_without_its_login(tmp_path: Path, public: str) -> None:
     with pytest.raises(UsageError, match="mlflow_public_url takes a web address without a login") as caught:
         pages_of(tmp_path, INSIDE, public)
     assert "secret" not in str(caught.value)
@@ -186,8 +189,43 @@ def test_a_home_or_file_of_another_user_is_refused(tmp_path: Path, place: str, m
         load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
 
 
+def test_a_file_that_takes_the_place_of_the_checked_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared folder another user may exchange a link between the check and the reading."""
+    own, foreign, link = tmp_path / "own.toml", tmp_path / "foreign.toml", tmp_path / "tipbench.toml"
+    own.write_text("n_tips = 4")
+    foreign.write_text("mlflow_url = 'http://elsewhere:5000'")
+    foreign.chmod(0o666)
+    link.symlink_to(own)
+    opened = Path.open
+
+    def exchanged(path: Path, mode: str) -> object:
+        if path == link:
+            link.unlink()
+            link.symlink_to(foreign)
+        return opened(path, mode)
+
+    monkeypatch.setattr(Path, "open", exchanged)
+    with pytest.raises(UsageError, match="may be changed by other users"):
+        load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
+
+
+@pytest.mark.parametrize(("members", "fine"), [([], True), (["me"], True), (["me", "www-data"], False)])
+def test_a_file_writable_by_the_users_own_group_is_accepted_unless_others_are_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], fine: bool
+) -> None:
+    path = tmp_path / "tipbench.toml"
+    path.write_text("n_tips = 4")
+    path.chmod(0o660)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(grp, "getgrgid", lambda _gid: SimpleNamespace(gr_name="me", gr_mem=members))
+    with contextlib.nullcontext() if fine else pytest.raises(UsageError, match="may be changed by other users"):
+        assert load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path).collect_config({}).n_tips == 4
+
+
 @pytest.mark.parametrize("place", ["home", "home/tipbench.toml", "tipbench.toml"])
-def test_a_home_or_file_that_others_may_change_is_refused(tmp_path: Path, place: str) -> None:
+def test_a_home_or_file_writable_by_others_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "home").mkdir()
     path = tmp_path / place
     path.is_dir() or path.write_text("n_tips = 4")

@@ -36,7 +36,7 @@ def test_names_beyond_the_limit_are_counted(names: str, text: str) -> None:
 
 
 @given(st.text())
-def test_nothing_a_terminal_obeys_gets_through(text: str) -> None:
+def test_control_sequences_of_terminals_are_removed(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown) == len(text)
@@ -50,11 +50,11 @@ def test_a_text_keeps_its_lines_and_its_printable_characters(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(None, "unknown"), (0, "0 s"), (0.2, "under 1 s"), (59.6, "60 s"), (150, "2 min"), (20_000, "5.6 h")],
 )
-def test_durations_are_formatted_for_people(seconds: float | None, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_formatted_for_people(seconds: float | None, expected: str) -> None:
+    assert duration(seconds) == expected
 
 
 def test_sizes_are_formatted_for_people() -> None:
@@ -65,10 +65,10 @@ def test_sizes_are_formatted_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
+    ("share", "expected"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
 )
-def test_a_share_is_never_rounded_to_all_or_nothing(share: float | None, said: str | None) -> None:
-    assert percent(share) == said
+def test_a_share_is_never_rounded_to_0_or_100_percent(share: float | None, expected: str | None) -> None:
+    assert percent(share) == expected
 
 
 def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
@@ -86,7 +86,7 @@ def test_a_short_name_keeps_its_ends(text: str, most: int) -> None:
 
 
 @given(st.text())
-def test_a_text_on_one_line_has_nothing_that_moves_others(text: str) -> None:
+def test_a_single_line_has_no_control_or_direction_characters(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert not set(line) & set("\x00\x1b\u202e\u2066\ud800")

@@ -1,4 +1,4 @@
-"""The DAG in one process, beside the real Airflow that all tests share."""
+"""Fixtures: the DAG in one process, and the real Airflow that all tests share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ def airflow(airflow: RealAirflow) -> Iterator[RealAirflow]:
 
 
 @pytest.fixture(scope="session")
+def mlflow_url(airflow_mlflow_url: str) -> str:
+    """The one that the shared Airflow's worker is configured for."""
+    return airflow_mlflow_url
+
+
+@pytest.fixture(scope="session")
 def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, worker_home: Path) -> DagProgram:
-    """With a database of its own, migrated, and the pool."""
+    """With its own migrated database, and the pool."""
     folder = tmp_path_factory.mktemp("dag")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))}
     environment = {

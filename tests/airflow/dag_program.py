@@ -1,4 +1,4 @@
-"""Run by Airflow's own Python: tells what the DAG is, or runs the whole of it in one process; JSON into TIPBENCH_TOLD.
+"""Run by Airflow's own Python: describes the DAG or runs it in one process; writes JSON to TIPBENCH_OUTPUT.
 
 python dag_program.py describe '{"usual": {}, "two hosts": {"TIPBENCH_OLLAMA_HOSTS": "a=http://a:1,b=http://b:1"}}'
 python dag_program.py run '{"models": "baseline:template"}'
@@ -30,16 +30,16 @@ def describe(environments: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     importlib.import_module("airflow.sdk")
     importlib.import_module("airflow.providers.standard.operators.hitl")
     usual = dict(os.environ)
-    told = {}
+    description = {}
     for name, extra in environments.items():
         os.environ.clear()
         os.environ.update(usual, **extra)
-        told[name] = _described()
-    return told
+        description[name] = _described()
+    return description
 
 
 def _described() -> dict[str, Any]:
-    """Import errors, and of each task what matters."""
+    """Import errors, and the properties of each task."""
     seconds = min(_parsing() for _ in range(3))
     bag = _bag()
     dag = bag.dags.get(DAG)
@@ -99,5 +99,5 @@ def _handed_on(run_id: str) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     task, given = sys.argv[1], json.loads(sys.argv[2])
-    told = describe(given) if task == "describe" else run(given)
-    Path(os.environ["TIPBENCH_TOLD"]).write_text(json.dumps(told), "utf-8")
+    description = describe(given) if task == "describe" else run(given)
+    Path(os.environ["TIPBENCH_OUTPUT"]).write_text(json.dumps(description), "utf-8")

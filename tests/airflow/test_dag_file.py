@@ -22,15 +22,18 @@ TWO_HOSTS = "gpu-a=http://gpu-a:11434,gpu-b=http://gpu-b:11434"
 @pytest.fixture(scope="module")
 def parsed(dag_program: DagProgram, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The DAG in each of these environments, in one process: what takes time is to import Airflow."""
-    listed, broken = (tmp_path_factory.mktemp(name) for name in ("listed", "broken"))
+    listed, broken, data = (tmp_path_factory.mktemp(name) for name in ("listed", "broken", "data"))
+    (data / "tipbench").mkdir()
     quoted = ", ".join(f'"{entry}"' for entry in TWO_HOSTS.split(","))
-    (listed / "tipbench.toml").write_text(f"ollama_hosts = [{quoted}]\n", "utf-8")
+    for folder in (listed, data / "tipbench"):
+        (folder / "tipbench.toml").write_text(f"ollama_hosts = [{quoted}]\n", "utf-8")
     (broken / "tipbench.toml").write_text("ollama_hosts = gpu-a\n", "utf-8")
     environments = {
         "usual": {},
         "two hosts": {HOSTS: TWO_HOSTS},
         "of the environment": {"TIPBENCH_OLLAMA_HOSTS": TWO_HOSTS},
         "of a file": {"TIPBENCH_HOME": str(listed)},
+        "of the data folder": {"TIPBENCH_HOME": "", "XDG_DATA_HOME": str(data)},
         "named like tasks": {HOSTS: "collect=http://a:1,share=http://b:1,unload=http://c:1"},
         "without a name": {"TIPBENCH_OLLAMA_HOSTS": "http://gpu-a:11434"},
         "a name twice": {HOSTS: "gpu-a=http://a:1,gpu-a=http://b:1"},
@@ -41,7 +44,7 @@ def parsed(dag_program: DagProgram, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def told(parsed: Any) -> Any:
+def described(parsed: Any) -> Any:
     return parsed["usual"]
 
 
@@ -72,10 +75,10 @@ def test_nothing_of_tipbench_is_imported_at_the_top_of_the_file() -> None:
     assert not [name for name in names if "tipbench" in name]
 
 
-def test_the_dag_loads_without_error_and_without_tipbench(told: Any) -> None:
-    assert told["errors"] == {}
-    assert told["dags"] == ["bench_collect"]
-    assert told["tipbench"] == []
+def test_the_dag_loads_without_error_and_without_tipbench(described: Any) -> None:
+    assert described["errors"] == {}
+    assert described["dags"] == ["bench_collect"]
+    assert described["tipbench"] == []
 
 
 @pytest.mark.parametrize("listed", ["usual", "two hosts", "of a file"])
@@ -83,25 +86,25 @@ def test_the_file_parses_in_well_under_a_second(parsed: Any, listed: str) -> Non
     assert parsed[listed]["seconds"] < 0.5
 
 
-def test_it_runs_on_demand_and_is_not_paused_at_first(told: Any) -> None:
-    assert told["schedule"] == "NullTimetable"
-    assert told["paused"] is False
+def test_it_runs_on_demand_and_is_not_paused_at_first(described: Any) -> None:
+    assert described["schedule"] == "NullTimetable"
+    assert described["paused"] is False
 
 
-def test_airflow_accepts_the_forms_own_defaults(told: Any) -> None:
-    assert told["defaults"] == {key: given["default"] for key, given in FORM.items()}
+def test_airflow_accepts_the_forms_own_defaults(described: Any) -> None:
+    assert described["defaults"] == {key: given["default"] for key, given in FORM.items()}
 
 
-def test_models_take_turns_in_the_pool_of_their_host(told: Any) -> None:
-    tasks = told["tasks"]
+def test_models_take_turns_in_the_pool_of_their_host(described: Any) -> None:
+    tasks = described["tasks"]
     assert {name for name, task in tasks.items() if task["pool"] == "ollama"} == {"collect", "unload"}
     assert tasks["collect"]["kind"] == "DecoratedMappedOperator"
     assert tasks["collect"]["retries"] >= 2
     assert {name for name, task in tasks.items() if task["teardown"]} == {"unload", "outcome"}
 
 
-def test_the_tasks_come_in_the_order_of_the_flow(told: Any) -> None:
-    after = {name: task["after"] for name, task in told["tasks"].items()}
+def test_the_tasks_come_in_the_order_of_the_flow(described: Any) -> None:
+    after = {name: task["after"] for name, task in described["tasks"].items()}
     assert after == {
         "plan": [],
         "share": ["plan"],
@@ -114,7 +117,7 @@ def test_the_tasks_come_in_the_order_of_the_flow(told: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("listed", ["two hosts", "of the environment", "of a file"])
+@pytest.mark.parametrize("listed", ["two hosts", "of the environment", "of a file", "of the data folder"])
 def test_several_hosts_have_a_collect_an_unload_a_pool_and_a_queue_each(parsed: Any, listed: str) -> None:
     tasks = parsed[listed]["tasks"]
     for name in ("gpu-a", "gpu-b"):
@@ -123,7 +126,7 @@ def test_several_hosts_have_a_collect_an_unload_a_pool_and_a_queue_each(parsed: 
     assert tasks["export_for_judge"]["after"] == ["collect_on_gpu-a", "collect_on_gpu-b"]
 
 
-def test_a_host_may_be_called_like_a_task(parsed: Any) -> None:
+def test_a_host_may_have_the_name_of_a_task(parsed: Any) -> None:
     assert {"share_on_collect", "share_on_share", "unload_on_unload"} <= set(parsed["named like tasks"]["tasks"])
 
 

@@ -61,10 +61,10 @@ def test_the_healthy_model_of_a_run_with_refused_ones_is_judged_at_the_gate_and_
         assert f"4 answers of {name} wait" in client.get(_gate(name)).json()["subject"]
     assert [_answer(airflow, name) for _ in range(2)] == [200, 409]
     airflow.expect(name, "success")
-    told = airflow.returned(name, "compare")
-    assert (told["judged"], told["pending"], told["failed"], told["provisional"]) == (4, 0, 0, False)
+    compared = airflow.returned(name, "compare")
+    assert (compared["judged"], compared["pending"], compared["failed"], compared["provisional"]) == (4, 0, 0, False)
     with MlflowStore(mlflow_url) as store:
-        board = json.loads(store.get(told["board_run"])[1][BOARD])
+        board = json.loads(store.get(compared["board_run"])[1][BOARD])
     assert [(row["rank"], row["model"], row["judged"]) for row in board["standings"]] == [(1, ALPHA, 4)]
 
 
@@ -84,7 +84,7 @@ def test_a_collect_killed_in_mid_model_continues_on_its_next_try(
     (collect,) = [task for task in airflow.tasks(name) if task["task_id"] == "collect"]
     assert collect["try_number"] == 2
     chats = [request for request in scripted.log.requests[before:] if request.path == "/api/chat"]
-    assert len(chats) <= 9  # the one that was under way is asked again, and nothing else
+    assert len(chats) <= 9  # only the interrupted request is sent again
 
 
 def _task_process(experiment: str) -> int:
@@ -104,7 +104,7 @@ def test_a_cancelled_run_ends_its_collect_and_frees_the_memory(
     airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama
 ) -> None:
     name = fresh("tip-bench-cancelled")
-    scripted.set(call_s=1.0, unload_s=8.0)  # longer than Airflow waits for a task that it has told to end
+    scripted.set(call_s=1.0, unload_s=8.0)  # longer than Airflow waits for a task after SIGTERM
     airflow.trigger(name, {**SMALL, "models": f"{ALPHA},{BETA}", "experiment": name, "n_scenarios": 8})
     until(lambda: bool(scripted.resident), airflow, name)
     with airflow.client() as client:
@@ -123,7 +123,7 @@ def _gate(run_id: str) -> str:
 
 
 def _answer(airflow: RealAirflow, run_id: str) -> int:
-    """Say that the judge is done; the status of Airflow's answer."""
+    """Answer the judge's gate; returns the status of Airflow's response."""
     with airflow.client() as client:
         answer = {"chosen_options": ["Compare now"], "params_input": {}}
         return client.patch(_gate(run_id), json=answer).status_code

@@ -52,7 +52,7 @@ def job_once(served: Served, job_id: str, *states: str, reason: str = "", within
 
 
 def cells_once(served: Served, job_id: str, least: int) -> None:
-    """Returns when so many cells have been reported live."""
+    """Wait until at least `least` cells have been reported live."""
     deadline = time.monotonic() + 300
     while True:
         shown = served.get(f"{JOBS}/{job_id}").json()

@@ -39,9 +39,9 @@ def kinds(mlflow_url: str, experiment: str) -> list[str]:
         return [run.tags["kind"] for run in store.search(found.experiment_id, where={})]
 
 
-def states(told: Any) -> dict[str, list[str]]:
+def states(result: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for each in told["tasks"]:
+    for each in result["tasks"]:
         found.setdefault(each["task"], []).append(each["state"])
     return found
 
@@ -49,9 +49,9 @@ def states(told: Any) -> dict[str, list[str]]:
 def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program: DagProgram, mlflow_url: str) -> None:
     models = ["baseline:template", "embedded:smollm2:135m", "embedded:none"]
     experiment = fresh("tip-bench-dag-test")
-    told = dag_program("run", json.dumps({**CONF, "models": models, "experiment": experiment}))
-    assert told["state"] == "success", told["tasks"]
-    assert states(told) == {
+    result = dag_program("run", json.dumps({**CONF, "models": models, "experiment": experiment}))
+    assert result["state"] == "success", result["tasks"]
+    assert states(result) == {
         "plan": ["success"],
         "share": ["success"],
         "collect": ["success", "success"],
@@ -63,7 +63,7 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
     }
     assert len(keys(mlflow_url, experiment)) == 4
     assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, experiment))
-    handed_on = {each["task"]: json.dumps(each["value"]) for each in told["handed_on"]}
+    handed_on = {each["task"]: json.dumps(each["value"]) for each in result["handed_on"]}
     assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(handed_on)
     assert not [task for task, value in handed_on.items() if PATH.search(value)]
 
@@ -78,12 +78,12 @@ def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
     tipbench("collect", *words, f"--experiment={by_command}", home=home)
     worker = {"OLLAMA_HOST": scripted.url, "MLFLOW_TRACKING_URI": mlflow_url}
     assert dag_program("run", json.dumps({**conf, "experiment": by_dag}), **worker)["state"] == "success"
-    asked = len(scripted.log.calls()) - before
+    sent = len(scripted.log.calls()) - before
     assert dag_program("run", json.dumps({**conf, "experiment": by_command}), **worker)["state"] == "success"
     assert tipbench_json("collect", *words, f"--experiment={by_dag}", home=home)["generated"] == 0
     assert keys(mlflow_url, by_command) == keys(mlflow_url, by_dag)
     assert len(keys(mlflow_url, by_dag)) == 2
-    assert asked == len(scripted.log.calls()) - before == 4
+    assert sent == len(scripted.log.calls()) - before == 4
 
 
 def test_models_are_spread_over_the_hosts_that_answer_one_at_a_time_on_each(dag_program: DagProgram) -> None:
@@ -91,21 +91,21 @@ def test_models_are_spread_over_the_hosts_that_answer_one_at_a_time_on_each(dag_
     with ScriptedOllama(models=models) as first, ScriptedOllama(models=models) as second:
         hosts = f"away=http://127.0.0.1:9,first={first.url},second={second.url}"
         conf = {**CONF, "models": list(models), "experiment": fresh("tip-bench-many-hosts")}
-        told = dag_program("run", json.dumps(conf), TIPBENCH_OLLAMA_HOSTS=hosts)
-        assert told["state"] == "success", told["tasks"]
-        assert states(told)["collect_on_away"] == ["skipped"]
+        result = dag_program("run", json.dumps(conf), TIPBENCH_OLLAMA_HOSTS=hosts)
+        assert result["state"] == "success", result["tasks"]
+        assert states(result)["collect_on_away"] == ["skipped"]
         for server in (first, second):
             assert sorted(len(server.log.calls(model)) for model in models) == [0, 0, 2, 2]
             assert (server.log.max_resident, server.resident) == (1, ())
         assert all(len(first.log.calls(model)) + len(second.log.calls(model)) == 2 for model in models)
 
 
-def test_a_key_that_no_run_knows_fails_the_plan_at_once_and_nothing_is_collected(dag_program: DagProgram) -> None:
-    told = dag_program("run", json.dumps({**CONF, "models": "baseline:template", "n_tipps": 3}))
-    assert told["state"] == "failed"
-    (plan,) = [each for each in told["tasks"] if each["task"] == "plan"]
+def test_an_unknown_key_fails_the_plan_and_nothing_is_collected(dag_program: DagProgram) -> None:
+    result = dag_program("run", json.dumps({**CONF, "models": "baseline:template", "n_tipps": 3}))
+    assert result["state"] == "failed"
+    (plan,) = [each for each in result["tasks"] if each["task"] == "plan"]
     assert (plan["state"], plan["tries"]) == ("failed", 1)
-    assert states(told)["collect"] == ["upstream_failed"]
+    assert states(result)["collect"] == ["upstream_failed"]
 
 
 def test_core_without_extras_installs_next_to_airflow() -> None:

@@ -1,4 +1,4 @@
-"""Panels to be looked at in a real browser, made once: one worth looking at, and one in which everybody means harm."""
+"""Panels for a real browser, made once: one with ordinary content, and one with hostile content."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
 @pytest.fixture(scope="session")
 def axe() -> Axe:
-    """Finds what keeps people out of a page."""
+    """Finds accessibility violations of a page."""
     from axe_playwright_python.sync_playwright import Axe
 
     return Axe()

@@ -26,7 +26,7 @@ def site(home: Path) -> Iterator[Site]:
         yield Site(url, app, admin, judge, home)
 
 
-def test_waiting_for_the_judge_is_offered_with_airflow_and_forgotten_without(site: Site, visit: Visit) -> None:
+def test_waiting_for_the_judge_is_offered_with_airflow_only(site: Site, visit: Visit) -> None:
     page = visit(site).page
     page.goto(f"{site.url}/run")
     box = page.get_by_label("Wait for the judge")

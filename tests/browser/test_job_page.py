@@ -14,10 +14,10 @@ from uuid import uuid4
 from support.panel_pages import Visit
 from support.panel_site import Site, panel_site
 from support.scripted_runner import ScriptedRunner
-from tipbench.jobs import events
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.plan.config import make_config
+from tipbench.record import events
 from tipbench.record.store import MemoryStore
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ NARROW = 360
 
 @contextmanager
 def paper_site(home: Path, story: Sequence[events.Event]) -> Iterator[tuple[Site, Job]]:
-    """A panel with one job that runs and tells what `story` holds, as it grows."""
-    runner = ScriptedRunner(ends=lambda _job: JobStatus(JobState.RUNNING), told=lambda _job: story)
+    """A panel with one running job whose events are those of `story`, as it grows."""
+    runner = ScriptedRunner(ends=lambda _job: JobStatus(JobState.RUNNING), emitted=lambda _job: story)
     with panel_site(home, MemoryStore(), runner=runner) as made:
         job = made.panel.jobs.submit(collect_request(make_config({"models": "a:1b,b:1b"}))).job
         yield made, job
@@ -90,7 +90,7 @@ def test_without_javascript_everything_works(tmp_path: Path, visit: Visit) -> No
     collected = events.Collected("x", 1, 0, 1, 0, (), 1.0)
     story: list[events.Event] = [events.BlockStarted(TEMPLATE, 1), finished, events.BlockFinished(TEMPLATE)]
     story += [collected, events.Exit(0)]
-    with panel_site(tmp_path / "home", MemoryStore(), runner=ScriptedRunner(told=lambda _job: story)) as site:
+    with panel_site(tmp_path / "home", MemoryStore(), runner=ScriptedRunner(emitted=lambda _job: story)) as site:
         page = open_form(site, visit, java_script_enabled=False)
         fill(page, [TEMPLATE], "plain")
         page.get_by_role("button", name="Show plan").click()
@@ -132,7 +132,7 @@ def test_the_page_follows_the_job(tmp_path: Path, visit: Visit) -> None:
         assert page.get_by_text("done, memory freed").is_visible()
 
 
-def test_times_are_the_readers_own_with_their_zone_and_utc_on_hover(tmp_path: Path, visit: Visit) -> None:
+def test_times_are_local_with_their_zone_and_utc_on_hover(tmp_path: Path, visit: Visit) -> None:
     story: list[events.Event] = [events.Started("1"), events.BlockStarted("a:1b", 4)]
     with paper_site(tmp_path / "home", story) as (site, job):
         page = visit(site, timezone_id="Asia/Kolkata", locale="en-GB").page
@@ -140,10 +140,10 @@ def test_times_are_the_readers_own_with_their_zone_and_utc_on_hover(tmp_path: Pa
         page.locator("#connection[data-state=live]").wait_for()
         story += [cells(1)]  # the parts that come later too
         page.get_by_text("1 of 4 cells", exact=True).wait_for()
-        asked = page.locator("#live time").first
+        created = page.locator("#live time").first
         there = datetime.fromtimestamp(job.created, timezone(timedelta(hours=5, minutes=30)))
-        text, title = asked.text_content() or "", asked.get_attribute("title") or ""
-    assert f"{there:%H:%M} " in text
+        text, title = created.text_content() or "", created.get_attribute("title") or ""
+    assert f"{there:%H:%M:%S} " in text
     assert re.search(r"GMT\+5:30|IST", text), text
     assert title.endswith(" UTC")
 
@@ -182,8 +182,8 @@ def test_a_lost_connection_and_an_ended_session_are_shown(tmp_path: Path, visit:
 
 def test_no_page_scrolls_sideways(tmp_path: Path, visit: Visit) -> None:
     name = "hf.co/an-organisation/a-model-with-a-name-that-never-ends-instruct-GGUF:Q4_K_M"
-    told = (events.Message(name * 5), events.Failure(name))
-    story: list[events.Event] = [events.Started("1"), events.BlockStarted(name, 4), *told]
+    messages = (events.Message(name * 5), events.Failure(name))
+    story: list[events.Event] = [events.Started("1"), events.BlockStarted(name, 4), *messages]
     with paper_site(tmp_path / "home", story) as (site, job):
         sight = visit(site)
         for path in ("/run", "/jobs", f"/jobs/{job.id}"):

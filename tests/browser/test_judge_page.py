@@ -28,7 +28,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge who has not begun; no batch is finished here."""
+    """With a judge without a batch; no batch is finished here."""
     return building.newcomer()
 
 
@@ -41,7 +41,7 @@ def own(tmp_path: Path) -> Iterator[Office]:
 
 @pytest.fixture
 def at(office: Office, visit: Visit) -> AtDesk:
-    """A judge with a batch that nobody has touched."""
+    """A judge with a new batch."""
     return sit_down(visit, office.site, office.open())
 
 
@@ -80,7 +80,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
     assert kept.status is SheetStatus.APPLIED
     given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
     assert {answer.item: [dict(tip.scores) for tip in answer.tips] for answer in kept.answers.values()} == given
-    assert (sight.outside, sight.said, sight.missing) == ([], [], [])
+    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
 
 
 def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visit: Visit) -> None:
@@ -101,17 +101,16 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     finished_and_held(at)
     admin = visit(own.site).page
     admin.goto(f"{own.site.url}/experiments/{own.desk.experiment.name}/judges")
-    row = admin.locator(f"#batch-{sheet}")
-    row.get_by_text("Accept…").click()
-    row.get_by_label("Reason for accepting").fill("agreed in the team")
-    row.get_by_role("button", name="Accept these scores").click()
-    row.get_by_text("drift accepted").wait_for()
+    held = admin.locator(f"#held-{sheet}")
+    held.get_by_label("Reason for accepting").fill("agreed in the team")
+    held.get_by_role("button", name="Accept these scores").click()
+    admin.locator(f"#batch-{sheet}").get_by_text("drift accepted").wait_for()
     at.page.reload()
     assert at.page.get_by_text("an admin accepted them: agreed in the team").is_visible()
     assert own.judging(sheet).status is SheetStatus.APPLIED
 
 
-def test_a_batch_may_be_finished_in_its_middle_and_gone_on_with(own: Office, visit: Visit) -> None:
+def test_a_batch_may_be_finished_early_and_continued(own: Office, visit: Visit) -> None:
     at = sit_down(visit, own.site, own.open())
     at.press(*"555555555", "Control+Enter", "4")
     at.page.get_by_role("button", name="Finish batch…").click()
@@ -125,7 +124,7 @@ def test_a_batch_may_be_finished_in_its_middle_and_gone_on_with(own: Office, vis
     assert at.scores()[:2] == [4, None]
 
 
-def test_drafts_that_are_whole_are_not_forgotten_at_the_end(own: Office, visit: Visit) -> None:
+def test_complete_drafts_are_offered_for_submission_at_the_end(own: Office, visit: Visit) -> None:
     at = sit_down(visit, own.site, own.open())
     at.press(*"555555555", "j", *"444444444")
     at.page.get_by_role("button", name="Finish batch…").click()
@@ -172,11 +171,11 @@ def test_items_are_changed_by_letters_and_by_page_keys(at: AtDesk) -> None:
     assert at.page.title() == "2 of 40 · Judge · tipbench"
 
 
-def test_keys_rest_while_somebody_types(office: Office, at: AtDesk) -> None:
+def test_shortcuts_are_off_while_typing(office: Office, at: AtDesk) -> None:
     at.press("n")
     at.page.keyboard.type("5 jokes? use fewer")
     at.press("Escape", "2")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     answer = office.answer(at.sheet, 1)
     assert answer["tips"][0]["note"] == "5 jokes? use fewer"
     assert at.scores() == [2] + [None] * 8
@@ -191,13 +190,13 @@ def test_the_help_shows_every_key(at: AtDesk) -> None:
     assert all(words in shown for words in ("Undo", "Skip", "Disagree", "note", "Ctrl+Enter", "Next item"))
 
 
-def test_flags_are_contested_and_given_back(office: Office, at: AtDesk) -> None:
+def test_flags_are_contested_and_reset(office: Office, at: AtDesk) -> None:
     at.press("f", "ArrowDown", "o")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert office.answer(at.sheet, 1)["contested"] == ["format_ok", "tips.1.overlong"]
     assert at.page.get_by_text("you disagree").count() == 2
     at.press("f", "o")
-    at.told("Not scored")
+    at.expect_state("Not scored")
     assert office.answer(at.sheet, 1)["contested"] == []
 
 
@@ -209,23 +208,23 @@ def test_an_item_is_skipped_with_a_reason_and_taken_up_again(office: Office, at:
     at.on(2)
     assert at.mark(1) == "skipped"
     at.press("k")
-    at.told("Skipped")
+    at.expect_state("Skipped")
     assert (office.answer(at.sheet, 1)["state"], office.answer(at.sheet, 1)["reason"]) == (
         "skipped",
         "not a language I read",
     )
     at.press("4")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert office.answer(at.sheet, 1)["state"] == "draft"
 
 
 def test_a_finished_item_is_opened_again_by_a_new_score(office: Office, at: AtDesk) -> None:
     at.press(*"333333333", "Control+Enter", "k")
-    at.told("Submitted")
+    at.expect_state("Submitted")
     at.press("5")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     at.press("Control+Enter", "k")
-    at.told("Submitted")
+    at.expect_state("Submitted")
     answer = office.answer(at.sheet, 1)
     assert (answer["state"], answer["tips"][0]["scores"]["relevance"]) == ("submitted", 5)
 
@@ -233,34 +232,34 @@ def test_a_finished_item_is_opened_again_by_a_new_score(office: Office, at: AtDe
 # undo
 
 
-def test_undo_takes_back_step_by_step_also_over_items(office: Office, at: AtDesk) -> None:
+def test_undo_works_step_by_step_across_items(office: Office, at: AtDesk) -> None:
     at.press(*"333333334", "Control+Enter", "2", "u")
     assert (at.number, at.scores()) == (2, [None] * 9)
     at.press("u")  # the submit
     assert at.number == 1
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     at.press("u")
     assert at.scores() == [3] * 8 + [None]
     at.press("1", "Control+Enter", "k")
-    at.told("Submitted")
+    at.expect_state("Submitted")
     assert office.answer(at.sheet, 1)["tips"][2]["scores"]["tone"] == 1
 
 
-def test_undo_goes_on_after_a_reload(at: AtDesk) -> None:
+def test_undo_continues_after_a_reload(at: AtDesk) -> None:
     at.press("3", "4")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     at.page.reload()
     at.ready()
     at.press("u")
     assert at.scores() == [3] + [None] * 8
 
 
-def test_undo_on_another_device_goes_by_the_servers_history(office: Office, at: AtDesk, visit: Visit) -> None:
+def test_undo_on_another_device_uses_the_servers_history(office: Office, at: AtDesk, visit: Visit) -> None:
     at.press("3")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     with at.page.expect_response(lambda response: response.request.method == "PUT"):
         at.press("4")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     other = sit_down(visit, office.site, at.sheet)
     other.press("u")
     other.page.get_by_text("Undone.").wait_for()
@@ -270,7 +269,7 @@ def test_undo_on_another_device_goes_by_the_servers_history(office: Office, at: 
 # what models write, and duels
 
 
-def test_what_models_write_is_shown_as_text(tmp_path: Path, visit: Visit) -> None:
+def test_model_output_is_plain_text_on_the_page(tmp_path: Path, visit: Visit) -> None:
     texts = iter(list(HOSTILE.values()) * 20)
 
     def write(_cell: PlannedCell, _rng: random.Random) -> str:
@@ -284,7 +283,7 @@ def test_what_models_write_is_shown_as_text(tmp_path: Path, visit: Visit) -> Non
             assert at.sight.scrolls_sideways() is None
             at.press("j")
         assert len(items) > 10
-        assert (at.sight.outside, at.sight.said, at.sight.missing) == ([], [], [])
+        assert (at.sight.outside, at.sight.console, at.sight.missing) == ([], [], [])
 
 
 def test_duels_are_judged_by_one_key_each(own: Office, visit: Visit) -> None:
@@ -300,10 +299,10 @@ def test_duels_are_judged_by_one_key_each(own: Office, visit: Visit) -> None:
     at.page.get_by_role("heading", name="Batch finished").wait_for()
     answers = [item["answer"]["winner"] for item in own.whole(sheet)["items"]]
     assert answers == ["a", "b", "b", *"a" * (size - 3)]
-    assert (at.sight.outside, at.sight.said, at.sight.missing) == ([], [], [])
+    assert (at.sight.outside, at.sight.console, at.sight.missing) == ([], [], [])
 
 
-def test_without_javascript_the_page_shows_the_file_road(office: Office, visit: Visit) -> None:
+def test_without_javascript_the_page_offers_judging_by_file(office: Office, visit: Visit) -> None:
     page = visit(office.site, "judge", java_script_enabled=False).page
     page.goto(f"{office.site.url}/judge/batches/{office.open()}")
     page.get_by_text("Judging in the browser needs JavaScript").wait_for()

@@ -1,4 +1,4 @@
-"""What a judge has said is never lost: not by a reload, a dead panel, a lost connection, another tab or device."""
+"""No score is lost by a reload, a dead panel, a lost connection, another tab or device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge who has not begun; no batch is finished here."""
+    """With a judge without a batch; no batch is finished here."""
     return building.newcomer()
 
 
@@ -52,7 +52,7 @@ def own(tmp_path: Path) -> Iterator[Office]:
 
 @pytest.fixture
 def at(office: Office, visit: Visit) -> AtDesk:
-    """A judge with a batch that nobody has touched."""
+    """A judge with a new batch."""
     return sit_down(visit, office.site, office.open())
 
 
@@ -62,21 +62,21 @@ def test_a_reload_in_the_middle_of_a_draft_loses_nothing(office: Office, at: AtD
     at.ready()
     at.on(2)
     assert at.scores()[:5] == [3, 4, 5, 2, None]
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert office.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
     assert at.kept_here() == 0
 
 
-def test_without_a_connection_the_judge_goes_on(office: Office, at: AtDesk) -> None:
+def test_without_a_connection_judging_continues(office: Office, at: AtDesk) -> None:
     at.page.context.set_offline(True)
     at.press(*"333333333", "Control+Enter")
     at.page.get_by_text("The panel is unreachable").wait_for()
     at.on(2)
     at.press("4", "4")
-    at.told("saved in this browser")
+    at.expect_state("saved in this browser")
     assert (at.mark(1), at.kept_here()) == ("submitted", 2)
     at.page.context.set_offline(False)
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     at.page.get_by_text("The panel is unreachable").wait_for(state="hidden")
     assert (office.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
 
@@ -90,7 +90,7 @@ def test_a_batch_is_not_finished_while_something_is_unsaved(office: Office, at: 
     assert office.whole(at.sheet)["batch"]["status"] == "open"
 
 
-def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> None:
+def test_a_lost_response_is_not_a_conflict(office: Office, at: AtDesk) -> None:
     lost: list[int] = []
 
     def swallow(route: Route) -> None:
@@ -101,8 +101,8 @@ def test_an_answer_that_was_lost_is_no_conflict(office: Office, at: AtDesk) -> N
 
     at.page.route("**/items/*", swallow)
     at.press("3")
-    at.told("saved in this browser")
-    at.press("4")  # more was said before the next try
+    at.expect_state("saved in this browser")
+    at.press("4")  # another score before the next attempt
     at.page.locator(".save-state", has_text="Draft saved").wait_for()
     assert lost == [200, 409] or lost == [200, 200]
     answer = office.answer(at.sheet, 1)
@@ -117,23 +117,23 @@ def test_two_devices_do_not_overwrite_each_other(office: Office, at: AtDesk, vis
     assert relevance(office, at.sheet, 1) == 2
     at.page.reload()
     at.ready()
-    at.told("Conflict")
+    at.expect_state("Conflict")
     box = at.page.locator(".conflict").inner_text()
     assert "relevance 5" in box
     assert "relevance 2" in box
     at.page.get_by_role("button", name="Take the other").click()
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert (at.scores()[0], relevance(office, at.sheet, 1)) == (2, 2)
     with at.page.expect_response(lambda response: response.request.method != "GET"):
         at.press("u")  # what was given up comes back
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert (at.scores()[0], relevance(office, at.sheet, 1)) == (5, 5)
 
     at.press("j")
     other.press("j")
     conflict(at, other, 2)
     at.page.get_by_role("button", name="Keep mine").click()
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert (at.scores()[0], relevance(office, at.sheet, 2)) == (5, 5)
 
 
@@ -142,7 +142,7 @@ def conflict(at: AtDesk, other: AtDesk, number: int) -> None:
     for each, score, state in ((other, "2", "Draft saved"), (at, "5", "Conflict")):
         each.on(number)
         each.press(score)
-        each.told(state)
+        each.expect_state(state)
 
 
 def relevance(office: Office, sheet: str, number: int) -> int:
@@ -151,32 +151,32 @@ def relevance(office: Office, sheet: str, number: int) -> int:
     return found
 
 
-def test_two_tabs_of_one_browser_keep_in_step(office: Office, at: AtDesk) -> None:
+def test_two_tabs_of_one_browser_stay_in_sync(office: Office, at: AtDesk) -> None:
     other = another_tab(at)
     at.press("4")
     other.page.locator(".group.is-scored").first.wait_for()
     assert other.scores()[0] == 4
     other.press("ArrowRight", "3")
-    other.told("Draft saved")
+    other.expect_state("Draft saved")
     at.page.wait_for_function("document.querySelectorAll('.group.is-scored').length === 2")
     assert office.answer(at.sheet, 1)["tips"][0]["scores"] == {"relevance": 4, "actionability": 3, "tone": None}
 
 
-def test_what_a_closed_tab_left_is_sent_by_the_next(office: Office, at: AtDesk) -> None:
+def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(office: Office, at: AtDesk) -> None:
     at.page.context.set_offline(True)
     at.press("4", "5")
-    at.told("saved in this browser")
+    at.expect_state("saved in this browser")
     page = at.page.context.new_page()
     at.page.close()
     page.context.set_offline(False)
     at.sight.page = page
     page.goto(f"{office.site.url}/judge/batches/{at.sheet}")
     at.ready()
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert at.scores()[:2] == [4, 5]
 
 
-def test_a_session_that_has_ended_is_told_and_nothing_is_lost(office: Office, at: AtDesk) -> None:
+def test_an_ended_session_is_shown_and_nothing_is_lost(office: Office, at: AtDesk) -> None:
     tokens = office.site.panel.guard.tokens
     for token in tokens.all():
         if token.name == office.judge:
@@ -186,7 +186,7 @@ def test_a_session_that_has_ended_is_told_and_nothing_is_lost(office: Office, at
     assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: saved in this browser")
 
 
-def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) -> None:
+def test_a_batch_closed_on_another_device_is_reported(own: Office, visit: Visit) -> None:
     at = sit_down(visit, own.site, own.open())
     other = sit_down(visit, own.site, at.sheet)
     other.press(*"333333333", "Control+Enter")
@@ -199,7 +199,7 @@ def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) ->
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
     at.on(2)
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert own.answer(at.sheet, 2)["tips"][0]["scores"]["relevance"] == 5
 
 
@@ -208,7 +208,7 @@ def test_a_batch_that_was_closed_elsewhere_is_told(own: Office, visit: Visit) ->
 
 @contextmanager
 def running_panel(home: Path, port: int, mlflow_url: str) -> Iterator[httpx.Client]:
-    """`tipbench panel` as a process of its own, killed at the end as a machine that loses power kills it."""
+    """`tipbench panel` as a subprocess, killed at the end as by a power failure."""
     environment = {"TIPBENCH_HOME": str(home), "TIPBENCH_ADMIN_TOKEN": TOKEN, "MLFLOW_TRACKING_URI": mlflow_url}
     process = subprocess.Popen(
         [sys.executable, "-m", "tipbench", "panel", "--port", str(port)],
@@ -248,10 +248,10 @@ def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(home: Path, mlflo
         site = Site(f"http://127.0.0.1:{port}", FastAPI(), TOKEN, TOKEN, home)
         at = sit_down(visit, site, sheet)
         at.press("3", "4")
-        at.told("Draft saved")
+        at.expect_state("Draft saved")
         at.press("5")
-    at.press("2", "1")  # nobody is there any more
-    at.told("Offline: saved in this browser")
+    at.press("2", "1")  # the panel is gone
+    at.expect_state("Offline: saved in this browser")
     with running_panel(home, port, mlflow_url) as client:
         at.page.locator(".save-state", has_text="Draft saved").wait_for()
         first: Any = client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]

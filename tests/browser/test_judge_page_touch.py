@@ -30,7 +30,7 @@ def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 
 @pytest.fixture
 def office(building: Office) -> Office:
-    """With a judge who has not begun; no batch is finished here."""
+    """With a judge without a batch; no batch is finished here."""
     return building.newcomer()
 
 
@@ -53,7 +53,7 @@ def test_an_item_is_judged_by_touch_alone(office: Office, phone: AtDesk) -> None
     phone.page.locator(".submit").tap()
     phone.on(number + 1)
     phone.page.locator(".queue-item").nth(number - 1).tap()
-    phone.told("Submitted")
+    phone.expect_state("Submitted")
     assert office.answer(phone.sheet, number)["state"] == "submitted"
 
 
@@ -104,10 +104,10 @@ def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width:
     before = at.page.evaluate(BOXES)
     at.page.locator(".score").nth(2).dispatch_event("click")
     at.page.evaluate("scrollTo(0, 0)")
-    at.told("Draft saved")
+    at.expect_state("Draft saved")
     assert at.page.evaluate(BOXES) == before
     at.press("u")
-    at.told("Not scored")
+    at.expect_state("Not scored")
 
 
 # every look
@@ -132,7 +132,7 @@ def test_a_conflict_has_no_violation(office: Office, visit: Visit, axe: Axe) -> 
     for each, digit in ((other, "2"), (at, "5")):
         each.page.locator(".queue-item").nth(9).click()
         each.press(digit)
-        each.told("Draft saved" if each is other else "Conflict")
+        each.expect_state("Draft saved" if each is other else "Conflict")
     assert list(faults(axe, at.sight)) == []
 
 

@@ -1,11 +1,11 @@
-"""Every page of the panel: axe-core finds nothing, and no page scrolls sideways."""
+"""Every page of the panel: axe-core finds nothing, and no page scrolls sideways, shifts while it loads or is large."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.accessibility import faults
+from support.accessibility import faults, load_faults
 from support.panel_pages import Shown, Visit, after_forms
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ def test_no_page_has_a_violation(visit: Visit, plain: Shown, axe: Axe) -> None:
         assert sight.go(path) == (404 if name in MISSING else 200), name
         wrong += [f"{name}: {fault}" for fault in faults(axe, sight, both=name in BOTH_LOOKS)]
     assert wrong == []
+
+
+def test_no_page_shifts_while_it_loads_is_cut_or_large(visit: Visit, plain: Shown) -> None:
+    sight = visit(plain.site, width=1024)
+    assert [fault for path in plain.pages.values() for fault in load_faults(sight, path)] == []
 
 
 def test_no_page_after_a_form_has_a_violation(visit: Visit, plain: Shown, axe: Axe, tmp_path: Path) -> None:

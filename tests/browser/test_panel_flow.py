@@ -37,7 +37,7 @@ def panel(home: Path, weights_home: Path, mlflow_url: str) -> Iterator[PanelProc
 
 @pytest.fixture
 def sight(panel: PanelProcess, visit: Visit) -> Sight:
-    return visit.stranger(str(panel.client.base_url).rstrip("/"), accept_downloads=True)
+    return visit.anonymous(str(panel.client.base_url).rstrip("/"), accept_downloads=True)
 
 
 def test_from_login_to_logout(panel: PanelProcess, sight: Sight, mlflow_url: str, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_from_login_to_logout(panel: PanelProcess, sight: Sight, mlflow_url: str
     import_sheet(page, filled_file(mlflow_url, experiment, sheet, tmp_path))
     read_the_board(page, experiment)
     log_out(page, sight.origin)
-    assert (sight.outside, sight.said, sight.missing) == ([], [], [])
+    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
     assert "Traceback" not in panel.stderr
 
 
@@ -151,10 +151,10 @@ def import_sheet(page: Page, file: Path) -> None:
 
 
 def read_the_board(page: Page, experiment: str) -> None:
-    """The verdict, both rows, and the same against another baseline."""
+    """The answer card, both rows, and the same against another baseline."""
     page.get_by_role("link", name="Leaderboard", exact=True).click()
-    page.locator(".verdict-text").wait_for()
-    assert TEMPLATE in page.locator(".verdict-text").inner_text()
+    page.locator(".answer-card").wait_for()
+    assert TEMPLATE in page.locator(".answer-lines").inner_text()
     assert page.locator("tbody th.row-name").count() == 2
     page.locator(".baseline-form button").wait_for(state="hidden")  # the script is ready
     page.locator("#choose-baseline").select_option(f"{EMBEDDED}/v1")  # goes there by itself

@@ -30,15 +30,15 @@ SENT = (
 def harm(sight: Sight) -> list[str]:
     """What a page has done that it should not."""
     return [
-        *(f"asked {url}" for url in sight.outside),
-        *(f"said {line}" for line in sight.said),
+        *(f"requested {url}" for url in sight.outside),
+        *(f"logged {line}" for line in sight.console),
         *(f"broken {url}" for url in sight.missing),
         *(f"planted {element}" for element in sight.planted()),
     ]
 
 
-def test_what_a_page_does_is_noticed(visit: Visit, hostile: Shown) -> None:
-    """The watch itself works: what the policy stops is said, what it cannot stop is seen."""
+def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: Shown) -> None:
+    """The detection works: it sees what the policy blocks and what it cannot block."""
     sight = visit(hostile.site)
     sight.go("/jobs")
     planted = json.dumps(HOSTILE["image that fails"] + HOSTILE["stylesheet"])
@@ -47,12 +47,12 @@ def test_what_a_page_does_is_noticed(visit: Visit, hostile: Shown) -> None:
     noticed = harm(sight)
     assert sum(each.startswith("planted") for each in noticed) == 2
     assert any("Content Security Policy" in each for each in noticed)
-    assert not any(each.startswith("said dialog") for each in noticed)
+    assert not any(each.startswith("logged dialog") for each in noticed)
 
 
 def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, hostile: Shown) -> None:
     sight = visit(hostile.site)
-    found, known = [], ("said Failed to load resource: the server responded with a status of 404",)
+    found, known = [], ("logged Failed to load resource: the server responded with a status of 404",)
     for name, path in hostile.pages.items():
         status = sight.go(path)
         assert status in (200, 404), (name, status)
@@ -65,7 +65,7 @@ def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, ho
     assert found == []
 
 
-def test_what_comes_back_from_a_form_is_text(visit: Visit, hostile: Shown, tmp_path: Path) -> None:
+def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: Shown, tmp_path: Path) -> None:
     sight = visit(hostile.site)
     found = []
     for name in after_forms(sight, hostile, tmp_path):
@@ -80,24 +80,24 @@ def _refused(line: str) -> bool:
 
 
 @pytest.mark.parametrize("given", SENT, ids=["markup", "end of the text area", "javascript address"])
-def test_what_stands_in_the_address_is_text(visit: Visit, hostile: Shown, given: str) -> None:
+def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) -> None:
     sight = visit(hostile.site)
     here = hostile.pages["leaderboard"]
-    asked = {
+    pages = {
         "/": {"q": given}, "/login": {"next": f"/{given}"}, "/run": {"models": given, "experiment": given},
         "/jobs": {"experiment": given}, "/judge": {"experiment": given}, f"/{quote(given)}": {},
         f"{here}/runs": {"model": given, "where": f"params.model={given}"}, f"{here}/judges": {"made": given},
         here: {"judge": given[:60], "where": f"x={given}"}, f"{here}/pairs": {"model": given, "prompt": given},
     }  # fmt: skip
-    for path, query in asked.items():
+    for path, query in pages.items():
         status = sight.go(f"{path}?{urlencode(query)}")
         assert status < 500, path
-        missing = ("said Failed to load resource: the server responded with a status of 4", "broken 404")
+        missing = ("logged Failed to load resource: the server responded with a status of 4", "broken 404")
         assert [each for each in harm(sight) if not each.startswith(missing)] == [], path
         sight.forget()
 
 
-def test_tips_rationales_and_notes_are_shown_as_they_were_written(visit: Visit, hostile: Shown) -> None:
+def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Shown) -> None:
     sight = visit(hostile.site)
     desk = hostile.content.desk
     wanted = {(place, printed(text)) for place in ("tip", "rationale", "note") for text in HOSTILE.values()}
@@ -155,7 +155,7 @@ def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: Shown) -> 
     for chart in charts:
         assert sight.go(str(chart)) == 200
         assert sight.page.evaluate("document.querySelectorAll('script, foreignObject, [onload]').length") == 0
-    assert sight.said == []
+    assert sight.console == []
     assert sight.outside == []
 
 
@@ -176,5 +176,5 @@ def test_the_report_runs_nothing_either(browser: Browser, hostile: Shown, tmp_pa
     planted = [each for each in sight.planted() if not each.startswith(("<meta", "<g ", "<path ", "<text ", "<svg"))]
     context.close()
     assert [each[:60] for each in HOSTILE.values() if not shown_as_text(each, text)] == []
-    assert (sight.said, planted) == ([], [])
+    assert (sight.console, planted) == ([], [])
     assert [url for url in sight.outside if not url.startswith("file:")] == []

@@ -28,7 +28,7 @@ class Sight:
 
     page: Page
     requests: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
 
     def run(self, script: str) -> Any:
         return self.page.evaluate(script)
@@ -77,9 +77,9 @@ def look(browser: Browser, reports: dict[str, Path]) -> Iterator[Look]:
                 route.abort()
 
         context.route("**/*", note)
-        sight.page.on("console", lambda message: sight.said.append(message.text))
-        sight.page.on("pageerror", lambda error: sight.said.append(str(error)))
-        sight.page.on("dialog", lambda dialog: sight.said.append(f"dialog: {dialog.message}"))
+        sight.page.on("console", lambda message: sight.console.append(message.text))
+        sight.page.on("pageerror", lambda error: sight.console.append(str(error)))
+        sight.page.on("dialog", lambda dialog: sight.console.append(f"dialog: {dialog.message}"))
         sight.page.goto(reports[name].as_uri())
         return sight
 
@@ -94,17 +94,17 @@ def test_nothing_leaves_the_page_and_nothing_is_run(look: Look, name: str) -> No
     sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
     sight.page.wait_for_load_state("networkidle")
     assert sight.requests == []
-    assert sight.said == []
+    assert sight.console == []
     assert sight.run("document.scripts.length") == 0
 
 
-def test_a_request_that_somebody_plants_is_refused(look: Look) -> None:
-    """The page's own policy stops it: that nothing leaves is no accident."""
+def test_a_planted_request_is_blocked(look: Look) -> None:
+    """The page's own policy blocks it."""
     sight = look()
     with sight.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
         sight.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.org/x.png\">')")
     assert sight.requests == []
-    assert any("Content Security Policy" in line for line in sight.said)
+    assert any("Content Security Policy" in line for line in sight.console)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,10 @@ def test_the_charts_that_fit_are_shown(
     look: Look, tmp_path: Path, scheme: str, theme: Any, width: int, kind: str
 ) -> None:
     sight = look(width=width, scheme=scheme)
-    assert sight.shown_charts() == [f"chart {kind} {scheme}"] * 4
+    assert sight.shown_charts() == [f"chart {kind} {scheme}"] * 3
     red, green, blue = (int(theme.background[at : at + 2], 16) for at in (1, 3, 5))
-    assert sight.run("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"
+    behind = "getComputedStyle(document.querySelector('.card:has(.chart)')).backgroundColor"
+    assert sight.run(behind) == f"rgb({red}, {green}, {blue})"
     picture = tmp_path / f"{scheme}-{width}.png"
     sight.page.screenshot(path=picture, full_page=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -133,22 +134,21 @@ def test_the_page_never_scrolls_sideways(look: Look, name: str) -> None:
 
 def test_on_a_narrow_page_rows_are_cards_and_still_a_table(look: Look) -> None:
     sight = look(width=NARROW)
-    assert sight.run("getComputedStyle(document.querySelector('table.cards tr:last-child td')).display") == "flex"
-    table = sight.page.get_by_role("table", name="Differences are row").first
-    assert table.get_by_role("row").count() == 13
+    assert sight.run("getComputedStyle(document.querySelector('.standings tbody tr')).display") == "grid"
+    table = sight.page.get_by_role("region", name="Standings").get_by_role("table")
     assert table.get_by_role("rowheader").count() == 12
 
 
 def test_texts_of_a_narrow_chart_stay_on_it(look: Look) -> None:
     sight = look("hostile", width=NARROW)
-    script = """Math.max(...[...document.querySelectorAll('#standings .narrow.light svg text')]
+    script = """Math.max(...[...document.querySelectorAll('#forest .narrow.light svg text')]
         .map(each => each.getBoundingClientRect().right))"""
     assert sight.run(script) <= NARROW
 
 
-def test_hovering_a_mark_tells_its_values(look: Look) -> None:
+def test_hovering_over_a_mark_shows_its_values(look: Look) -> None:
     sight = look()
-    marks = "#standings .wide.light svg [aria-roledescription=point] title"
+    marks = "#forest .wide.light svg [aria-roledescription=point] title"
     titles = sight.run(f"[...document.querySelectorAll('{marks}')].map(each => each.textContent)")
     assert len(titles) == 12
     assert all(re.search(r"composite \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", title) for title in titles)
@@ -164,7 +164,7 @@ def test_answers_open_with_the_keyboard(look: Look) -> None:
     assert fold.locator("article").count() == 12
 
 
-def test_what_a_model_wrote_is_seen_as_it_was_written(look: Look) -> None:
+def test_model_output_is_shown_exactly(look: Look) -> None:
     sight = look("hostile")
     sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
     tips = sight.page.locator("#answers article").first.locator("li p.tip:first-child").all_inner_texts()
@@ -173,10 +173,10 @@ def test_what_a_model_wrote_is_seen_as_it_was_written(look: Look) -> None:
     assert len(tips[3]) == 10_000
 
 
-def test_the_page_prints_in_light_whatever_the_screen(look: Look, tmp_path: Path) -> None:
+def test_the_page_is_printed_in_light_colours(look: Look, tmp_path: Path) -> None:
     sight = look(scheme="dark")
     sight.page.emulate_media(media="print")
-    assert sight.shown_charts() == ["chart wide light"] * 4
+    assert sight.shown_charts() == ["chart wide light"] * 3
     assert sight.run("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
     paper = tmp_path / "report.pdf"
     sight.page.pdf(path=paper, format="A4")

@@ -1,4 +1,4 @@
-"""Stands in for the command `airflow`: writes down what it is told, and answers what airflow/local.py asks over REST.
+"""A fake of the command `airflow`: records its calls, and serves the REST API that airflow/local.py uses.
 
 STAND_IN_BROKEN has it tell of a DAG that cannot be read, STAND_IN_ENDS names a part that ends by itself.
 """
@@ -25,7 +25,7 @@ def note(*words: str) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """As much of Airflow's REST API as is asked for. The DAG is read anew when somebody has asked for it once."""
+    """The used part of Airflow's REST API. The DAG is parsed again after its first request."""
 
     read: ClassVar = [LONG_AGO]
 
@@ -35,7 +35,7 @@ class Answers(BaseHTTPRequestHandler):
         if self.path == "/api/v2/dags/bench_collect":
             self.read.append(SOON)
         broken = [{"filename": "bench_dag.py", "stack_trace": "ValueError: the list of hosts is wrong"}]
-        told = {
+        responses = {
             "/api/v2/monitor/health": HEALTHY,
             "/api/v2/importErrors": {"import_errors": broken if os.environ.get("STAND_IN_BROKEN") else []},
             "/api/v2/dags/bench_collect": {"last_parsed_time": read_at},
@@ -44,16 +44,16 @@ class Answers(BaseHTTPRequestHandler):
             },
             "/api/v2/pools": {"pools": [{"name": "default_pool"}, {"name": POOLS[0]}]},
         }
-        self._say(200, told[self.path.partition("?")[0]])
+        self._respond(200, responses[self.path.partition("?")[0]])
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/auth/token":
-            return self._say(201, {"access_token": f"of-{body['username']}"})
+            return self._respond(201, {"access_token": f"of-{body['username']}"})
         note("made", body["name"], str(body["slots"]), "by", self.headers["Authorization"])
-        return self._say(201, body)
+        return self._respond(201, body)
 
-    def _say(self, status: int, body: Any) -> None:
+    def _respond(self, status: int, body: Any) -> None:
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())

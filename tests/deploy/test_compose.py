@@ -35,7 +35,7 @@ def test_nothing_is_wrong_with_the_compose_file(compose: dict[str, Any]) -> None
 
 
 def test_a_planted_fault_is_found(compose: dict[str, Any]) -> None:
-    for service, key, value, told in [
+    for service, key, value, expected in [
         ("panel", "restrat", "always", "restrat is no attribute"),
         ("panel", "restart", "sometimes", "restart is 'sometimes'"),
         ("panel", "restart", False, "restart is False"),
@@ -52,14 +52,14 @@ def test_a_planted_fault_is_found(compose: dict[str, Any]) -> None:
         ("ollama", "image", "ollama/ollama:latest", "has no version"),
     ]:
         compose["services"][service][key] = value
-        assert [fault for fault in problems(compose) if told in fault]
+        assert [fault for fault in problems(compose) if expected in fault]
 
 
 def test_ollama_keeps_one_model_in_memory(compose: dict[str, Any]) -> None:
     assert compose["services"]["ollama"]["environment"]["OLLAMA_MAX_LOADED_MODELS"] == "1"
 
 
-def test_airflow_comes_with_its_profile_only(compose: dict[str, Any]) -> None:
+def test_airflow_starts_only_with_its_profile(compose: dict[str, Any]) -> None:
     always = {name for name, service in compose["services"].items() if not service.get("profiles")}
     assert always == {"mlflow", "ollama", "panel"}
 
@@ -71,8 +71,8 @@ def test_the_example_names_every_variable_without_a_value_for_any() -> None:
     )  # fmt: skip
     assert set(SECRETS) <= set(example)
     assert set(example.values()) == {""}
-    asked = set(re.findall(r"\$\{([A-Z_]+)[:?-]", FILE.read_text("utf-8")))
-    assert {name for name in asked if name.startswith("TIPBENCH_")} <= set(example)
+    used = set(re.findall(r"\$\{([A-Z_]+)[:?-]", FILE.read_text("utf-8")))
+    assert {name for name in used if name.startswith("TIPBENCH_")} <= set(example)
 
 
 def test_the_file_with_the_secrets_is_never_committed_packed_or_sent_to_a_builder() -> None:
@@ -99,13 +99,13 @@ def test_the_image_has_the_airflow_that_is_tested() -> None:
     assert f"apache-airflow[postgres]=={tested}'" in (DEPLOY / "Dockerfile").read_text("utf-8")
 
 
-def test_what_a_production_adds_to_airflow_has_an_exact_version_too() -> None:
+def test_production_providers_of_airflow_have_exact_versions() -> None:
     pinned = {line.partition("==")[0] for line in (DEPLOY.parent / "airflow" / "constraints.txt").read_text().split()}
     providers = {f"apache-airflow-providers-{name}" for name in ("postgres", "edge3")}
     assert providers | {"psycopg2-binary", "asyncpg"} <= pinned
 
 
-def test_what_the_images_copy_is_there() -> None:
+def test_every_file_that_the_images_copy_exists() -> None:
     text = (DEPLOY / "Dockerfile").read_text("utf-8")
     for words in re.findall(r"^COPY (?:--\S+ )*(.+)$", text, re.MULTILINE):
         for source in words.split()[:-1]:
@@ -123,16 +123,14 @@ def test_the_entry_refuses_to_start_without_its_secrets() -> None:
 
 def has_compose() -> bool:
     """Whether there is a docker with the compose command."""
-    asked = ["docker", "compose", "version"]
-    return (
-        shutil.which("docker") is not None and subprocess.run(asked, capture_output=True, check=False).returncode == 0
-    )
+    used = ["docker", "compose", "version"]
+    return shutil.which("docker") is not None and subprocess.run(used, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not has_compose(), reason="docker compose is not here; the rules above are checked all the same")
 @pytest.mark.parametrize("profile", [(), ("--profile", "airflow")])
-def test_docker_compose_takes_the_file(profile: tuple[str, ...]) -> None:
+def test_docker_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
     secrets = dict.fromkeys(SECRETS, "a-secret-only-for-this-test")
     command = ["docker", "compose", "--file", str(FILE), *profile, "config", "--quiet"]
     done = subprocess.run(command, env={**os.environ, **secrets}, capture_output=True, text=True, check=False)

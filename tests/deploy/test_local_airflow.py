@@ -1,4 +1,4 @@
-"""airflow/local.py with a stand-in for Airflow: says what is wrong, and leaves nothing behind. The real one is in
+"""airflow/local.py with a fake Airflow: reports errors, and leaves nothing behind. The real one is in
 tests/airflow."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class LocalAirflow:
-    """local.py with a stand-in for Airflow."""
+    """local.py with a fake Airflow."""
 
     folder: Path
     stack: ExitStack
@@ -80,9 +80,9 @@ def test_a_port_that_is_taken_is_reported_before_anything_is_set_up(local: Local
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
         process = local.start("--port", port)
-        told = process.communicate(timeout=30)[1]
-    assert f"port {port}" in told
-    assert "AIRFLOW_PORT=" in told
+        output = process.communicate(timeout=30)[1]
+    assert f"port {port}" in output
+    assert "AIRFLOW_PORT=" in output
     assert not (local.home / "noted").exists()
 
 
@@ -98,34 +98,34 @@ def test_each_pool_that_the_dag_names_once_it_is_read_gets_one_slot_unless_it_is
     assert [line for line in local.noted() if line.startswith("made")] == [f"made {POOLS[1]} 1 by Bearer of-admin"]
 
 
-def test_what_it_leaves_for_a_panel_leads_there_and_is_the_owners(local: LocalAirflow) -> None:
-    _, told = local.up()
+def test_the_settings_written_for_a_panel_work_and_are_private(local: LocalAirflow) -> None:
+    _, output = local.up()
     script = f'. {local.home / "panel.env"} && echo "$TIPBENCH_AIRFLOW_URL $TIPBENCH_AIRFLOW_USERNAME" && printenv'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == f"{told['url']} bench"
-    assert f"TIPBENCH_AIRFLOW_PASSWORD={told['users']['bench']}" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[0] == f"{output['url']} bench"
+    assert f"TIPBENCH_AIRFLOW_PASSWORD={output['users']['bench']}" in done.stdout.splitlines()
     for name in ("panel.env", "passwords.json", "jwt.secret"):
         assert stat.S_IMODE((local.home / name).stat().st_mode) == 0o600
 
 
 def test_a_dag_that_cannot_be_read_ends_it_with_the_reason(local: LocalAirflow) -> None:
     process = local.start(STAND_IN_BROKEN="yes")
-    told = process.communicate(timeout=60)[1]
+    output = process.communicate(timeout=60)[1]
     assert process.returncode == 1
-    assert "ValueError: the list of hosts is wrong" in told
-    assert "cannot read bench_dag.py" in told
+    assert "ValueError: the list of hosts is wrong" in output
+    assert "cannot read bench_dag.py" in output
     assert len([line for line in local.noted() if line.startswith("ended")]) == 3
 
 
-def test_a_part_that_ends_by_itself_is_named(local: LocalAirflow) -> None:
+def test_a_part_that_ends_unexpectedly_is_named(local: LocalAirflow) -> None:
     process = local.start(STAND_IN_ENDS="dag-processor")
-    told = process.communicate(timeout=60)[1]
+    output = process.communicate(timeout=60)[1]
     assert process.returncode == 1
-    assert "dag-processor ended by itself" in told
+    assert "dag-processor ended by itself" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_scheduler_ends_first_and_the_server_last_however_often_one_asks(
+def test_the_scheduler_ends_first_and_the_server_last_on_any_number_of_signals(
     local: LocalAirflow, number: signal.Signals
 ) -> None:
     process, _ = local.up()
@@ -140,7 +140,7 @@ def test_no_log_server_listens_for_other_machines(local: LocalAirflow) -> None:
     assert {"scheduler --skip-serve-logs", "dag-processor", "api-server"} <= set(local.noted())
 
 
-def test_an_environment_whose_making_failed_does_not_count_as_ready(tmp_path: Path) -> None:
+def test_an_environment_that_was_not_created_completely_is_not_ready(tmp_path: Path) -> None:
     python = tmp_path / "python"
     make_venv = 'for last; do :; done && mkdir -p "$last/bin" && cp /bin/false "$last/bin/python"'
     python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {make_venv}\nexit 0\n', "utf-8")

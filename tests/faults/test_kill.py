@@ -100,7 +100,7 @@ def test_a_collect_killed_at_each_step_ends_complete(home: Path, mlflow: Killing
     for run in everything:
         _check_texts(texts[run.run_id], run.metrics)
     assert max_resident == 1
-    _check_nothing_finished_was_asked_again(chats, everything)
+    _check_no_finished_cell_was_requested_again(chats, everything)
     assert list((home / "journal").rglob("*.jsonl")) == []
 
 
@@ -125,14 +125,14 @@ def _check_texts(texts: dict[str, str], metrics: Any) -> None:
     assert hashlib.sha256(texts["artifact:rubric.md"].encode()).hexdigest() == load_suite("tips").rubric.sha256
 
 
-def _check_nothing_finished_was_asked_again(chats: list[Request], runs: list[StoredRun]) -> None:
+def _check_no_finished_cell_was_requested_again(chats: list[Request], runs: list[StoredRun]) -> None:
     """A cell's question after its recorded answer had ended would be a cell generated twice."""
     ended = {(run.params["model"], int(run.tags["cell_seed"])): (run.end_ms or 0) / 1000 for run in runs}
     assert len(chats) >= CELLS
     for chat in chats:
         key = (str(chat.model), int(str(chat.options["seed"])))
         # 50 ms: an answer is journalled some milliseconds after it ended; a kill in between leaves it unfinished
-        assert chat.started <= ended[key] + 0.05, f"{key} was asked again after it was finished"
+        assert chat.started <= ended[key] + 0.05, f"{key} was requested again after it was finished"
 
 
 def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(

@@ -1,4 +1,4 @@
-"""Real servers that go away in mid-run, and come back."""
+"""Real servers that are stopped and restarted in mid-run."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: s
         assert server.log()["max_resident"] == 1
 
 
-def test_what_a_killed_collect_left_loaded_is_unloaded_without_asking(
+def test_weights_left_by_a_killed_collect_are_unloaded_without_evict(
     home: Path, mlflow_url: str, tmp_path: Path
 ) -> None:
     experiment = f"tip-bench-leftover-{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Judging on real parts: 48 cells of a real collect, the real command in processes of their own."""
+"""Judging on real parts: 48 cells of a real collect, the real command as subprocesses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """48 answers under names that nobody could mistake for anything else."""
+    """48 answers under unmistakable names."""
     suite = tmp_path_factory.mktemp("suite")
     suite.joinpath("suite.toml").write_text(f'name = "{SUITE}"\ntitle = "As tips"\nextends = "tips"\n')
     suite.joinpath("prompts").mkdir()

@@ -1,4 +1,4 @@
-"""The loop closed without anybody at a terminal: collect → webhook → a judge outside → its scores → the leaderboard.
+"""The whole loop without a person: collect → webhook → a judge outside → its scores → the leaderboard.
 
 Real parts: `tipbench panel` and its jobs as processes, a browser; the judge is a small server over HTTP that
 knows the webhook's secret and has a judge's token.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 JUDGE = "outside-judge"
-SMALL: dict[str, Any] = {"models": "baseline:template", "prompts": "v1,v2-mentor", "n_scenarios": 2, "n_tips": 2}
+SMALL: dict[str, Any] = {"models": "baseline:template", "n_scenarios": 4, "n_tips": 2}
 CELLS = 4
 WAIT_S = 120.0
 DOCS = Path(__file__).parents[2] / "docs" / "webhook.md"
@@ -46,7 +46,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "webhook.md"
 
 @dataclass
 class OutsideJudge:
-    """Believes what is signed, deals with each delivery once, fetches a sheet, fills it in and sends it back."""
+    """Accepts signed deliveries once each, fetches a sheet, fills it in and sends it back."""
 
     experiment: str = ""  # the others on the MLflow are other tests'
     panel: str = ""
@@ -60,7 +60,7 @@ class OutsideJudge:
     _known: set[str] = field(default_factory=set)
 
     def answer(self, got: Got) -> int:
-        """What the panel is answered: at once, the work comes after."""
+        """Respond to the panel at once, before the work."""
         try:
             verify(SECRET, got.headers, got.body, self.clock(), self._seen)
         except DeliveryRefused as exc:
@@ -82,11 +82,11 @@ class OutsideJudge:
                 applied = client.post(links["apply"], json=filled(sheet.json()))
                 assert applied.status_code == 200, applied.text
                 self.applied.append(applied.json())
-        except BaseException as exc:  # noqa: BLE001 - told to the test, which would wait for nothing otherwise
+        except BaseException as exc:  # noqa: BLE001 - raised in the test, which would wait in vain otherwise
             self.faults.append(exc)
 
     def done(self) -> Any:
-        """What the panel said to the scores."""
+        """The panel's response to the scores."""
         deadline = time.monotonic() + WAIT_S
         while not self.applied:
             assert not self.faults, self.faults
@@ -96,7 +96,7 @@ class OutsideJudge:
 
 
 def filled(sheet: dict[str, Any]) -> dict[str, Any]:
-    """A judge who agrees with everybody where there is something to agree on."""
+    """A judge who gives the reference scores."""
     agreed = {control.tip: control.scores for control in load_suite("tips").controls}
     for item in sheet["items"]:
         for tip in item["tips"]:
@@ -106,7 +106,7 @@ def filled(sheet: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
-    """A panel that looks every second."""
+    """A panel that checks for pending cells every second."""
     environment = {
         "MLFLOW_TRACKING_URI": mlflow_url,
         "TIPBENCH_HOOK_URL": hook_url,
@@ -118,7 +118,7 @@ def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
 
 
 def introduced(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
-    """With a token of its own, and told where the panel is."""
+    """Give the judge a token and the panel's address."""
     made = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
     judge.token, judge.panel = made.json()["token"], str(process.client.base_url)
     return judge
@@ -141,12 +141,10 @@ def until(process: PanelProcess, experiment: str, wanted: Callable[[Any], object
 
 def judged(process: PanelProcess, experiment: str) -> int:
     board = process.client.get(f"{API}/leaderboard/{experiment}").json()
-    return sum(standing["judged"] for standing in board["standings"])
+    return sum(standing["judged"] for standing in board["references"])
 
 
-def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
-    home: Path, mlflow_url: str, browser: Browser
-) -> None:
+def test_scores_of_an_outside_judge_reach_the_board_and_its_page(home: Path, mlflow_url: str, browser: Browser) -> None:
     name = f"tip-bench-outside-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
     with receiving(Receiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
@@ -160,16 +158,16 @@ def test_scores_of_an_outside_judge_reach_the_board_and_whoever_looks_at_it(
         page.goto(f"{process.client.base_url}/experiments/{name}")
         assert not page.locator("#fresh").is_visible()
         judge.begin.set()
-        told = judge.done()
+        result = judge.done()
         assert judged(process, name) == CELLS
         page.get_by_text("New results are available.").wait_for()
         page.get_by_role("link", name="Reload").click()
         page.locator("#fresh").wait_for(state="hidden")
         context.close()
-        time.sleep(3)  # three looks: the judge's own writing is no news
+        time.sleep(3)  # three checks: the judge's own scores are not new cells
         assert len(deliveries(process, name)) == 1
         board = process.client.get(f"{API}/leaderboard/{name}").json()
-    assert (told["status"], told["unfinished"], board["provisional"]) == ("applied", 0, False)
+    assert (result["status"], result["unfinished"], board["provisional"]) == ("applied", 0, False)
     assert [each["judge"] if isinstance(each, dict) else each for each in board["judges"]] == [JUDGE]
     payload = next(got.payload for got in receiver.got if got.payload["experiment"] == name)
     assert payload["pending"] == CELLS
@@ -199,7 +197,7 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
     assert len(taken["attempts"]) >= 2
 
 
-def test_the_receiver_of_the_documentation_works_as_it_is(home: Path, tmp_path: Path) -> None:
+def test_the_receiver_of_the_documentation_works_unchanged(home: Path, tmp_path: Path) -> None:
     """On an MLflow that has nothing else: it judges all that is pending."""
     name, port, script = "tip-bench-outside-docs", free_port(), tmp_path / "receiver.py"
     script.write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)[0], "utf-8")
@@ -209,8 +207,8 @@ def test_the_receiver_of_the_documentation_works_as_it_is(home: Path, tmp_path: 
     ):
         judge = introduced(process, OutsideJudge())
         variables = {**os.environ, "SECRET": SECRET, "PANEL": judge.panel.rstrip("/"), "TOKEN": judge.token}
-        with (tmp_path / "said").open("wb") as said:
-            receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=said, stderr=said)
+        with (tmp_path / "log").open("wb") as log:
+            receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=log, stderr=log)
         try:
             process.ended(process.run(experiment=name, **SMALL)["id"])
             until(process, name, lambda delivery: delivery["state"] == "delivered")
@@ -240,8 +238,8 @@ def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_ur
         assert {name.lower() for name in kept} >= {TIME.lower(), DELIVERY.lower()}
         pending = real.body.replace(b'"test"', b'"cells.pending"')
         judge.refusals.clear()
-        with httpx.Client(headers=kept, trust_env=False) as stranger:
-            answers = [stranger.post(receiver.url, content=body).status_code for body in (real.body, pending)]
+        with httpx.Client(headers=kept, trust_env=False) as attacker:
+            answers = [attacker.post(receiver.url, content=body).status_code for body in (real.body, pending)]
         judge.clock = lambda: time.time() + 301
         late = process.client.post(f"{API}/hook/test").json()
     assert answers == [401, 401]

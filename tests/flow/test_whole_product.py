@@ -1,4 +1,4 @@
-"""The whole product once, as a team uses it: every step a command of its own, the answer known beforehand.
+"""The whole product once, as a team uses it: every step is one command, with a known right answer.
 
 Three models, two prompts, eight scenarios. Alpha's answers are worth two points more on every scale than beta's, three
 more than gamma's; its two prompts are worth the same. So alpha must lead, its two prompts must tie, and duels, which
@@ -41,14 +41,14 @@ BOARD_KEYS = {
 
 
 def worth(run: StoredRun, number: int) -> int:
-    """What a tip is worth on every scale: its model's level, and a coin of its own."""
+    """What a tip is worth on every scale: its model's level plus a random half."""
     coin = random.Random(f"{run.params['model']}{run.params['prompt_version']}{run.params['scenario']}{number}")
     return LEVELS[run.params["model"]] + coin.randint(0, 1)
 
 
 @dataclass(frozen=True)
 class Team:
-    """Somebody at a command line, with an MLflow that others use too."""
+    """A user at a command line, with a shared MLflow."""
 
     home: Path
     folder: Path
@@ -74,7 +74,7 @@ class Team:
         )
 
     def judge(self, experiment: str, name: str, harsh: int = 0) -> dict[str, Any]:
-        """Export, fill with what the tips are worth, apply; returns what apply said."""
+        """Export, fill with what the tips are worth, apply; returns the output of apply."""
         file = self.folder / f"{experiment}-{name}.json"
         self.run("judge", "export", "--experiment", experiment, "--judge", name, "--out", str(file))
         sheet = json.loads(file.read_text("utf-8"))["sheet"]
@@ -130,7 +130,7 @@ def test_from_collect_to_a_decision(team: Team) -> None:
 
     board = team.json("compare", MAY)
     _the_planted_answer_is_found(board)
-    leader = _every_form_says_the_same(team, board)
+    leader = _every_form_has_the_same_numbers(team, board)
     _other_questions_get_their_answers(team)
     _the_gate_opens_and_closes(team)
 
@@ -166,7 +166,7 @@ def _the_planted_answer_is_found(board: dict[str, Any]) -> None:
     assert board["judges"] == ["anna", "ben"]
     assert {pair(verdict["leader"]), *map(pair, verdict["tied_with_leader"])} == {ALPHA, MENTOR}
     assert verdict["decided"] is False
-    assert verdict["scenarios_needed"] > 8
+    assert verdict["scenarios_needed"] is None, "too close to call"
     rows = board["standings"]
     assert [row["model"] for row in rows] == ["alpha:1b"] * 2 + ["beta:1b"] * 2 + ["gamma:1b"] * 2
     assert sum(row["p_best"] for row in rows) == pytest.approx(1)
@@ -178,10 +178,10 @@ def _the_planted_answer_is_found(board: dict[str, Any]) -> None:
     assert sum(board["attribution"].values()) == pytest.approx(1)
 
 
-def _every_form_says_the_same(team: Team, board: dict[str, Any]) -> str:
+def _every_form_has_the_same_numbers(team: Team, board: dict[str, Any]) -> str:
     page, svg, png = (team.folder / name for name in ("report.html", "forest.svg", "forest.png"))
     table = team.run("compare", MAY, "--html", str(page), "--plot", str(svg)).stdout
-    assert table.startswith(board["verdict"]["text"])
+    assert f"{pair(board['verdict']['leader'])} leads" in table.partition("\n\n")[0]
     assert "What explains the differences: model " in table
     text = page.read_text("utf-8")
     assert all(name in text for name in (*MODELS, *PROMPTS))
@@ -230,7 +230,7 @@ def _a_decision_is_frozen(team: Team, leader: str, other: str) -> None:
     assert (decision["standing"], decision["file"]) == ("leader", str(file))
     text = file.read_text("utf-8")
     assert "It leads." in text
-    assert other in text, "what it could not be told apart from is part of the record"
+    assert other in text, "the tied row is part of the record"
     team.run(*words, code=2)
 
 
@@ -244,6 +244,6 @@ def _june_is_compared_with_may(team: Team) -> None:
         assert row["n_scenarios"] == 8
         assert row["diff"]["mean"] < -3
         assert row["diff"]["p"] <= 0.05
-    said = team.run("compare", MAY, JUNE)
-    assert said.stdout.startswith(f"Worse in {JUNE}: {ALPHA}, {MENTOR}")
-    assert "temperature 0.7 → 0.3" in said.stderr
+    compared = team.run("compare", MAY, JUNE)
+    assert compared.stdout.startswith(f"Worse in {JUNE}: {ALPHA}, {MENTOR}")
+    assert "temperature 0.7 → 0.3" in compared.stderr

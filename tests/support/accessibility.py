@@ -1,4 +1,4 @@
-"""What axe-core finds on a page, wide and light or narrow and dark, and whether it scrolls sideways."""
+"""What axe-core finds on a page in two looks; whether it scrolls sideways, shifts while it loads, is cut or large."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
 
 WIDE, NARROW = 1280, 360
+MOST_SHIFT = 0.01  # cumulative layout shift
+MOST_BYTES = 120_000  # of a page as it is sent, compressed
+_SHIFT = """() => new Promise(done => { let sum = 0;
+    const add = list => { for (const each of list.getEntries()) if (!each.hadRecentInput) sum += each.value; };
+    new PerformanceObserver(add).observe({type: 'layout-shift', buffered: true});
+    setTimeout(() => done(sum), 150); })"""
+_CUT = """[...document.querySelectorAll('.table-box:not(.matrix)')]
+    .filter(each => each.checkVisibility() && each.scrollWidth > each.clientWidth + 1)
+    .map(each => each.getAttribute('aria-label'))"""
+_BYTES = "performance.getEntriesByType('navigation')[0].encodedBodySize"
 _LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"), (NARROW, "dark"))
 
 
 def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
-    """What is wrong with a page wide and light, with `both` also narrow and dark; and whether it scrolls sideways."""
+    """The violations of a page that is wide and light, with `both` also narrow and dark; sideways scrolling counts."""
     for at, (width, scheme) in enumerate(_LOOKS):
         sight.page.set_viewport_size({"width": width, "height": 900})
         sight.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -27,3 +37,14 @@ def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
                     yield f"{width} {scheme}: {violation['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
         if out := sight.scrolls_sideways():
             yield f"{width} {scheme}: scrolls sideways: {out}"
+
+
+def load_faults(sight: Sight, path: str) -> Iterator[str]:
+    """Open a page; what shifts while it loads, tables that are cut, and whether it is too large."""
+    sight.page.goto(sight.origin + path, wait_until="load")
+    shift, size = float(sight.page.evaluate(_SHIFT)), int(sight.page.evaluate(_BYTES))
+    if shift > MOST_SHIFT:
+        yield f"{path} shifts by {shift:.3f}"
+    if not 0 < size <= MOST_BYTES:
+        yield f"{path} has {size} bytes"
+    yield from (f"{path}: the table {name} is cut" for name in sight.page.evaluate(_CUT))

@@ -1,4 +1,4 @@
-"""The Airflow runner on a little Airflow, with models that answer, fail or print what a test wants."""
+"""The Airflow runner on a scripted Airflow, with models that answer, fail or print what a test sets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from support.scripted_airflow import PASSWORD, USER, ScriptedAirflow
 from tipbench.errors import NotEnoughData, TipbenchError
-from tipbench.jobs import events as wire
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import collect_request
-from tipbench.jobs.events import event_line
 from tipbench.jobs.job import ENDED, Job, JobState, JobStatus
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
+from tipbench.record import events as wire
+from tipbench.record.events import event_line
 
 MLFLOW = "http://mlflow.example:5000"
 MODELS = "alpha:1b,beta:1b"
@@ -26,7 +26,7 @@ MODELS = "alpha:1b,beta:1b"
 
 @dataclass
 class Cells:
-    """How many cells wait for a judge, as a test wants it."""
+    """The number of pending cells, set by a test."""
 
     waiting: int = 0
     trouble: TipbenchError | None = None
@@ -43,25 +43,25 @@ class Cells:
         return self.waiting
 
 
-def told(log: list[str], *events: wire.Event) -> None:
+def emit(log: list[str], *events: wire.Event) -> None:
     log += [event_line(event, time.time()).decode().rstrip() for event in events]
 
 
 def story(model: str, log: list[str], generated: int = 2) -> int:
     """What a collect of two cells prints."""
-    told(log, wire.Started("1"), wire.BlockStarted(model, 2))
+    emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
     log.append(f"collecting {model}")
     for number in (1, 2):
-        told(log, wire.CellFinished(model, "v1", f"s{number}", number, 2, output_tokens=5))
-    told(log, wire.BlockFinished(model), wire.Memory(10, 1, 0.5, 1))
-    told(log, wire.Collected("tip-bench-x", 2, 2 - generated, generated, 0, url=f"{MLFLOW}/#/experiments/1"))
-    told(log, wire.Exit(0))
+        emit(log, wire.CellFinished(model, "v1", f"s{number}", number, 2, output_tokens=5))
+    emit(log, wire.BlockFinished(model), wire.Evidence(10, 1, 0.5, 1))
+    emit(log, wire.Collected("tip-bench-x", 2, 2 - generated, generated, 0, url=f"{MLFLOW}/#/experiments/1"))
+    emit(log, wire.Exit(0))
     return 0
 
 
 @dataclass
 class Site:
-    """A little Airflow and the runner on it. `failing` models fail, with a reason."""
+    """A scripted Airflow and the runner on it. `failing` models fail, with a reason."""
 
     airflow: ScriptedAirflow
     store: JobStore
@@ -76,7 +76,7 @@ class Site:
 
     def collecting(self, model: str, log: list[str]) -> int:
         if model in self.failing:
-            told(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
+            emit(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
             return 2
         return story(model, log)
 

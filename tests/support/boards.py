@@ -1,4 +1,4 @@
-"""Boards made by hand: stored runs with known scores, as collect and judge leave them."""
+"""Hand-made boards: stored runs with known scores, as collect and judge leave them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Missing = Callable[[Pair, str], bool]
 
 
 def cell(pair: Pair, scenario: str, composite: float | None, **other: Any) -> StoredRun:
-    """The run of one cell; without a composite it waits for a judge."""
+    """The run of one cell; without a composite it is pending."""
     judged = composite is not None
     third = (composite or 0) / 17 * 5
     metrics = {"composite": composite, **dict.fromkeys(SCALES, third)} if composite is not None else {}
@@ -58,7 +58,7 @@ def cell(pair: Pair, scenario: str, composite: float | None, **other: Any) -> St
 
 
 def scenario_names(n: int) -> list[str]:
-    """Real scenarios of the built-in suites, as many as asked for."""
+    """The first `n` scenarios of the built-in suites."""
     names = [scenario.id for scenario in load_suite("tips-32").scenarios]
     return names[:n]
 

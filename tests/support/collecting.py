@@ -19,7 +19,7 @@ SMALL = {"n_tips": 2, "num_predict": 64, "n_scenarios": 4, "server_wait_s": 5, "
 
 @dataclass
 class Collecting:
-    """What stays the same between several collects: home, store, server; and everything that was said."""
+    """Shared by several collects: home, store, server, and their events."""
 
     home: Path
     ollama_url: str
@@ -47,5 +47,5 @@ class Collecting:
     def finished(self) -> list[StoredRun]:
         return [run for run in self.runs() if run.status == "FINISHED"]
 
-    def said(self) -> str:
+    def messages(self) -> str:
         return "\n".join(event.text for event in self.events if isinstance(event, Message))

@@ -1,4 +1,4 @@
-"""The real `tipbench` command as a process of its own."""
+"""The real `tipbench` command as a subprocess."""
 
 from __future__ import annotations
 

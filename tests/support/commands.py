@@ -1,4 +1,4 @@
-"""Every command of the command line, as the application itself knows them."""
+"""Every command of the command line, read from the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forty texts that somebody might leave in MLflow for a page to show. Shown as text they do nothing.
+"""Forty hostile texts that an attacker could store in MLflow. Shown as text they do nothing.
 
 Whatever they would make of a page carries the mark `data-xss`, runs `alert` or asks `evil.example`: a test looks for
 an element with that mark, for a dialog and for a request.
@@ -63,7 +63,7 @@ HOSTILE: Mapping[str, str] = {
 
 
 def fitting(text: str, longest: int) -> str:
-    """The text as it may stand in a name: on one line, printable, without what is cut off at both ends, not longer."""
+    """The text as a valid name: one printable line, stripped and truncated."""
     plain = "".join(each if each.isprintable() else "·" for each in unicodedata.normalize("NFC", text))
     return plain[:longest].strip() or "·"
 
@@ -76,7 +76,7 @@ def hostile_names(longest: int) -> tuple[str, ...]:
 
 
 def hostile_words(folder: Path) -> Words:
-    """An experiment in which everybody means harm: models, prompts, judges, servers, and the writer of the suite."""
+    """An experiment whose models, prompts, judges, servers and suite are all hostile."""
     texts, names = tuple(HOSTILE.values()), hostile_names(60)
     suite = load_suite(str(_hostile_suite(folder)))
     versions = (names[0], names[19], "v/ü " + names[6])
@@ -99,7 +99,7 @@ def hostile_words(folder: Path) -> Words:
 
 
 def _hostile_suite(folder: Path) -> Path:
-    """The built-in suite and one more persona, in whose life every line is a text of ours."""
+    """The built-in suite and one more persona, all of whose texts are hostile."""
     lines = [json.dumps(name, ensure_ascii=False).replace("\x7f", "") for name in hostile_names(1500)]
     tasks = "".join(f"[[personas.tasks]]\ntitle = {title}\npriority = 2\nage_days = 3\n" for title in lines[-6:])
     content = f"""name = "hostile"

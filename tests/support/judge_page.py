@@ -1,4 +1,4 @@
-"""A judge at the page of a batch, in a real browser: presses keys and is counted, and is looked over the shoulder."""
+"""A judge at the page of a batch in a real browser; counts key presses and reads what the page shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIVEN = ("scores", "overlong", "note")
 
 @dataclass(frozen=True)
 class Office:
-    """A panel with answers that wait for a judge."""
+    """A panel with pending answers."""
 
     site: Site
     desk: Desk
@@ -38,7 +38,7 @@ class Office:
         return Identity(self.judge, Role.JUDGE, "in-the-test")
 
     def newcomer(self) -> Office:
-        """The same for another judge, who has not begun."""
+        """The same for another judge without a batch."""
         name = f"judge-{uuid4().hex[:8]}"
         _, secret = self.site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
         return replace(self, site=replace(self.site, judge=secret), judge=name)
@@ -55,25 +55,25 @@ class Office:
 
     def whole(self, sheet: str) -> dict[str, Any]:
         """The batch as the server has it."""
-        return batch_service_of(self.site.app).one(self.who, sheet)
+        return batch_service_of(self.site.app).detail(self.who, sheet).model_dump(exclude_unset=True)
 
     def answer(self, sheet: str, number: int) -> dict[str, Any]:
-        """What the server has of an item, by its place from 1."""
+        """The server's content of an item, by its position from 1."""
         found: dict[str, Any] = self.whole(sheet)["items"][number - 1]["answer"]
         return found
 
     def submit(self, sheet: str, rule: Rule = agreed, *, but: int = 0) -> None:
-        """All items by a rule, on another way than the page, but so many at the end."""
+        """Submit all items but the last `but` by a rule, without the page."""
         filled, there = fill(self.judging(sheet), rule)["items"], self.whole(sheet)["items"]
         for item, now in list(zip(filled, there, strict=True))[: len(there) - but]:
             tips = [{name: tip[name] for name in _GIVEN} for tip in item["tips"]]
-            wish = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
-            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemRequest.model_validate(wish))
+            body = {"version": now["answer"]["version"], "state": "submitted", "tips": tips}
+            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemRequest.model_validate(body))
 
 
 @contextmanager
 def judging_office(home: Path, **cells: Any) -> Iterator[Office]:
-    """On a store in memory with 48 answered cells, or as said."""
+    """On a store in memory, by default with 48 answered cells."""
     store = MemoryStore()
     desk = Desk(store, record_cells(store, **cells))
     store.touch(desk.experiment.experiment_id)
@@ -119,8 +119,8 @@ class AtDesk:
     def save_state(self) -> str:
         return self.page.locator(".save-state").inner_text().strip()
 
-    def told(self, words: str) -> None:
-        """Wait until the present item's state says so."""
+    def expect_state(self, words: str) -> None:
+        """Wait until the state of the current item has this text."""
         self.page.locator(".save-state", has_text=words).wait_for()
 
     def scores(self) -> list[int | None]:
@@ -135,7 +135,7 @@ class AtDesk:
         return str(self.page.locator(".queue-item").nth(number - 1).get_attribute("data-state"))
 
     def kept_here(self) -> int:
-        """How many items this browser keeps for the server."""
+        """The number of items that this browser has not sent yet."""
         script = "Object.keys(localStorage).filter(name => name.startsWith('tipbench.outbox.')).length"
         return int(self.page.evaluate(script))
 

@@ -1,4 +1,4 @@
-"""Cells with the scores a test asks for: as values, or judged through a sheet like any others."""
+"""Cells with given scores: as values, or judged through a sheet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Level = Callable[[StoredRun, int], int]  # a run and the number of a tip: the sc
 
 
 def judge_at(desk: Desk, level: Level, judge: str = "anna") -> None:
-    """Judge every cell of the desk at the level asked for."""
+    """Judge every cell of the desk at the given level."""
     judging = desk.export(judge, everything=True).stored
     raw, cells = fill(judging), desk.cells()
     for run_id, item in items_of(raw, judging).items():

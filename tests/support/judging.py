@@ -21,7 +21,8 @@ from tipbench.judge.sheet_store import ANSWERS, DRIFT, KEY, SHEET, ItemKind, Sto
 from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.cell_run import RunContext, Timing, cell_run
+from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.generation import Generated
 from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import Experiment, MemoryStore, RunStore
 
@@ -32,7 +33,7 @@ Write = Callable[[PlannedCell, random.Random], str]
 
 
 def three_tips(cell: PlannedCell, rng: random.Random) -> str:
-    """An answer as asked for, different for every cell."""
+    """An answer in the requested format, different for every cell."""
     n_tips = 3
     things = ["open the window", "write one line", "call the shop", "sort three papers", "put the kettle on"]
     tips = [
@@ -63,7 +64,7 @@ def record_cells(
         facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
         for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
             answer = Completion(write(cell, random.Random(cell.key)), "stop", wall_s=1.0, latency_s=1.0)
-            run = cell_run(setting, cell, facts, answer, Timing(start_ms, start_ms + 1))
+            run = cell_run(setting, facts, Generated(cell, answer, start_ms, start_ms + 1))
             store.record(found.experiment_id, run)
     return found
 
@@ -97,17 +98,17 @@ def at_random(rng: random.Random, _reference: int) -> int:
 
 
 def agreed(_rng: random.Random, reference: int) -> int:
-    """A judge who cannot be told from the references, so that no test depends on chance."""
+    """A judge who always gives the reference scores, so that no test depends on chance."""
     return reference
 
 
 def honest(rng: random.Random, reference: int) -> int:
-    """A person: near the reference where there is one."""
+    """A person: near the reference if there is one."""
     return min(5, max(1, round(reference + rng.gauss(0, 0.6))))
 
 
 def always(score: int) -> Rule:
-    """Somebody who does not look."""
+    """A judge who always gives the same score."""
     return lambda _rng, _reference: score
 
 
@@ -156,7 +157,7 @@ def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
 
 
 def items_of(raw: Mapping[str, Any], judging: StoredSheet, kind: ItemKind = ItemKind.CELL) -> dict[str, Any]:
-    """A filled sheet's items of one kind, by the run behind them (by their id where there is none)."""
+    """A filled sheet's items of one kind, by their run, or by their id without one."""
     items = {item["item"]: item for item in raw["items"]}
     return {entry.run_id or entry.item.id: items[entry.item.id] for entry in judging.entries if entry.kind is kind}
 
@@ -168,8 +169,8 @@ class Desk:
     store: RunStore
     experiment: Experiment
 
-    def export(self, judge: str | None = "anna", *, seed: int | None = 1, **wish: Any) -> ExportResult:
-        return export_sheet(self.store, self.experiment, ExportRequest(judge=judge, seed=seed, **wish))
+    def export(self, judge: str | None = "anna", *, seed: int | None = 1, **options: Any) -> ExportResult:
+        return export_sheet(self.store, self.experiment, ExportRequest(judge=judge, seed=seed, **options))
 
     def apply(
         self,
@@ -184,9 +185,9 @@ class Desk:
         work = SheetApplier(self.store, got.experiment, got.stored, got.filled)
         return work.run(accept=accept, final=final, dry_run=dry_run)
 
-    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **wish: Any) -> ApplyResult:
-        """Export, fill and apply in one go."""
-        return self.apply(fill(self.export(judge, **wish).stored, rule, seed=seed))
+    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **options: Any) -> ApplyResult:
+        """Export, fill and apply."""
+        return self.apply(fill(self.export(judge, **options).stored, rule, seed=seed))
 
     def cells(self) -> dict[str, StoredRun]:
         return {run.run_id: run for run in self.store.search(self.experiment.experiment_id, where={"kind": "cell"})}

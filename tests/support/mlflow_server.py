@@ -100,7 +100,7 @@ def require_mlflow() -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

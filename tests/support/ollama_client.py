@@ -1,4 +1,4 @@
-"""A plain client of Ollama for tests of servers: says what came over the wire, and judges nothing."""
+"""A plain client of Ollama for tests of servers: returns what was received, without checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ChatResult:
 
 
 def chat(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> ChatResult:
-    """Asks on /api/chat and keeps everything that came, and how it ended."""
+    """Sends a request to /api/chat and returns everything received, and how it ended."""
     got = ChatResult(0, [], [])
     body = {"model": model, "messages": ASK} | more
     try:
@@ -104,7 +104,7 @@ def eventually(check: Callable[[], bool], wait_s: float = 10.0) -> bool:
 
 
 def leave_early(url: str, after_s: float) -> None:
-    """Asks, and hangs up before the answer."""
+    """Sends a request and disconnects before the response."""
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps({"model": A, "messages": ASK}).encode()
     with socket.create_connection((host, int(port))) as client:

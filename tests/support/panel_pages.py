@@ -18,14 +18,21 @@ from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
 from support.sample_experiment import SampleExperiment, Words, empty_experiment, record_sample
 from support.scripted_runner import ScriptedRunner
-from tipbench.jobs import events
+from support.serving import learn, serving
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobRequest, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.plan.config import EXPERIMENT_PREFIX, make_config
+from tipbench.record import events
 from tipbench.record.store import MemoryStore
+from tipbench.serve.policy import POLICIES
+from tipbench.serve.switches import ShadowCounts
+from tipbench.simulate.promotion_gate import Size
+from tipbench.simulate.simulation import SimulationConfig, simulate
 from tipbench.web.auth import Role
+from tipbench.workflows.promotion import check_promotion, switches_of
+from tipbench.workflows.simulation import record_simulation
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Response, Route
@@ -63,28 +70,28 @@ class Sight:
     page: Page
     origin: str
     outside: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     going: str = ""
 
     def listen(self) -> None:
-        """Note what the page says, and which of its parts are not there; the page itself may be missing on purpose."""
+        """Record console messages and missing resources; the page itself may be missing on purpose."""
 
-        def asked(dialog: Dialog) -> None:
-            self.said.append(f"dialog: {dialog.message}")
+        def on_dialog(dialog: Dialog) -> None:
+            self.console.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
-        def told(line: ConsoleMessage) -> None:
+        def on_console(line: ConsoleMessage) -> None:
             if line.type == "error":
-                self.said.append(line.text)
+                self.console.append(line.text)
 
         def answered(got: Response) -> None:
             if got.status >= 400 and got.url != self.going:
                 self.missing.append(f"{got.status} {got.url}")
 
-        self.page.on("dialog", asked)
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.page.on("console", told)
+        self.page.on("dialog", on_dialog)
+        self.page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
+        self.page.on("console", on_console)
         self.page.on("response", answered)
 
     def go(self, path: str) -> int:
@@ -96,8 +103,8 @@ class Sight:
         return response.status
 
     def forget(self) -> None:
-        """What it did so far is known."""
-        for noted in (self.outside, self.said, self.missing):
+        """Clear what was recorded so far."""
+        for noted in (self.outside, self.console, self.missing):
             noted.clear()
 
     def unfold(self) -> None:
@@ -105,7 +112,7 @@ class Sight:
         self.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
 
     def text(self) -> str:
-        """All text of the page as the browser has understood it, values of fields too."""
+        """All text of the page as the browser shows it, including values of fields."""
         script = """[document.documentElement.textContent,
             ...[...document.querySelectorAll('input, textarea, option')].map(each => each.value)].join('\\n')"""
         return str(self.page.evaluate(script))
@@ -128,7 +135,7 @@ class Sight:
 
 
 class Visit:
-    """Opens pages as somebody; nothing but the panel can be reached."""
+    """Opens pages as a user; only the panel can be reached."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -136,14 +143,14 @@ class Visit:
 
     def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> Sight:
         """A fresh browser, logged in."""
-        sight = self.stranger(site.url, width=width, **more)
+        sight = self.anonymous(site.url, width=width, **more)
         if who != "nobody":
             cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
             sight.page.context.add_cookies([cookie])  # type: ignore[list-item]
         return sight
 
-    def stranger(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
-        """A fresh browser that knows nothing, for the panel at this address."""
+    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
+        """A new browser without a session, for the panel at this address."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
         context.set_default_timeout(_PATIENCE_MS)
         self._contexts.append(context)
@@ -166,7 +173,7 @@ def _pass_on(sight: Sight, route: Route) -> None:
 
 
 def _session(site: Site, who: Who) -> str:
-    """The value of a session's cookie; one for each who visits."""
+    """The value of a session's cookie; one per user."""
     secret = site.admin if who == "admin" else site.judge
     with httpx.Client(base_url=site.url, trust_env=False) as client:
         response = client.post("/login", json={"token": secret})
@@ -184,7 +191,8 @@ def furnished_panel(folder: Path) -> Iterator[Shown]:
     furnish_unjudged(store)
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
         _order_jobs(site, content, words)
-        yield Shown(site, content, words, page_paths(site, content))
+        policies = furnish_policies(folder / "home", store, "trial on staging")
+        yield Shown(site, content, words, {**page_paths(site, content), **policies})
 
 
 @contextmanager
@@ -202,11 +210,27 @@ def hostile_panel(folder: Path) -> Iterator[Shown]:
         for name in hostile_names(60):
             site.panel.guard.tokens.create(Role.JUDGE, name, life_s=None)
         _order_jobs(site, content, words)
-        yield Shown(site, content, words, page_paths(site, content))
+        policies = furnish_policies(folder / "home", store, names[0])
+        yield Shown(site, content, words, {**page_paths(site, content), **policies})
+
+
+def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str]:
+    """What a policy server learned, its promotions, and a simulation; returns their pages by name."""
+    with serving(home) as service:
+        for policy in POLICIES:
+            learn(service, policy, 6, prefix=policy.replace("/", "-"))
+    with switches_of(home) as switches:
+        switches.set_shadow("egreedy-v2-shadow", True)
+        switches.add_shadow_counts("egreedy-v2-shadow", ShadowCounts(calls=1200, dropped=3, errors=1))
+        switches.switch_unchecked("egreedy/v3", user=word, reason=word)
+    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=word)
+    config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
+    run_id = record_simulation(store, simulate(config, workers=1).to_json())
+    return {"policies": "/policies?user_id=u1", "simulation": f"/simulations/{run_id}"}
 
 
 def furnish_unjudged(store: MemoryStore) -> None:
-    """An experiment with answers that nobody has looked at."""
+    """An experiment with answers that are not judged."""
     store.touch(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
 
 
@@ -233,6 +257,7 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "leaderboard of nothing": f"/experiments/{EMPTY}",
         "leaderboard of the unjudged": f"/experiments/{BARE}",
         "pair": f"{here}/pairs?{pair}",
+        "scenario matrix": f"{here}/scenarios",
         "pair against a baseline": f"{here}/pairs?{pair}&{ask}",
         "runs": f"{here}/runs",
         "runs that failed": f"{here}/runs?state=failed",
@@ -251,10 +276,10 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
 
 
 def _runner(words: Words) -> ScriptedRunner:
-    def told(job: Job) -> Sequence[events.Event]:
+    def emitted(job: Job) -> Sequence[events.Event]:
         return _story(words, ended=job.key not in ("running", "lost"))
 
-    return ScriptedRunner(ends=lambda job: _ending(words, job), told=told, printed="\n".join(words.tips))
+    return ScriptedRunner(ends=lambda job: _ending(words, job), emitted=emitted, printed="\n".join(words.tips))
 
 
 def _ending(words: Words, job: Job) -> JobStatus:
@@ -267,26 +292,26 @@ def _ending(words: Words, job: Job) -> JobStatus:
 
 
 def _story(words: Words, *, ended: bool) -> list[events.Event]:
-    """What a collect tells: one model done, the next one half."""
+    """The events of a collect: one model done, the next one half."""
     first, second, *_ = words.models
     prompt = next(iter(words.suite.prompts))
-    told: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
-    told += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
-    told += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
-    told += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
-    told += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
+    story: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
+    story += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
+    story += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
+    story += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
+    story += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
     if ended:
-        memory = events.Memory(412, 1, 0.9, 2, 0, words.foreign)
+        memory = events.Evidence(412, 1, 0.9, 2, 0, words.foreign)
         refused = tuple(name for name, _ in words.refused)
         done = events.Collected("x", 96, 0, 96, 1, refused, 12.0, "javascript:alert(1)")
-        told += [memory, done, events.Exit(0)]
+        story += [memory, done, events.Exit(0)]
     else:
-        told += [events.Waiting(words.failures[0], 60.0)]
-    return told
+        story += [events.Waiting(words.failures[0], 60.0)]
+    return story
 
 
 def _order_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
-    """One in every state, and one that waits behind another."""
+    """One job in every state, and one queued behind another."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
     models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
@@ -304,12 +329,12 @@ def _submit(site: Site, order: JobRequest, key: str) -> None:
 
 
 def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
-    """Go through the pages that come after a form was sent; says what each is, and goes on when asked for the next."""
+    """Yield the name of each page that follows a submitted form."""
     page, words, here = sight.page, shown.words, shown.pages["judges"]
-    say = "; ".join(words.tips)[:3000]
+    text = "; ".join(words.tips)[:3000]
     for name in ("models", "experiment"):
         _open_form(sight, "/run")
-        page.locator(f"input[type=text][name={name}]").fill(say)
+        page.locator(f"input[type=text][name={name}]").fill(text)
         page.get_by_role("button", name="Show plan").click()
         page.locator("#outcome").wait_for()
         yield f"run form with wrong {name}"
@@ -319,7 +344,7 @@ def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
     page.locator("#plan-result, #outcome").first.wait_for()
     yield "plan"
     wrong = folder / f"{fitting(words.tips[0], 60).replace('/', '∕')}.json"
-    wrong.write_text(json.dumps({"format": say, "experiment": shown.content.name, "sheet": say, "items": [say]}))
+    wrong.write_text(json.dumps({"format": text, "experiment": shown.content.name, "sheet": text, "items": [text]}))
     _upload(sight, here, wrong)
     yield "refused import"
     filled = folder / "filled.json"
@@ -340,7 +365,7 @@ def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
 
 
 def _open_form(sight: Sight, path: str) -> None:
-    """A form whose fields the browser does not check: what is wrong is for the panel to say."""
+    """Open a form without the browser's validation, so that the panel validates it."""
     sight.go(path)
     sight.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
     sight.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")

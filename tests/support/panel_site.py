@@ -75,7 +75,7 @@ def panel_site(
     environment: Mapping[str, str] | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Site]:
-    """The application on this store, served until the block ends; jobs end at once, on paper, unless said otherwise."""
+    """The application on this store, served until the block ends; by default a scripted runner ends jobs at once."""
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or {})}, home.parent)
     jobs = runner or ScriptedRunner()
     app = make_app(settings, store=store, runners={jobs.name: jobs})
@@ -88,7 +88,7 @@ def panel_site(
 
 @contextmanager
 def listening(app: Any) -> Iterator[str]:
-    """Any application on a port of its own; its address without the last slash."""
+    """Serve any application on a free port; yields its address without the last slash."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)
     server = uvicorn.Server(

@@ -1,8 +1,12 @@
-"""The policy server on a real port of this machine, in this process."""
+"""The policy server on a real port of this machine: in this process, or as a subprocess."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,9 +15,11 @@ from typing import Any
 
 import httpx
 
+from support.command import tipbench
 from support.panel_site import listening
 from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.recommender import Recommender, ShadowScorer, score_shadow
+from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
 from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStore, panel_database
 from tipbench.web.security import LoginLimiter
@@ -61,6 +67,11 @@ class PolicySite:
         answer: dict[str, Any] = response.json()
         return answer
 
+    def wait_for_shadows(self) -> None:
+        """Wait until the shadows have scored all answers so far."""
+        self.get("/healthz", as_=None)  # an answer is queued for the shadows after it was sent, before the next one
+        self.recommender.wait()
+
     def error(self, response: httpx.Response) -> tuple[int, str, str | None]:
         """Return status, code and path of an error, which must have the one shape."""
         error = response.json()["error"]
@@ -96,3 +107,45 @@ def policy_site(
         url = stack.enter_context(listening(app))
         client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=30))
         yield PolicySite(url, app, service, recommender, tokens, clock, token_clock, client, secrets)
+
+
+@contextlib.contextmanager
+def serve_process(home: Path, *options: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+    """`tipbench serve` on a free port, with an app's token."""
+    token = tipbench("token", "create", "--role", "app", "--name", "test", home=home).stdout.strip()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tipbench", "serve", "--port", "0", *options],
+        env={**os.environ, "TIPBENCH_HOME": str(home)}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://127[^ ]+", line)))
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as client:
+            yield client, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@dataclass(frozen=True)
+class ServerChooser:
+    """A policy server that decides for simulated users: a `Chooser` of `tipbench.simulate.rollout`.
+
+    `path` is that of a policy, or empty for the active policy.
+    """
+
+    client: httpx.Client
+    path: str = ""
+
+    def score(self, request: ScoreRequest) -> str:
+        return str(self._post(f"/score/{self.path}" if self.path else "/recommend", request)["chosen"])
+
+    def reward(self, request: RewardRequest) -> None:
+        assert self._post(f"/reward/{self.path}".rstrip("/"), request)["applied"] is True
+
+    def _post(self, path: str, request: Any) -> Any:
+        response = self.client.post(path, json=request)
+        assert response.status_code == 200, response.text
+        return response.json()

@@ -1,4 +1,4 @@
-"""The real Airflow for tests, in an environment of its own: our dependencies and its would not go together.
+"""The real Airflow for tests, in a separate environment, because its dependencies conflict with ours.
 
 It is found in TIPBENCH_AIRFLOW (a virtual environment), else in `airflow` in the tests' cache, where `.ci/run` makes
 it. What runs is airflow/local.py, the same as with `make airflow`.
@@ -47,7 +47,7 @@ def airflow_environment() -> Path:
 
 
 def fresh(name: str) -> str:
-    """A name that nothing has had yet, for what lives on in a shared server: a test may be run again."""
+    """A unique name for what stays in a shared server: a test may be run again."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
@@ -86,11 +86,11 @@ class RealAirflow:
                 start_new_session=True,
             )
         try:
-            told = json.loads(self._first_line(self._process))
+            output = json.loads(self._first_line(self._process))
         except BaseException:
             self.stop()
             raise
-        self.url, self.passwords = told["url"], told["users"]
+        self.url, self.passwords = output["url"], output["users"]
         self._port = int(self.url.rpartition(":")[2])
         return self
 
@@ -170,7 +170,7 @@ class RealAirflow:
             yield pause
 
     def end_runs(self) -> None:
-        """Fail every run that still goes on, and see it end: it would hold the pool that others wait for."""
+        """Fail every active run and wait for its end: it would hold the pool that others wait for."""
         left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
             for run_id in left:
@@ -189,7 +189,7 @@ class RealAirflow:
         return str(self._runs(f"/{run_id}")["state"])
 
     def tasks(self, run_id: str) -> list[dict[str, Any]]:
-        """The run's task instances, as Airflow tells them."""
+        """The run's task instances from Airflow's API."""
         return list(self._runs(f"/{run_id}/taskInstances", limit=100)["task_instances"])
 
     def states(self, run_id: str) -> dict[str, str]:
@@ -252,15 +252,15 @@ class DagProgram:
     folder: Path
 
     def __call__(self, *words: str, **environment: str) -> Any:
-        told = self.folder / "told.json"
+        output = self.folder / "output.json"
         program = ROOT / "tests" / "airflow" / "dag_program.py"
-        self.run("python", str(program), *words, environment={**environment, "TIPBENCH_TOLD": str(told)})
-        return json.loads(told.read_text("utf-8"))
+        self.run("python", str(program), *words, environment={**environment, "TIPBENCH_OUTPUT": str(output)})
+        return json.loads(output.read_text("utf-8"))
 
     def run(
         self, command: str, *words: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Run a command of Airflow's environment; fails with its last words when it does not succeed in time."""
+        """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
         how = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):

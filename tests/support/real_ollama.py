@@ -42,17 +42,17 @@ BUILD_COMMAND = "python tests/support/real_ollama.py"
 
 
 class OllamaMissingError(Exception):
-    """No usable binary, and why; the message says what to do."""
+    """There is no usable binary; the message has the reason and the next step."""
 
 
 def cache_dir() -> Path:
-    """Where tests keep what is dear to make: TIPBENCH_TEST_CACHE, else .cache in the repository."""
+    """The folder for what is expensive to make: TIPBENCH_TEST_CACHE, else .cache in the repository."""
     named = os.environ.get("TIPBENCH_TEST_CACHE")
     return Path(named) if named else Path(__file__).resolve().parents[2] / ".cache"
 
 
 def cpu_key() -> str:
-    """Names the kind of CPU: a binary made with -march=native is of no use on another."""
+    """Names the kind of CPU: a binary made with -march=native does not run on another."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
@@ -158,7 +158,7 @@ def variant(gguf: Path, name: str) -> Path:
 
 
 class RealOllama:
-    """`ollama serve` on a port of its own, with its models under `folder`."""
+    """`ollama serve` on a free port, with its models under `folder`."""
 
     def __init__(self, folder: Path, *, binary: Path | None = None, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -195,7 +195,7 @@ class RealOllama:
         return self
 
     def stop(self) -> None:
-        """Asks it to end, and makes it after five seconds."""
+        """Sends SIGTERM, and SIGKILL after five seconds."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -269,7 +269,7 @@ def _free_port() -> int:
 
 @dataclass(frozen=True)
 class PsSample:
-    """What /api/ps said at a moment (seconds since the epoch)."""
+    """The content of /api/ps at a time (seconds since the epoch)."""
 
     time: float
     names: tuple[str, ...]
@@ -277,7 +277,7 @@ class PsSample:
 
 
 class PsWatcher:
-    """Polls /api/ps from outside, as fast as asked, and keeps what it saw. A server that is away is no sample."""
+    """Polls /api/ps at an interval and records its content; omits times without a response."""
 
     def __init__(self, url: str, interval_s: float = 0.01) -> None:
         address = urlsplit(url)

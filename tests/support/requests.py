@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tipbench.generate.engine import GenerationRequest
+from tipbench.generate.engine import GenerationRequest, engine_of
 from tipbench.plan.config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import load_suite
@@ -15,7 +15,7 @@ SUITE = load_suite("tips")
 
 def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: object) -> list[PlannedCell]:
     """A grid over one model."""
-    return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest)])
+    return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest, has_prompt=engine_of(model).has_prompt)])
 
 
 def ask(

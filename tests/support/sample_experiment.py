@@ -25,7 +25,8 @@ from tipbench.judge.sheet_store import ItemKind, StoredSheet, now_iso
 from tipbench.plan.config import CollectConfig, make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.cell_run import RunContext, Timing, cell_run
+from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.generation import Generated
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
 from tipbench.record.summary import Summary, Tally, collection_run, refused_run
@@ -37,7 +38,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Words:
-    """Everything in the experiment that somebody else has written."""
+    """Everything in the experiment that other clients have written."""
 
     suite: Suite = field(default_factory=lambda: load_suite("tips"))
     models: tuple[str, ...] = ("qwen2.5:0.5b", "gemma3:1b", "llama3.2:3b", "baseline:template")
@@ -90,24 +91,24 @@ class _SampleWriter:
     desk: Desk
     words: Words
     tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
-    said: Counter[str] = field(default_factory=Counter)  # how many of each sort of text were used
+    used: Counter[str] = field(default_factory=Counter)  # how many of each sort of text were used
 
     @property
     def config(self) -> CollectConfig:
-        return make_config({"models": "as-said", "prompts": "v1", "n_tips": 3, "experiment": SAMPLE_EXPERIMENT})
+        return make_config({"models": "as-written", "prompts": "v1", "n_tips": 3, "experiment": SAMPLE_EXPERIMENT})
 
     def next(self, sort: str) -> str:
         """The next text of a sort, and after the last the first again."""
         texts: tuple[str, ...] = getattr(self.words, sort)
-        self.said[sort] += 1
-        return texts[(self.said[sort] - 1) % len(texts)]
+        self.used[sort] += 1
+        return texts[(self.used[sort] - 1) % len(texts)]
 
     def cells(self, model: str, build: str = "2") -> list[tuple[ModelFacts, PlannedCell]]:
         facts = ModelFacts(model, "ollama", "0.11.4", "box", f"sha256:{_hash(model)}{build}", 1.5, "Q4_K_M")
         suite = self.words.suite
         planned = [
             cell
-            for version in suite.prompts  # a version may have a comma in its name, so each is asked for alone
+            for version in suite.prompts  # a version's name may contain a comma, so each is planned separately
             for cell in plan_grid(
                 replace(suite, prompts={"v1": suite.prompts[version]}),
                 self.config,
@@ -125,8 +126,9 @@ class _SampleWriter:
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 3.0, 140 / speed, 0.4, 0.2, 900, 140, speed)
-        when = Timing(start, start + 3000, foreign_resident=text == "", supersedes=tuple(supersedes))
-        return self.desk.store.record(self.desk.experiment.experiment_id, cell_run(setting, cell, facts, answer, when))
+        generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
+        run = cell_run(setting, facts, generated, tuple(supersedes))
+        return self.desk.store.record(self.desk.experiment.experiment_id, run)
 
     def answer(self) -> str:
         tips = [{"tip": self.next("tips"), "rationale": self.next("rationales")} for _ in range(3)]
@@ -153,8 +155,8 @@ class _SampleWriter:
         """Two sheets of the first judge, one of the second, one of the second that is held, one that is out."""
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
-        for wish in ({"limit": half}, {}):
-            self.send_back(self.desk.export(first, seed=1, **wish).stored)
+        for options in ({"limit": half}, {}):
+            self.send_back(self.desk.export(first, seed=1, **options).stored)
         self.send_back(self.desk.export(second, seed=2, limit=half // 2, everything=True).stored)
         held = self.desk.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
         assert self.desk.apply(self.filled(held, careless=True)).status == "held"
@@ -196,8 +198,8 @@ class _SampleWriter:
         """A judged cell of a scenario that is in no suite at hand."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
-            RunContext(self.config, self.words.suite, COLLECTION), cell, facts,
-            Completion(self.answer(), "stop", 3.0), Timing(next(self.tick), next(self.tick)),
+            RunContext(self.config, self.words.suite, COLLECTION), facts,
+            Generated(cell, Completion(self.answer(), "stop", 3.0), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -215,9 +217,9 @@ class _SampleWriter:
         )  # fmt: skip
 
     def record_others(self) -> None:
-        """The runs that are no cells."""
+        """The runs that are not cells."""
         store, experiment = self.desk.store, self.desk.experiment
-        evidence = Evidence(412, 1, 1, 0.9, 3, (0.4, 0.6, 0.5), self.words.foreign)
+        evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.words.refused)
         summary = Summary(
             experiment.name, None, 96, 0, 96, 1, 512.5, Tally(), evidence, refused, tuple(self.words.failures)
@@ -238,10 +240,10 @@ class _SampleWriter:
         store.record(experiment.experiment_id, decision_run(decision, now))
 
     def kinds(self) -> dict[str, str]:
-        """One run of each kind that is no cell."""
+        """One run of each kind except cells."""
         found: dict[str, str] = {}
         for kind in RunKind:
-            if kind not in (RunKind.CELL, RunKind.SIMULATION):  # simulations have an experiment of their own
+            if kind not in (RunKind.CELL, RunKind.SIMULATION):  # simulations are recorded in another experiment
                 where = {"kind": str(kind)}
                 run = next(self.desk.store.search(self.desk.experiment.experiment_id, where=where, limit=1))
                 found[str(kind)] = run.run_id

@@ -1,4 +1,4 @@
-"""A little Airflow: the real one's routes and states, and a DAG of four steps that really collects.
+"""A scripted Airflow: the real one's routes and states, and a DAG of four steps that really collects.
 
 For tests of the runner without an installed Airflow, and for faults that a real one does not show on demand.
 """
@@ -60,12 +60,12 @@ class ScriptedAirflow:
         self._server.server_close()
         self._thread.join(10)
 
-    def asked(self, method: str, part: str) -> int:
-        """How often it was asked so."""
+    def count(self, method: str, part: str) -> int:
+        """The number of requests with this method and part of the path."""
         return sum(method == each and part in path for each, path in self.requests)
 
     def answer(self, method: str, url: str, body: dict[str, Any], bearer: str) -> Reply:
-        """What is answered, as the real one does."""
+        """The response of the real Airflow."""
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
@@ -158,7 +158,7 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nobody reads it."""
+            """Drop the access log."""
 
         def _serve(self) -> None:
             size = min(int(self.headers.get("content-length", 0)), _MOST_BODY)

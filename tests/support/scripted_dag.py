@@ -1,4 +1,4 @@
-"""A run of the little Airflow's DAG: plan, one collect for each model (the real command), export, wait, compare."""
+"""A run of the scripted Airflow's DAG: plan, one collect for each model (the real command), export, wait, compare."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Site(Protocol):
 
 
 class ScriptedDagRun:
-    """A DAG run on a thread of its own."""
+    """A DAG run on its own thread."""
 
     def __init__(self, site: Site, conf: Mapping[str, Any]) -> None:
         self.conf = dict(conf)
@@ -105,7 +105,7 @@ class ScriptedDagRun:
         os.killpg(self._process.pid, signal.SIGKILL)
 
     def judged(self, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """The answer that the waiting task was parked for."""
+        """Answer the waiting task's gate."""
         if self._answered.is_set():
             return 409, {"detail": "has already been updated"}
         if body.get("chosen_options") != ["Compare now"]:

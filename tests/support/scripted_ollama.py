@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from support.scripted.answers import Reply, asked_for, huge_text, tips
+from support.scripted.answers import Reply, huge_text, requested_tips, tips
 from support.scripted.faults import KINDS, Fault
 from support.scripted.log import Log, Request, messages_hash
 from support.scripted.models import ModelSpec
@@ -39,9 +39,9 @@ __all__ = [
     "Request",
     "ScriptedOllama",
     "ScriptedProcess",
-    "asked_for",
     "huge_text",
     "messages_hash",
+    "requested_tips",
     "tips",
 ]
 
@@ -77,7 +77,7 @@ class _Site:
             self.server.memory.lose_all()
 
     async def pause_for(self, seconds: float, *, lose_models: bool) -> None:
-        await asyncio.sleep(0.05)  # the answer to whoever asked for it must get out
+        await asyncio.sleep(0.05)  # the response to the stop request must be sent first
         await self.pause(lose_models=lose_models)
         await asyncio.sleep(seconds)
         await self.listen()
@@ -233,7 +233,7 @@ async def _settle() -> None:
 
 
 class ScriptedProcess:
-    """The server in a process of its own, so that its work is not measured with the caller's."""
+    """The server in a separate process, so that its work is not measured with the caller's."""
 
     def __init__(self, models: Sequence[str], *, call_s: float = 0.0, options: Sequence[str] = ()) -> None:
         self._command = [sys.executable, "-m", "support.scripted_ollama", "--port", "0", "--models", ",".join(models)]

@@ -1,4 +1,4 @@
-"""Jobs on paper: the Runner port without processes, for pages and programs that only look at jobs."""
+"""A scripted runner: the Runner port without processes, for tests that only read jobs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tipbench.jobs.event_file import RecordedEvent
-from tipbench.jobs.events import Event
-from tipbench.jobs.job import Job, JobState, JobStatus, LogTail
+from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.progress import Progress
+from tipbench.record.events import Event
 
-Told = Callable[[Job], Sequence[Event]]
+Emitted = Callable[[Job], Sequence[Event]]
 
 
 def _nothing(_job: Job) -> Sequence[Event]:
@@ -20,11 +19,11 @@ def _nothing(_job: Job) -> Sequence[Event]:
 
 @dataclass
 class ScriptedRunner:
-    """Every job ends as `ends` says as soon as it was started, tells `told` and has printed `printed`. Thread-safe."""
+    """Every started job has the status `ends`, the events `emitted` and the output `printed`. Thread-safe."""
 
     name: str = "local"
     ends: Callable[[Job], JobStatus] = lambda _job: JobStatus(JobState.SUCCEEDED, 0)
-    told: Told = _nothing
+    emitted: Emitted = _nothing
     printed: str = ""
     _cancelled: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -33,7 +32,7 @@ class ScriptedRunner:
         """Nothing is started."""
 
     def observe(self, job: Job) -> JobStatus:
-        """As it shall end, unless it was cancelled."""
+        """Return the scripted status, unless the job was cancelled."""
         with self._lock:
             return JobStatus(JobState.CANCELLED) if job.id in self._cancelled else self.ends(job)
 
@@ -43,12 +42,13 @@ class ScriptedRunner:
             self._cancelled.add(job.id)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """All it tells, with its place in the list as cursor."""
-        told = [RecordedEvent(at + 1, "2026-05-04T10:15:00.000Z", event) for at, event in enumerate(self.told(job))]
-        return told[after : after + limit]
+        """Return the scripted events, with their position as cursor."""
+        at = "2026-05-04T10:15:00.000Z"
+        events = [RecordedEvent(cursor, at, event) for cursor, event in enumerate(self.emitted(job), start=1)]
+        return events[after : after + limit]
 
     def log(self, job: Job, most_bytes: int = 65_536) -> LogTail:  # noqa: ARG002 - all have printed the same
-        """The end of what it shall have printed."""
+        """Return the tail of the scripted output."""
         whole = self.printed.encode("utf-8", "backslashreplace")
         return LogTail(whole[-most_bytes:].decode("utf-8", "replace"), len(whole), len(whole) > most_bytes)
 

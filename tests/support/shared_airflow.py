@@ -1,4 +1,4 @@
-"""A real Airflow with our DAG beside a real MLflow and a scripted Ollama; one of each for the whole test session."""
+"""A real Airflow with our DAG, a real MLflow and a scripted Ollama; one of each for the whole test session."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.real_airflow import RealAirflow
+from support.scripted_mlflow import ScriptedMlflow
 from support.scripted_ollama import ModelSpec, ScriptedOllama
 
 MODELS = ("alpha:135m", "beta:135m", ModelSpec("huge:70b", params=70_000_000_000))
@@ -38,10 +39,17 @@ def scripted() -> Iterator[ScriptedOllama]:
 
 
 @pytest.fixture(scope="session")
+def airflow_mlflow_url() -> Iterator[str]:
+    """The scripted MLflow of the shared Airflow."""
+    with ScriptedMlflow() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
 def airflow(
-    tmp_path_factory: pytest.TempPathFactory, mlflow_url: str, worker_home: Path, scripted: ScriptedOllama
+    tmp_path_factory: pytest.TempPathFactory, airflow_mlflow_url: str, worker_home: Path, scripted: ScriptedOllama
 ) -> Iterator[RealAirflow]:
-    """Scheduler, API and all, started once: that takes a minute. Who stops it starts it again."""
-    own = {"MLFLOW_TRACKING_URI": mlflow_url, "TIPBENCH_HOME": str(worker_home), "OLLAMA_HOST": scripted.url}
+    """Scheduler, API and all, started once: that takes a minute. A test that stops it starts it again."""
+    own = {"MLFLOW_TRACKING_URI": airflow_mlflow_url, "TIPBENCH_HOME": str(worker_home), "OLLAMA_HOST": scripted.url}
     with RealAirflow(tmp_path_factory.mktemp("airflow"), own) as running:
         yield running

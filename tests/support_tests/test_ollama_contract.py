@@ -89,7 +89,7 @@ class TestContract:
             chat(site.url, keep_alive=keep_alive, options=SHORT)
             assert eventually(lambda: _expires_in(site.url) > 100 * 365 * 86400)
 
-    def test_keep_alive_that_is_not_a_duration_is_refused(self, site: Site) -> None:
+    def test_invalid_keep_alive_is_refused(self, site: Site) -> None:
         wrong: list[object] = [True, "", "soon", [], "5 min", "300", "-1", "1.5"]
         for keep_alive in wrong:
             answer = post(site.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive)
@@ -113,7 +113,7 @@ class TestContract:
         assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
         assert until_empty(site.url)
 
-    def test_unload_of_a_model_that_is_not_loaded_is_fine(self, site: Site) -> None:
+    def test_unload_of_a_model_that_is_not_loaded_succeeds(self, site: Site) -> None:
         assert post(site.url, "/api/generate", model=A, keep_alive=0).json()["done_reason"] == "unload"
         assert resident(site.url) == []
 
@@ -157,7 +157,7 @@ class TestContract:
             assert answer.status_code == 404
             assert answer.json()["error"]
 
-    def test_bad_bodies_and_unasked_thinking_are_400(self, site: Site) -> None:
+    def test_invalid_bodies_and_unsupported_thinking_are_400(self, site: Site) -> None:
         with plain_client() as client:
             assert client.post(f"{site.url}/api/chat", content=b"garbage").status_code == 400
             assert client.post(f"{site.url}/api/chat", content=b"").status_code == 400

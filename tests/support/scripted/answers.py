@@ -1,4 +1,4 @@
-"""What the scripted models say."""
+"""Answers of the scripted models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 Message = Mapping[str, object]
 Reply = Callable[[str, Sequence[Message], Mapping[str, object], int], str]
 
-_ASKED = re.compile(
+_NUMBER_OF_TIPS = re.compile(
     r"\b(\d{1,2})\s+(?:[^\W\d]+\s+){0,3}?(?:tips?|objects?|suggestions?|items?|elements?)\b", re.IGNORECASE
 )
 _STARTS = ("Before lunch,", "Right after coffee,", "At your desk,", "Once the call ends,", "Before you leave,")
@@ -28,18 +28,18 @@ _WHY = ("A small start removes the threshold.", "It is due first.", "This hour s
 
 
 def tips(model: str, messages: Sequence[Message], options: Mapping[str, object], nth: int) -> str:
-    """Exactly the asked JSON array, the same for the same model, messages and seed."""
+    """Exactly the requested JSON array, the same for the same model, messages and seed."""
     seed = hashlib.sha256(f"{model}|{options.get('seed')}|".encode())
     for message in messages:
         seed.update(str(message.get("content")).encode("utf-8", "replace"))
     stream = int.from_bytes(seed.digest()[:8], "big")
-    return json.dumps([_tip(stream + 7919 * i) for i in range(asked_for(messages))], ensure_ascii=False)
+    return json.dumps([_tip(stream + 7919 * i) for i in range(requested_tips(messages))], ensure_ascii=False)
 
 
-def asked_for(messages: Sequence[Message]) -> int:
-    """How many tips the last user message asks for in the end, after any worked examples; 3 when it does not say."""
+def requested_tips(messages: Sequence[Message]) -> int:
+    """The number of tips that the last user message requests, after any examples; 3 without one."""
     users = [str(message.get("content")) for message in messages if message.get("role") == "user"]
-    found = _ASKED.findall(users[-1]) if users else []
+    found = _NUMBER_OF_TIPS.findall(users[-1]) if users else []
     return min(max(int(found[-1]), 1), 50) if found else 3
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 def messages_hash(messages: object) -> str:
-    """16 hex digits that tell prompts apart."""
+    """A hash of 16 hex digits that identifies a prompt."""
     return hashlib.sha256(json.dumps(messages, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The models a scripted server has, and what /api/tags and /api/show say of them."""
+"""The models of a scripted server, with their entries in /api/tags and /api/show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelSpec:
     """One model. Names with the same `blob` share their weights; the digest is the manifest's, not the blob's."""
 
     name: str
-    params: int | None = 134_515_008  # None: /api/show does not tell
+    params: int | None = 134_515_008  # None: missing in /api/show
     blob: str = ""  # empty: its own
     digest: str = ""  # empty: derived from name and blob
     architecture: str = "llama"

@@ -25,7 +25,7 @@ class MemorySettings:
 
     load_s: float = 0.05
     unload_s: float = 0.01
-    keep_alive_s: float = 300.0  # for requests that do not say
+    keep_alive_s: float = 300.0  # for requests without keep_alive
     max_loaded: int = 3  # OLLAMA_MAX_LOADED_MODELS; 0: no limit
     parallel: int = 0  # OLLAMA_NUM_PARALLEL; 0: no limit
     hide_loading: bool = False

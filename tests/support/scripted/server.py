@@ -29,7 +29,7 @@ class Settings:
     version: str = "0.11.4"
     call_s: float = 0.0  # from loaded to the last byte
     chunks: int = 24  # objects an answer is streamed in
-    writes: int = 3  # in so many writes, spread over call_s
+    writes: int = 3  # number of writes, spread over call_s
     reply: Reply = tips
     memory: MemorySettings = field(default_factory=MemorySettings)
 

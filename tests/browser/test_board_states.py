@@ -1,0 +1,226 @@
+"""Each state of a board as its page: the answer card, the next step, and no state that is cut, shifted or unusable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.accessibility import faults, load_faults
+from support.board_states import PREFIX, board_states
+from support.panel_pages import Sight, Visit
+from support.panel_site import Site, panel_site
+
+if TYPE_CHECKING:
+    from axe_playwright_python.sync_playwright import Axe
+    from playwright.sync_api import Locator, Page
+
+# Of each state: the beginning of its title, and what its page offers.
+STATES = {
+    "unjudged": ("Not judged yet", ("Judge now", "Run the rules judge")),
+    "unusable": ("No usable answers", ("Read the answers",)),
+    "rules": ("For now: ", ("Judge now", "Its weakest answers", "People: 0 of 8 scenarios", "Rules: 8 of 8")),
+    "first-batch": ("For now: ", ("Judge now", "People: 2 of 8 scenarios", "Rules: 8 of 8")),
+    "held": ("Not judged yet", ("Review the held scores",)),
+    "accepted": ("Too close to call: 6 pairs share the lead", ("accepted although too far off",)),
+    "decided": ("Use large:3b/v1", ("Decide",)),
+    "tied": ("Not decided: ", ("Among the tied, it is the fastest", "would decide")),
+    "close": ("Too close to call: ", ("more scenarios would hardly decide", "the smallest")),
+    "reference-ahead": ("Use none of them: baseline:template is better", ("Does not beat baseline:template: −",)),
+}
+MOST_TABS = 120
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One panel with an experiment for each state."""
+    with panel_site(tmp_path_factory.mktemp("states") / "home", board_states()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pictures")
+
+
+def board_of(state: str) -> str:
+    return f"/experiments/{PREFIX}{state}"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_has_its_card_and_next_step(visit: Visit, site: Site, axe: Axe, pictures: Path, state: str) -> None:
+    title, offers = STATES[state]
+    sight = visit(site, width=1024)
+    assert list(load_faults(sight, board_of(state))) == []
+    card = sight.page.locator(".answer-card")
+    assert card.get_by_role("heading").inner_text().startswith(title)
+    assert card.locator(".answer-next").inner_text().startswith("Next: ")
+    text = sight.page.locator("main").inner_text()
+    assert [offer for offer in offers if offer not in text] == []
+    for width, scheme in ((1360, "light"), (1024, "dark"), (360, "light")):
+        sight.page.set_viewport_size({"width": width, "height": 900})
+        sight.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        sight.page.screenshot(path=pictures / f"{state}-{width}-{scheme}.png", full_page=True)
+        assert sight.scrolls_sideways() is None
+    assert list(faults(axe, sight, both=state == "decided")) == []
+    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
+
+
+def test_no_match_has_its_page_with_a_way_back(visit: Visit, site: Site, axe: Axe) -> None:
+    sight = visit(site)
+    sight.go(f"{board_of('decided')}?where=params.persona%3Dnobody")
+    assert sight.page.get_by_role("heading", name="Nothing matches these filters").is_visible()
+    assert list(faults(axe, sight)) == []
+    sight.page.get_by_role("link", name="Remove all filters").click()
+    assert sight.page.get_by_role("heading", name="Use large:3b/v1").is_visible()
+
+
+@pytest.mark.parametrize(("state", "pairs", "scenarios"), [("large", 15, 32), ("wide", 60, 32)])
+def test_large_boards_stay_small_and_whole(
+    visit: Visit, site: Site, axe: Axe, pictures: Path, state: str, pairs: int, scenarios: int
+) -> None:
+    sight = visit(site, width=1360)
+    for path in (board_of(state), f"{board_of(state)}/scenarios"):
+        assert list(load_faults(sight, path)) == []
+        sight.page.screenshot(path=pictures / f"{state}-{path.rpartition('/')[2]}.png", full_page=True)
+        assert list(faults(axe, sight)) == []
+    assert sight.page.locator(".matrix tbody tr").count() == scenarios
+    assert sight.page.locator(".matrix thead th.pair").count() == pairs
+
+
+def test_the_answers_to_a_scenario_have_an_address(visit: Visit, site: Site, axe: Axe) -> None:
+    sight = visit(site)
+    sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
+    scenario = sight.page.locator(".matrix tbody th").nth(2).inner_text()
+    sight.page.locator(".matrix tbody tr").nth(2).locator("td a").nth(1).click()
+    assert sight.page.get_by_role("heading", name=scenario).is_visible()
+    assert sight.page.locator(".side:target").get_attribute("id") == "a1"
+    assert list(faults(axe, sight)) == []
+    again = visit(site)
+    again.page.goto(sight.page.url)
+    assert again.page.locator("article.answer").count() == 6
+
+
+def test_the_matrix_is_one_stop_for_the_tab_key_and_moves_with_arrows(visit: Visit, site: Site) -> None:
+    sight = visit(site)
+    sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
+    sight.page.locator(".matrix tbody a").first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        sight.page.keyboard.press(key)
+    place = "[document.activeElement.closest('tr').rowIndex, document.activeElement.closest('td, th').cellIndex]"
+    assert sight.page.evaluate(place) == [2, 3]  # the mean has no link and is passed over
+    stops = "[...document.querySelectorAll('.matrix tbody a')].filter(each => each.tabIndex === 0).length"
+    assert sight.page.evaluate(stops) == 1
+    sight.page.keyboard.press("Enter")
+    sight.page.wait_for_url("**/scenarios?scenario=*#a1")
+
+
+@dataclass
+class Hand:
+    """Uses pages by keyboard alone or by touch alone, and counts what would be clicks."""
+
+    sight: Sight
+    touch: bool
+    clicks: int = 0
+
+    @property
+    def page(self) -> Page:
+        return self.sight.page
+
+    def use(self, target: Locator, *, text: str | None = None) -> None:
+        """Activate a link or button, or with `text` go into a field and type."""
+        self.clicks += 1
+        if self.touch:
+            target.tap()
+        else:
+            for _ in range(MOST_TABS):
+                if target.evaluate("each => each === document.activeElement"):
+                    break
+                self.page.keyboard.press("Tab")
+            else:
+                pytest.fail(f"not reached by the tab key: {target}")
+            if text is None:
+                self.page.keyboard.press("Enter")
+        if text is not None:
+            self.page.keyboard.type(text)
+
+    def open_board(self, state: str) -> None:
+        """From the list of experiments; the clicks of a task count from here."""
+        self.page.goto(self.sight.origin)
+        self.use(self.page.get_by_role("link", name=PREFIX + state, exact=True))
+        self.page.wait_for_url(f"**{board_of(state)}")
+        self.clicks = 0
+
+
+@pytest.fixture(params=["keyboard", "touch"])
+def hand(request: pytest.FixtureRequest, visit: Visit, site: Site) -> Hand:
+    touch = request.param == "touch"
+    return Hand(visit(site, width=360 if touch else 1280, has_touch=touch), touch)
+
+
+def test_which_pair_to_use_is_in_sight_on_the_board(hand: Hand) -> None:
+    hand.open_board("decided")
+    box = hand.page.get_by_role("heading", name="Use large:3b/v1").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 740  # the height of a small phone
+    assert hand.clicks == 0
+
+
+def test_all_answers_to_one_scenario_take_two_clicks(hand: Hand) -> None:
+    hand.open_board("decided")
+    hand.use(hand.page.get_by_role("link", name="Scenarios"))
+    hand.page.wait_for_url("**/scenarios")
+    hand.use(hand.page.locator(".matrix tbody a").first)
+    hand.page.wait_for_url("**/scenarios?scenario=*")
+    assert (hand.page.locator("article.answer").count(), hand.clicks) == (6, 2)
+
+
+def test_the_next_item_to_judge_takes_one_click(hand: Hand) -> None:
+    hand.open_board("unjudged")
+    hand.use(hand.page.get_by_role("button", name="Judge now"))
+    hand.page.wait_for_url("**/judge/batches/*")
+    hand.page.locator("#desk:not([hidden])").wait_for()
+    assert (hand.page.locator(".group").first.is_visible(), hand.clicks) == (True, 1)
+
+
+def test_the_worst_answer_of_the_leader_takes_two_clicks(hand: Hand) -> None:
+    hand.open_board("tied")
+    hand.use(hand.page.get_by_role("link", name="Its weakest answers"))
+    hand.page.wait_for_url("**/runs?*")
+    scores = [float(text) for text in hand.page.locator("td[data-label=Composite]").all_inner_texts()]
+    assert scores == sorted(scores)
+    hand.use(hand.page.locator(".runs tbody th a").first)
+    hand.page.locator(".headline").wait_for()
+    assert (hand.page.locator(".headline dd").first.inner_text(), hand.clicks) == (f"{scores[0]:.2f}", 2)
+
+
+def test_a_decision_takes_three_clicks_and_is_shown_on_the_board(hand: Hand) -> None:
+    reason = f"Leads clearly, and is fast enough: {'touch' if hand.touch else 'keyboard'}."
+    hand.open_board("decided")
+    hand.use(hand.page.locator(".decide > summary"))
+    hand.use(hand.page.get_by_label("Reason"), text=reason)
+    hand.use(hand.page.get_by_role("button", name="Record the decision"))
+    hand.page.locator(".alert", has_text="Decided for large:3b/v1").filter(has_text=reason).wait_for()
+    assert hand.clicks == 3
+
+
+def test_on_a_phone_a_row_opens_for_the_rest_and_sorting_keeps_the_place(visit: Visit, site: Site) -> None:
+    sight = visit(site, width=360)
+    sight.page.goto(site.url + board_of("large"))
+    row = sight.page.locator(".standings tbody tr").nth(3)
+    shown = "row => [...row.querySelectorAll('td')].filter(each => each.offsetParent).map(each => each.dataset.label)"
+    assert row.evaluate(shown) == ["rank", "composite", "standing"]
+    row.get_by_label("More of").check()
+    assert {"P(best)", "latency", "tone", "tokens/s"} <= set(row.evaluate(shown))
+    sight.page.set_viewport_size({"width": 1360, "height": 900})
+    head = sight.page.get_by_role("columnheader", name="composite").get_by_role("link")
+    # The place at the click itself: the wider page may still be laid out, and a click scrolls to its link.
+    sight.page.evaluate("addEventListener('click', () => sessionStorage.setItem('clicked', scrollY), true)")
+    with sight.page.expect_navigation():
+        head.click()
+    before, after = sight.page.evaluate("[Number(sessionStorage.getItem('clicked')), scrollY]")
+    assert before > 0
+    assert abs(after - before) < 3

@@ -1,0 +1,116 @@
+"""One experiment per state of a board, recorded and judged like any other, for pages that show each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from support.judging import Desk, always, fill, items_of, record_cells
+from tipbench.judge.export import ExportRequest
+from tipbench.judge.rules import RulesJudge
+from tipbench.judge.run import run_judge
+from tipbench.plan.grid import PlannedCell
+from tipbench.plan.suite import load_suite
+from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.store import MemoryStore
+
+PREFIX = "tip-bench-"
+MODELS = ("small:0.5b", "large:3b")
+SIZES = {"small:0.5b": 0.5, "large:3b": 3.2}
+MIDDLE = 3
+
+Level = Callable[[StoredRun, random.Random], int]
+
+
+class SizedStore(MemoryStore):
+    """Records each model with its size, memory and speed, which the helper that records cells does not vary."""
+
+    def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
+        """Records the run."""
+        billions = SIZES.get(run.params.get("model", ""))
+        if billions is not None:
+            tags = {**run.tags, "memory_bytes": str(int(billions * 0.7 * 2**30))}
+            params = {**run.params, "model_params_b": str(billions)}
+            metrics = {**run.metrics, "latency_s": billions}
+            run = replace(run, params=params, tags=tags, metrics=metrics)
+        return super().record(experiment_id, run, maybe_there=maybe_there)
+
+
+def board_states() -> MemoryStore:
+    """A store with an experiment for each state, named after it."""
+    store = SizedStore()
+    _desk(store, "unjudged")
+    _desk(store, "unusable", write=lambda _cell, _rng: "I would rather not.")
+    rules = _desk(store, "rules")
+    run_judge(store, rules.experiment, RulesJudge(), ExportRequest())
+    first = _desk(store, "first-batch")
+    run_judge(store, first.experiment, RulesJudge(), ExportRequest())
+    _judge(first, _by_model(0), scenarios=2)
+    held = _desk(store, "held")
+    assert held.apply(fill(held.export("ben").stored, always(5))).status == "held"
+    accepted = _desk(store, "accepted")
+    filled = fill(accepted.export("ben").stored, always(5))
+    accepted.apply(filled)
+    accepted.apply(filled, accept="The judge is known to be generous.")
+    _judge(_desk(store, "decided"), _by_model(2))
+    _judge(_desk(store, "tied"), _slightly_better)
+    _judge(_desk(store, "close"), _by_model(0))
+    _judge(_desk(store, "reference-ahead", models=(*MODELS, "baseline:template")), _template_best)
+    for name, models, suite in (("wide", 20, "tips-32"), ("large", 5, "tips-32")):
+        many = tuple(f"model-{at:02}:1b" for at in range(models))
+        _judge(_desk(store, name, models=many, suite=suite), _any_level)
+    for experiment in store.experiments():
+        store.touch(experiment.experiment_id)
+    return store
+
+
+def _desk(
+    store: MemoryStore,
+    name: str,
+    *,
+    models: Sequence[str] = MODELS,
+    suite: str = "tips",
+    write: Callable[[PlannedCell, random.Random], str] | None = None,
+) -> Desk:
+    options = {} if write is None else {"write": write}
+    found = record_cells(store, models=models, experiment=PREFIX + name, suite=load_suite(suite), **options)  # type: ignore[arg-type]
+    return Desk(store, found)
+
+
+def _judge(desk: Desk, level: Level, *, scenarios: int | None = None) -> None:
+    """Judges all cells, or those of the first scenarios, at the given levels; controls at their references."""
+    judging = desk.export("anna", everything=True).stored
+    raw, cells = fill(judging), desk.cells()
+    chosen = sorted({run.params["scenario"] for run in cells.values()})[:scenarios]
+    for run_id, item in items_of(raw, judging).items():
+        run = cells[run_id]
+        rng = random.Random(" ".join(run.params[name] for name in ("model", "prompt_version", "scenario")))
+        for tip in item["tips"]:
+            value = level(run, rng) if run.params["scenario"] in chosen else None
+            tip["scores"] = dict.fromkeys(tip["scores"], value and min(5, max(1, value)))
+    assert desk.apply(raw).status == "applied"
+
+
+def _by_model(lead: int) -> Level:
+    """Returns levels with which the large model and prompt v1 lead, or with which nothing does."""
+
+    def level(run: StoredRun, rng: random.Random) -> int:
+        best = run.params["model"] == "large:3b" and run.params["prompt_version"] == "v1"
+        return MIDDLE + (lead if best else 0) + rng.choice((-1, 0, 0, 1)) * (lead == 0 or not best)
+
+    return level
+
+
+def _slightly_better(run: StoredRun, rng: random.Random) -> int:
+    if run.params["model"] != "large:3b":
+        return MIDDLE - rng.choice((0, 1))
+    return MIDDLE + rng.choice({"v1": (0, 1, 2), "v2-mentor": (0, 0, 1)}.get(run.params["prompt_version"], (-1, 0)))
+
+
+def _template_best(run: StoredRun, rng: random.Random) -> int:
+    return 5 if run.params["model"] == "baseline:template" else rng.choice((2, 3))
+
+
+def _any_level(run: StoredRun, rng: random.Random) -> int:
+    return MIDDLE + (int(run.params["model"][6:8]) % 3) - 1 + rng.choice((-1, 0, 1))

@@ -34,44 +34,44 @@ SECTIONS = {  # tag → heading, in the order of reading
 }
 JSON = "application/json"
 _DEEPEST = 2  # levels of an answer that its table shows
-_FEW = 4  # lines of a table that is told again rather than referred to
-_EVERYWHERE = ("400", "401", "403", "413", "422", "429", "500")  # said once for all
+_FEW = 4  # lines of a table that is repeated rather than linked
+_EVERYWHERE = ("400", "401", "403", "413", "422", "429", "500")  # listed once, at the top
 
 HEAD = """\
-<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it anew, a test compares. -->
+<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it again; a test compares. -->
 
 # The admin API
 
-`tipbench panel` serves it with the pages, by default on `http://127.0.0.1:5180`. The examples take the
+`tipbench panel` serves the API with the pages, by default on `http://127.0.0.1:5180`. The examples read the
 address and a token from the shell:
 
 ```sh
 export PANEL=http://127.0.0.1:5180
-export TOKEN=…    # printed by the first `tipbench panel`, or made by `tipbench token create`
+export TOKEN=…    # printed by the first `tipbench panel`, or by `tipbench token create`
 curl -sS -H "Authorization: Bearer $TOKEN" "$PANEL/api/bench/experiments"
 ```
 
-The same as an OpenAPI document, for generators and test tools: `GET /api/bench/openapi.json`.
+`GET /api/bench/openapi.json` returns the same as an OpenAPI document, for generators and test tools.
 
-**Who may.** Programs send `Authorization: Bearer TOKEN`. An *admin* may do everything. A *judge* may judge on
-sheets and batches of its own, under the token's name, and sees nothing that unblinds. A browser's session (the cookie
-of `/login`) is worth as much as its token, but every change then needs the session's CSRF token too, in the header
-`X-CSRF-Token` or the form's field `{csrf}`.
+**Authentication.** Programs send `Authorization: Bearer TOKEN`. An *admin* may do everything. A *judge* may use only
+its own sheets and batches, under the token's name, and sees nothing that unblinds. A browser session (the cookie
+of `/login`) has the rights of its token, but every change also needs the session's CSRF token, in the header
+`X-CSRF-Token` or the form field `{csrf}`.
 
-**Names in paths.** An experiment's name may hold slashes and other characters: quote it whole (`a/b` is `a%2Fb`).
+**Names in paths.** An experiment's name may contain slashes and other characters: percent-encode it (`a/b` is `a%2Fb`).
 
-**Lists** are `{{"items", "next"}}`: hand `next` back as `?next=` for the page after this one; it is null at the end.
+**Lists** are `{{"items", "next"}}`: pass `next` as `?next=` to get the next page; it is null on the last one.
 
 **Unknown** is null, never 0. Numbers are not rounded. Times are UTC: `2026-05-04T10:15:00.000Z`.
 
-**Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. What takes long
-(exporting, applying, opening and closing a batch) a judge's token does one at a time, an admin's {admins}: the next
-request waits a moment and is then refused (429, `busy`) with nothing changed.
+**Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. Slow requests
+(exporting, applying, opening and closing a batch) run one at a time for a judge's token and {admins} at a time for an
+admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed.
 
 ## Errors
 
-Every failure looks like this; `code` stays the same when the words change, `path` is the place in the request that is
-wrong, or null:
+Every error has this form; `code` is stable while the message may change, `path` is the invalid part of the request,
+or null:
 
 ```json
 {error}
@@ -79,10 +79,9 @@ wrong, or null:
 
 {statuses}
 
-A refused sheet has more beside `error`: `status` (`refused`) and `errors`, a list with the item, tip and field of every
-mistake.
+A rejected sheet also has `status` (`refused`) and `errors`, a list with the item, tip and field of every mistake.
 
-Every answer has an `X-Request-ID`, the caller's own if it sent a good one; the log names it where something failed.
+Every response has an `X-Request-ID`: the caller's, if it sent a valid one. The log names it where a request failed.
 
 ## All routes
 
@@ -97,7 +96,7 @@ class Operation:
     method: str
     path: str
     raw: Json
-    who: str
+    role: str
 
     @property
     def name(self) -> str:
@@ -109,13 +108,13 @@ class Operation:
 
     @property
     def anchor(self) -> str:
-        """As GitHub makes it of the heading."""
+        """The anchor that GitHub gives the heading."""
         kept = [char for char in self.name.lower() if char.isalnum() or char in " -_"]
         return "".join(kept).replace(" ", "-")
 
 
 def api_page(_present: str) -> str:
-    """The whole page, whatever it is at present."""
+    """Return the page; what it contains at present does not matter."""
     document, operations = read_api()
     writer = _Writer(document, json.loads(EXAMPLES.read_text("utf-8")))
     unused = set(writer.examples) - {each.name for each in operations}
@@ -142,16 +141,16 @@ def read_api() -> tuple[Json, list[Operation]]:
 
 
 def _roles(app: Any) -> dict[tuple[str, str], str]:
-    """Who may use each route, read from what it depends on, as the requests are."""
-    walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older ones keep a flat list
+    """Return the role that each route needs, read from its dependencies."""
+    walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older versions have a flat list
     found: dict[tuple[str, str], str] = {}
     for route in walk(app.routes):
         original = getattr(route, "original_route", route)
         if not hasattr(original, "dependant"):
             continue
         calls = set(_calls(getattr(route, "dependant", None) or original.dependant))
-        who = "admin" if require_admin in calls else "admin, judge" if identify in calls else "anybody"
-        found |= {(method, str(route.path_format)): who for method in route.methods}
+        role = "admin" if require_admin in calls else "admin, judge" if identify in calls else "public"
+        found |= {(method, str(route.path_format)): role for method in route.methods}
     return found
 
 
@@ -167,7 +166,7 @@ class _Writer:
     def __init__(self, document: Json, examples: Mapping[str, Json]) -> None:
         self._schemas = Schemas(document)
         self.examples = examples
-        self._told: dict[str, Operation] = {}  # a table → where it stands
+        self._tables: dict[str, Operation] = {}  # a table → the operation that shows it
 
     def page(self, operations: Sequence[Operation]) -> str:
         """Head, then a section for each tag."""
@@ -187,7 +186,7 @@ class _Writer:
                 if int(status) >= 400 and each.tag != "health":
                     refusals.setdefault(status, response)
         rows = [(status, response["description"], self._where(status)) for status, response in sorted(refusals.items())]
-        routes = [(f"[`{each.name}`](#{each.anchor})", each.who, each.raw["summary"]) for each in operations]
+        routes = [(f"[`{each.name}`](#{each.anchor})", each.role, each.raw["summary"]) for each in operations]
         error = refusals["404"]["content"][JSON]["example"]
         return HEAD.format(
             csrf=CSRF_FIELD,
@@ -196,7 +195,7 @@ class _Writer:
             admins=ADMINS_AT_ONCE,
             error=pretty(error),
             statuses=table(("status", "meaning", "where"), rows),
-            routes=table(("route", "who may", "what it does"), routes),
+            routes=table(("route", "role", "what it does"), routes),
         )
 
     @staticmethod
@@ -208,7 +207,7 @@ class _Writer:
         parts = [
             f"### `{operation.name}`",
             f"{raw['summary']}. {raw['description']}",
-            f"Who may: {operation.who}.",
+            f"Role: {operation.role}.",
             self._parameters(operation),
             self._body(operation),
             fenced("sh", self._curl(operation)),
@@ -232,8 +231,8 @@ class _Writer:
         return self._once(table(("parameter", "values", "meaning"), rows), operation, "Its parameters")
 
     def _once(self, made: str, operation: Operation, what: str) -> str:
-        """A table, or where it stands already."""
-        first = self._told.setdefault(made, operation)
+        """Return a table, or a link to the operation that shows the same."""
+        first = self._tables.setdefault(made, operation)
         again = first is operation or made.count("\n") <= _FEW
         return made if again else f"{what} are those of [`{first.name}`](#{first.anchor})."
 
@@ -243,22 +242,21 @@ class _Writer:
             return ""
         kinds = " or ".join(f"`{kind}`" for kind in body["content"])
         first = next(iter(body["content"].values()))["schema"]
-        told = body.get("required") or "left out" in body.get("description", "")
-        must = "" if told else ", may be left out"
-        said = f"Body ({kinds}{must}). {body.get('description', '')}".strip()
+        optional = not body.get("required") and "left out" not in body.get("description", "")
+        described = f"Body ({kinds}{', optional' if optional else ''}). {body.get('description', '')}".strip()
         rows = list(self._schemas.fields(first, "", _DEEPEST))
         if not rows:
-            return said
-        return f"{said}\n\n{self._once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
+            return described
+        return f"{described}\n\n{self._once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
 
     def _answers(self, operation: Operation) -> Iterator[str]:
         for status, response in operation.raw["responses"].items():
             if int(status) >= 400:
                 continue
             kinds = list(response.get("content", {}))
-            said = "" if response["description"] == "Successful Response" else f" {response['description']}"
+            described = "" if response["description"] == "Successful Response" else f" {response['description']}"
             of = f" ({' or '.join(f'`{kind}`' for kind in kinds)})" if kinds and kinds != [JSON] else ""
-            yield f"**{status}**{of}{said or ' Done.'}"
+            yield f"**{status}**{of}{described or ' Done.'}"
             schema = response.get("content", {}).get(JSON, {}).get("schema")
             known = self.examples.get(operation.name, {})
             if schema is None:
@@ -274,8 +272,8 @@ class _Writer:
         own = [status for status in sorted(responses) if int(status) >= 400 and status not in _EVERYWHERE]
         if len([status for status in responses if int(status) >= 400]) < len(_EVERYWHERE):
             own = [status for status in sorted(responses) if int(status) >= 400]
-            return f"Refuses with {_listed(own)} only." if own else ""
-        return f"Also refuses with {_listed(own)}." if own else ""
+            return f"Errors: {_listed(own)} only." if own else ""
+        return f"Other errors: {_listed(own)}." if own else ""
 
     def _curl(self, operation: Operation) -> str:
         known = self.examples.get(operation.name, {})
@@ -284,7 +282,7 @@ class _Writer:
         words = ["curl -sS"]
         if operation.method != "GET":
             words.append(f"-X {operation.method}")
-        if operation.who != "anybody":
+        if operation.role != "public":
             words.append('-H "Authorization: Bearer $TOKEN"')
         body = operation.raw.get("requestBody", {}).get("content", {}).get(JSON, {}).get("example")
         if body is not None:

@@ -26,12 +26,12 @@ DOCS = Path(__file__).parent
 SAME_OPTIONS = {"tipbench plan": "tipbench collect"}  # printed once
 
 HEAD = f"""\
-<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it anew, a test compares. -->
+<!-- Written by docs/generate.py from the code; do not edit. `make docs` writes it again; a test compares. -->
 
 # The command line
 
-Results go to stdout, progress and messages to stderr, so that `tipbench … --json > file` holds nothing but the result.
-A mistake of the user's is answered with a sentence or two and no traceback.
+Results go to stdout, progress and messages to stderr, so `tipbench … --json > file` contains the result only.
+Invalid input prints one or two sentences and no traceback.
 
 ## Exit codes
 
@@ -39,9 +39,9 @@ A mistake of the user's is answered with a sentence or two and no traceback.
 
 ## Settings
 
-A flag wins over a variable, a variable over `{CONFIG_FILE}` in the working folder, that over `{CONFIG_FILE}` in the
-home folder, and all over the default. Of several variables the first that is set counts. In the file, a key stands at
-the top level (`n_tips = 3`); a key that does not exist is refused. Secrets are read from variables only.
+In order of precedence: a flag, an environment variable, `{CONFIG_FILE}` in the working folder, `{CONFIG_FILE}` in the
+home folder, the default. If several variables are listed, the first one that is set is used. Keys in the file are at
+the top level (`n_tips = 3`); an unknown key is rejected. Secrets are read from variables only.
 
 {{settings}}
 
@@ -52,7 +52,7 @@ the top level (`n_tips = 3`); a key that does not exist is refused. Secrets are 
 
 
 def cli_page(_present: str) -> str:
-    """The whole page, whatever it is at present."""
+    """Return the page; what it contains at present does not matter."""
     return HEAD.format(codes=_codes(), settings=_settings(), commands="\n\n".join(_commands()))
 
 

@@ -91,7 +91,7 @@ def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dic
             assert page.count(heading) == 1, heading
             section = page.partition(heading)[2].partition("\n## ")[0].partition("\n### ")[0]
             assert "curl -sS" in section, heading
-            assert "Who may: " in section, heading
+            assert "Role: " in section, heading
 
 
 def test_examples_of_responses_match_the_openapi_document(document: dict[str, Any]) -> None:

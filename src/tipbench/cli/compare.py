@@ -106,7 +106,7 @@ def compare(
 ) -> None:
     """Rank model and prompt pairs with confidence intervals.
 
-    Pairs are compared on the scenarios they share: which pair leads, which are not clearly different from the leader,
+    Pairs are compared on the scenarios they share: which pair leads, which are tied with it,
     and whether the model or the prompt explains the difference. The leaderboard is saved in MLflow as a separate run.
 
     Two experiments are compared on the cells they share, for example to see whether a new prompt or model build helps.

@@ -33,7 +33,7 @@ def decide(
     """Record a decision with its evidence.
 
     Saves the leaderboard, the scores, the hashes and the reason as a run in MLflow and as a Markdown file. The record
-    states where the scores do not support the choice: if the pair does not lead, is not clearly different from others,
+    states where the scores do not support the choice: if the pair does not lead, is tied with others,
     or has only provisional scores. Every call adds a new decision; earlier ones are never replaced.
 
     Examples:

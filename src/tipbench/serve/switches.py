@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.serve.policy import DEFAULT_POLICY, known_policy
+from tipbench.serve.policy import DEFAULT_POLICY, POLICIES, known_policy
 from tipbench.sqlite import Database
 
-SHADOWS = {"egreedy-v2-shadow": "egreedy/v2", "egreedy-v3-shadow": "egreedy/v3", "linucb-shadow": "linucb"}
+SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
 _ACTIVE = "active"
 _SWITCHES = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy

@@ -65,6 +65,7 @@ class Outlook:
     detectable: float | None  # in points of composite; None if these scenarios cannot decide
     answers: int  # not judged yet
     judging_s: float
+    composite_range: tuple[float, float]  # of the rubric
 
     @property
     def text(self) -> str:
@@ -75,7 +76,8 @@ class Outlook:
         elif self.detectable is None:
             decides = f"{scenarios} cannot decide; at least {MIN_SCENARIOS} are needed."
         else:
-            decides = f"{scenarios} find differences of about {self.detectable:.1f} in composite (2 to 17)."
+            low, high = self.composite_range
+            decides = f"{scenarios} find differences of about {self.detectable:.1f} in composite ({low:g} to {high:g})."
         if not self.answers:
             return decides
         return f"{decides} Judging {plural(self.answers, 'answer')} takes about {duration(self.judging_s)}."
@@ -102,4 +104,5 @@ def plan_outlook(plan: Plan) -> Outlook:
         else None,
         answers=answers,
         judging_s=answers * plan.config.n_tips * SECONDS_PER_TIP,
+        composite_range=plan.suite.rubric.range,
     )

@@ -15,7 +15,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import Look, NextLook
 from tipbench.plan.design import make_design
 
-A, B, TEMPLATE = Pair("a:3b", "v1"), Pair("b:1b", "v1"), Pair("baseline:template", "none")
+A, B, C, TEMPLATE = Pair("a:3b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1"), Pair("baseline:template", "none")
 GOOD = [13.0, 14.0, 12.5, 13.5, 14.5, 12.0, 13.0, 14.0]
 LOW = [value - 4 - at % 2 for at, value in enumerate(GOOD)]
 EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
@@ -45,6 +45,19 @@ def test_a_tie_names_the_smallest_and_the_next_look_with_its_effort() -> None:
     coming = card({A: waiting, B: [*EVEN, *[None] * 8]})
     assert coming.state == "tied"
     assert coming.next.startswith("Next: judge 8 more scenarios (16 answers)")
+
+
+def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next() -> None:
+    short: list[float | None] = [*GOOD[:5], *[None] * 3]
+    found = card({A: GOOD, B: LOW, C: short})
+    assert (found.state, found.title) == ("tied", "Not decided: a:3b/v1 leads")
+    assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.lines
+    assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
+    assert found.next == "Next: judge 3 more answers."
+    cells = scored({A: GOOD, B: LOW, C: short}).cells
+    there = tuple(cell for cell in cells if cell.values)
+    uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": there})
+    assert uncollected.next == "Next: collect and judge the missing answers of c:1b/v1, or compare with `--exclude`."
 
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:

@@ -555,10 +555,10 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells, *, judg
 def with_duels(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, *, judge: str | None = None
 ) -> Leaderboard:
-    """Add the duels within the tied set to the board; ranks, leader and `decided` do not change."""
-    if board.provisional or board.by is not None or not board.ranking.tied:
+    """Add the duels of the leader and the ranked rows tied with it; ranks, leader and `decided` do not change."""
+    if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
-    among = {pair for pair in (board.ranking.leader, *board.ranking.tied) if pair is not None}
+    among = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}
     duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
     return replace(board, duels=duel_table(duels, among)) if duels else board
 

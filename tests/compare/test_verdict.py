@@ -138,6 +138,17 @@ def test_rows_without_an_answer_are_named_in_a_decision() -> None:
     assert "every other pair is clearly worse, without 2 pairs that gave no answer." in found.verdict
 
 
+def test_model_without_an_answer_is_named_in_a_decision_between_models() -> None:
+    cells = scored({A: LOW, B: HIGH, C: [None] * 8})
+    failed = tuple(
+        replace(each, run=replace(each.run, tags={"state": "failed"})) if not each.values else each
+        for each in cells.cells
+    )
+    found = make_board("tip-bench-test", replace(cells, cells=failed), BoardOptions(by="model"))
+    assert found.ranking.decided
+    assert "every other model is clearly worse, without 1 model that gave no answer." in found.verdict
+
+
 def test_stale_rows_are_named_in_a_decision() -> None:
     found = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
     assert found.ranking.decided

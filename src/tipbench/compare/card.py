@@ -12,6 +12,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.report import best_text, label_of
 from tipbench.compare.verdict import next_step, standing_sentence, unranked_sentence, unusable_text
 from tipbench.markup import duration
+from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import file_size, interval, join_names, number, parameter_count, plural, short_name
 
 _LONGEST = 60  # characters of a name
@@ -178,6 +179,10 @@ def _how_sure(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
     best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
     chance = f"the chance that it is the best is {best}" if best else "too few scenarios to estimate a chance"
+    if len(ranking.ranked) == 1:
+        chance = "there is nothing to compare it with"
+    elif best and ranking.unranked:
+        chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {best}"
     over = plural(ranking.n_scenarios, board.unit)
     if state is CardState.PROVISIONAL:
         return f"How sure: scored by {join_names(board.judges, 3)} over {over}, not by people; {chance}."
@@ -209,6 +214,8 @@ def _next(board: Leaderboard, state: CardState) -> str:
         return f"Next: judge by hand, so that scores count: `tipbench judge export --experiment {experiment}`."
     if state is CardState.BEHIND:
         return "Next: use the reference, or try other prompts and models."
+    if state is CardState.DECIDED and board.by:
+        return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
     if ranking.next_look is not None:
@@ -222,6 +229,10 @@ def _next(board: Leaderboard, state: CardState) -> str:
         return (
             f"Next: collect more scenarios; about {plural(ranking.scenarios_needed, board.unit)} in all would decide."
         )
+    if len(ranking.ranked) < 2:
+        return "Next: collect another model or prompt to compare it with."
+    if ranking.too_few:
+        return f"Next: collect more scenarios; at least {MIN_SCENARIOS} {board.unit}s are needed to decide."
     return "Next: choose among the tied by speed, size or duels; more scenarios would hardly decide."
 
 

@@ -264,13 +264,14 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
         raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
     unplanned = _why_unplanned(cells, options)
+    answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
     ranking = rank(
         matrix,
         RankOptions(
             baseline=options.baseline,
             design=None if unplanned else design,
             finished=cells.finished,
-            silent=frozenset() if by else cells.silent,
+            silent=frozenset({merged(pair, by) for pair in cells.silent} - answering),
         ),
         references,
     )

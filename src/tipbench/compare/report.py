@@ -163,7 +163,7 @@ def detectable_lines(board: Leaderboard) -> list[str]:
     least = board.ranking.smallest_detectable
     if least is None:
         return []
-    over = plural(board.ranking.n_scenarios, board.unit)
+    over = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
     return [f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with {over}."]
 
 

@@ -62,7 +62,7 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
     if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)
-    if facts.unplanned and not ranking.too_few:
+    if facts.unplanned:
         yield f"Not a planned look: {facts.unplanned}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
@@ -109,11 +109,11 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
 
 def unranked_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
     """Return the sentence on rows judged in too few scenarios to be ranked."""
-    rows = [
-        f"{row.pair} (judged in {plural(row.estimate.n if row.estimate else 0, facts.unit)})"
-        for row in ranking.unranked
-    ]
-    return f"Not decided without {join_names(rows, _NAMED)}, which may still lead."
+    counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
+    fewest, most = min(counts), plural(max(counts), facts.unit)
+    judged = most if fewest == max(counts) else f"{fewest} to {most}"
+    names = join_names((row.pair for row in ranking.unranked), _NAMED)
+    return f"Not decided without {names} (judged in {judged}), which may still lead."
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:

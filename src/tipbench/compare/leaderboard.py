@@ -264,14 +264,17 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
         raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
     unplanned = _why_unplanned(cells, options)
-    answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
+    silent = cells.silent
+    if by:
+        answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
+        silent = frozenset(merged(pair, by) for pair in silent) - answering
     ranking = rank(
         matrix,
         RankOptions(
             baseline=options.baseline,
             design=None if unplanned else design,
             finished=cells.finished,
-            silent=frozenset({merged(pair, by) for pair in cells.silent} - answering),
+            silent=silent,
         ),
         references,
     )
@@ -323,7 +326,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.question.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
-        sizes={run.params.get("model", ""): _size(run) for run in runs},
+        sizes={model: _size(run) for model, run in {run.params.get("model", ""): run for run in runs}.items()},
         covered=cells.covered,
     )
 

@@ -102,7 +102,7 @@ def test_the_state_of_a_row_is_visible_without_colour() -> None:
 def test_the_shading_ends_where_rows_are_separated() -> None:
     made = board(missing=gap)
     shaded = [row["label"] for row in forest_rows(made) if row["top"]]
-    assert shaded == [str(made.ranking.leader), *map(str, made.ranking.tied)]
+    assert shaded == [str(made.ranking.leader), *map(str, made.ranking.tied_ranked)]
 
 
 def test_a_decided_board_shades_nothing() -> None:

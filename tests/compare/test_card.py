@@ -15,7 +15,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import Look, NextLook
 from tipbench.plan.design import make_design
 
-A, B, TEMPLATE = Pair("a:3b", "v1"), Pair("b:1b", "v1"), Pair("baseline:template", "none")
+A, B, C, TEMPLATE = Pair("a:3b", "v1"), Pair("b:1b", "v1"), Pair("c:1b", "v1"), Pair("baseline:template", "none")
 GOOD = [13.0, 14.0, 12.5, 13.5, 14.5, 12.0, 13.0, 14.0]
 LOW = [value - 4 - at % 2 for at, value in enumerate(GOOD)]
 EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
@@ -24,7 +24,8 @@ EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
 def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> AnswerCard:
     cells = scored(columns, **changes.pop("cells", {}))
     design = make_design(cell.scenario for cell in cells.cells) if changes.pop("planned", True) else None
-    made = make_board("tip-bench-x", cells, BoardOptions(scales=("tone",), design=design))
+    options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
+    made = make_board("tip-bench-x", cells, options)
     sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
     return answer_card(replace(made, **{"span": (2.0, 17.0), "sizes": sizes, **changes}))
 
@@ -45,6 +46,35 @@ def test_a_tie_names_the_smallest_and_the_next_look_with_its_effort() -> None:
     coming = card({A: waiting, B: [*EVEN, *[None] * 8]})
     assert coming.state == "tied"
     assert coming.next.startswith("Next: judge 8 more scenarios (16 answers)")
+
+
+def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next() -> None:
+    short: list[float | None] = [*GOOD[:5], *[None] * 3]
+    found = card({A: GOOD, B: LOW, C: short})
+    assert (found.state, found.title) == ("tied", "Not decided: a:3b/v1 leads")
+    assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.lines
+    assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
+    assert found.next == "Next: judge 3 more answers."
+    cells = scored({A: GOOD, B: LOW, C: short}).cells
+    there = tuple(cell for cell in cells if cell.values)
+    uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": there})
+    assert uncollected.next == "Next: collect and judge the missing answers of c:1b/v1, or compare with `--exclude`."
+
+
+def test_the_next_step_fits_boards_that_cannot_be_decided_as_they_are() -> None:
+    alone = card({A: GOOD})
+    assert alone.next == "Next: collect another model or prompt to compare it with."
+    assert "How sure: not enough to decide over 8 scenarios; there is nothing to compare it with." in alone.lines
+    assert card({A: GOOD[:1], B: LOW[:1]}).next == (
+        "Next: collect more scenarios; at least 6 scenarios are needed to decide."
+    )
+    by_model = card({A: GOOD, B: LOW}, by="model")
+    assert (by_model.title, by_model.next) == ("Use a:3b", "Next: choose one of its pairs on the board without `--by`.")
+
+
+def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
+    found = card({A: GOOD, B: LOW, C: [None] * 8})
+    assert any("the chance that it is the best of the 2 ranked is >99 %" in line for line in found.lines)
 
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:

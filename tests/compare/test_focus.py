@@ -55,6 +55,14 @@ def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
     assert focused(cells_of({A: LOW, B: NEAR})) is None
 
 
+def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
+    found = focused(cells_of({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]}))
+    assert found is not None
+    assert found.pairs == (A, B)
+    assert found.run_ids == {f"{B}@{scenario}" for scenario in found.scenarios}
+    assert len(found.scenarios) == 3
+
+
 def test_failed_cells_cannot_be_judged() -> None:
     cells = cells_of(tied_top())
     failed = tuple(

@@ -16,7 +16,7 @@ from worlds import named, world
 from support.judged import scored
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboard, make_board, read_judging
-from tipbench.compare.matrix import Pair
+from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.ranking import RankOptions, rank
 from tipbench.compare.report import State, state_of
 from tipbench.compare.verdict import verdict_text
@@ -138,6 +138,17 @@ def test_rows_without_an_answer_are_named_in_a_decision() -> None:
     assert "every other pair is clearly worse, without 2 pairs that gave no answer." in found.verdict
 
 
+def test_model_without_an_answer_is_named_in_a_decision_between_models() -> None:
+    cells = scored({A: LOW, B: HIGH, C: [None] * 8})
+    failed = tuple(
+        replace(each, run=replace(each.run, tags={"state": "failed"})) if not each.values else each
+        for each in cells.cells
+    )
+    found = make_board("tip-bench-test", replace(cells, cells=failed), BoardOptions(by="model"))
+    assert found.ranking.decided
+    assert "every other model is clearly worse, without 1 model that gave no answer." in found.verdict
+
+
 def test_stale_rows_are_named_in_a_decision() -> None:
     found = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
     assert found.ranking.decided
@@ -158,7 +169,20 @@ def test_row_that_is_clearly_better_at_the_look_is_never_called_worse() -> None:
 def test_rows_that_are_not_judged_forbid_a_decision_and_are_named() -> None:
     found = made({A: LOW, B: HIGH, C: [None] * 8})
     assert not found.ranking.decided
-    assert "Not decided without c:1b/v1: too few scenarios are judged to rank it." in found.verdict
+    assert found.ranking.tied == ()
+    assert "Not decided without c:1b/v1 (judged in 0 scenarios), which may still lead." in found.verdict
+
+
+def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_tied() -> None:
+    found = made({A: LOW, B: HIGH, C: [*LOW[:5], *[None] * 3]})
+    verdict, rows = found.to_json()["verdict"], {row.pair: row for row in found.standings}
+    assert (verdict["leader"], verdict["tied_with_leader"], verdict["decided"]) == (pair_json(B), [pair_json(C)], False)
+    assert "every other ranked pair is clearly worse." in found.verdict
+    assert "Not decided without c:1b/v1 (judged in 5 scenarios), which may still lead." in found.verdict
+    assert "oo close" not in found.verdict
+    row = rows[C].to_json()
+    assert (row["rank"], row["rank_low"], row["rank_high"], row["p_best"], row["diff_to_leader"]["p"]) == (None,) * 5
+    assert ("incomplete" in row["flags"], state_of(found, C)) == (True, State.INCOMPLETE)
 
 
 def test_fragile_decision_is_called_fragile() -> None:
@@ -278,7 +302,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
         assert text.startswith(str(ranking.leader))
     for pair in ranking.tied[:3]:
         assert str(pair) in text
-    assert ("not clearly different" in text) == bool(ranking.tied)
+    assert ("not clearly different" in text) == bool(ranking.tied_ranked)
     if ranking.decided:
         assert "would decide" not in text
 

@@ -10,8 +10,9 @@ from enum import StrEnum
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import best_text, label_of
-from tipbench.compare.verdict import next_step, standing_sentence, unusable_text
+from tipbench.compare.verdict import next_step, standing_sentence, unranked_sentence, unusable_text
 from tipbench.markup import duration
+from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import file_size, interval, join_names, number, parameter_count, plural, short_name
 
 _LONGEST = 60  # characters of a name
@@ -69,6 +70,8 @@ def card_state(board: Leaderboard) -> CardState:
         return CardState.BEHIND
     if ranking.decided:
         return CardState.DECIDED
+    if ranking.unranked:
+        return CardState.TIED
     last_look = ranking.look is not None and ranking.look.of > 1 and ranking.next_look is None
     within_reach = ranking.next_look or ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
     return CardState.TIED if within_reach and not last_look else CardState.CLOSE
@@ -117,6 +120,8 @@ def _lines(board: Leaderboard, state: CardState) -> Iterator[str]:
     ]
     yield f"{_name(board, leader)}: {', '.join(part for part in parts if part)}."
     yield standing_sentence(board.ranking, board.verdict_facts)
+    if board.ranking.unranked:
+        yield unranked_sentence(board.ranking, board.verdict_facts)
     yield from _alternatives(board)
     yield _against_reference(board)
     yield _how_sure(board, state)
@@ -137,9 +142,9 @@ def _seconds(standing: Standing) -> str | None:
 def _alternatives(board: Leaderboard) -> Iterator[str]:
     """Name the fastest and the smallest among the leader and the rows tied with it."""
     ranking = board.ranking
-    if ranking.leader is None or not ranking.tied or board.by == "prompt":
+    if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
-    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied)]
+    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
     speeds = [(row.means["latency_s"], row) for row in rows if row.means.get("latency_s") is not None]
     sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
     known = sorted({(size.params_b, model) for model, size in sizes.items() if size and size.params_b is not None})
@@ -174,6 +179,10 @@ def _how_sure(board: Leaderboard, state: CardState) -> str:
     ranking = board.ranking
     best = best_text(board, _standing(board, ranking.leader)) if ranking.leader else None
     chance = f"the chance that it is the best is {best}" if best else "too few scenarios to estimate a chance"
+    if len(ranking.ranked) == 1:
+        chance = "there is nothing to compare it with"
+    elif best and ranking.unranked:
+        chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {best}"
     over = plural(ranking.n_scenarios, board.unit)
     if state is CardState.PROVISIONAL:
         return f"How sure: scored by {join_names(board.judges, 3)} over {over}, not by people; {chance}."
@@ -205,16 +214,25 @@ def _next(board: Leaderboard, state: CardState) -> str:
         return f"Next: judge by hand, so that scores count: `tipbench judge export --experiment {experiment}`."
     if state is CardState.BEHIND:
         return "Next: use the reference, or try other prompts and models."
+    if state is CardState.DECIDED and board.by:
+        return "Next: choose one of its pairs on the board without `--by`."
     if state is CardState.DECIDED and ranking.leader is not None:
         return f"Next: record it: `tipbench decide --choose {shlex.quote(str(ranking.leader))} --because …`."
     if ranking.next_look is not None:
         return next_step(ranking.next_look)
     if pending and not ranking.decided:
         return f"Next: judge {plural(pending, 'more answer')}."
+    if ranking.unranked:
+        rows = join_names((row.pair for row in ranking.unranked), 3)
+        return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
     if ranking.scenarios_needed is not None:
         return (
             f"Next: collect more scenarios; about {plural(ranking.scenarios_needed, board.unit)} in all would decide."
         )
+    if len(ranking.ranked) < 2:
+        return "Next: collect another model or prompt to compare it with."
+    if ranking.too_few:
+        return f"Next: collect more scenarios; at least {MIN_SCENARIOS} {board.unit}s are needed to decide."
     return "Next: choose among the tied by speed, size or duels; more scenarios would hardly decide."
 
 

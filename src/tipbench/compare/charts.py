@@ -144,7 +144,7 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, 
     if narrow or not titled:
         return chart
     marks = ["thick frame: leader"]
-    marks += [f"thin frame: {UNCLEAR} from it"] if board.ranking.tied else []
+    marks += [f"thin frame: {UNCLEAR} from it"] if board.ranking.tied_ranked else []
     marks += ["in brackets: not ranked"] if any(not row.ranked for row in board.ranking.rows) else []
     subtitle = ["mean composite; margins: means of rows and columns whose pairs are all ranked", "; ".join(marks)]
     return chart.properties(title=alt.Title("Model × prompt", subtitle=subtitle))
@@ -401,7 +401,7 @@ def forest_rows(board: Leaderboard, most: int = 38) -> list[dict[str, Any]]:
                 "rank": f"rank {rank}" if rank else NOTHING,
                 "state": str(state),
                 "status": STATE_LABELS[state],
-                "top": bool(board.ranking.tied) and state in (State.LEADER, State.TIED),
+                "top": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),
                 "text": "; ".join(part for part in parts if part),
             }
         )
@@ -460,7 +460,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     lines = [f"{short_name(board.experiment, 60)} · over {over}{kind}"]
     if filters := filter_text(board.where, board.judge):
         lines.append(short_name(filters, 110))
-    if board.ranking.tied:
+    if board.ranking.tied_ranked:
         lines.append(f"shaded: the leader and the rows {UNCLEAR} from it (by paired differences)")
     return chart.properties(title=alt.Title(f"Scores of the {what}", subtitle=lines))
 
@@ -495,7 +495,7 @@ def _describe_forest(board: Leaderboard) -> str:
     means = [standing.row.estimate.mean for standing in known if standing.row.estimate]
     leader = board.ranking.leader
     lead = f"{_full_name(board, leader)} leads" if leader else "no row leads"
-    tied = [_full_name(board, pair) for pair in board.ranking.tied]
+    tied = [_full_name(board, pair) for pair in board.ranking.tied_ranked]
     rest = f"; tied with {join_names(tied, 4)}" if tied else ""
     span = f"composites from {number(min(means))} to {number(max(means))}"
     return f"Forest plot of {plural(len(known), 'row')}: {span}; {lead}{rest}. The table of standings has all numbers."

@@ -20,7 +20,7 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
 from tipbench.compare.matrix import Pair, pair_json
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.verdict import UNCLEAR, standing_sentence
+from tipbench.compare.verdict import UNCLEAR, standing_sentence, unranked_sentence
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
@@ -85,6 +85,8 @@ class Decision:
             found.append(f"{chosen} does not lead: {leader} does, but the two are {UNCLEAR} ({gap}).")
         else:
             found.append(f"{chosen} does not lead: it is clearly worse than {leader} ({gap}).")
+        if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
+            found.append(unranked_sentence(board.ranking, board.verdict_facts))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
             found.append(f"{board.duels.winner} wins the duels between the tied rows.")
         return tuple(found)

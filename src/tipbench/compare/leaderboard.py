@@ -264,13 +264,17 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in (*matrix.pairs, *references.pairs):
         raise UsageError(unknown_pair_message(options.baseline, (*matrix.pairs, *references.pairs), cells))
     unplanned = _why_unplanned(cells, options)
+    silent = cells.silent
+    if by:
+        answering = {merged(cell.pair, by) for cell in cells.cells if not cell.failed}
+        silent = frozenset(merged(pair, by) for pair in silent) - answering
     ranking = rank(
         matrix,
         RankOptions(
             baseline=options.baseline,
             design=None if unplanned else design,
             finished=cells.finished,
-            silent=frozenset() if by else cells.silent,
+            silent=silent,
         ),
         references,
     )
@@ -322,7 +326,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.question.exclude,
         judging=options.judging,
         span=cells.rubric_content.range if cells.rubric_content else None,
-        sizes={run.params.get("model", ""): _size(run) for run in runs},
+        sizes={model: _size(run) for model, run in {run.params.get("model", ""): run for run in runs}.items()},
         covered=cells.covered,
     )
 
@@ -555,10 +559,10 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells, *, judg
 def with_duels(
     store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells, *, judge: str | None = None
 ) -> Leaderboard:
-    """Add the duels within the tied set to the board; ranks, leader and `decided` do not change."""
-    if board.provisional or board.by is not None or not board.ranking.tied:
+    """Add the duels of the leader and the ranked rows tied with it; ranks, leader and `decided` do not change."""
+    if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
-    among = {pair for pair in (board.ranking.leader, *board.ranking.tied) if pair is not None}
+    among = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}
     duels = [duel for duel in duels_of(store, experiment, cells, judge=judge) if {duel.first, duel.second} <= among]
     return replace(board, duels=duel_table(duels, among)) if duels else board
 

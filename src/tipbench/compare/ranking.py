@@ -7,7 +7,7 @@ everything judged; tests use the scenarios of the latest look of the design, at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -118,7 +118,7 @@ class Ranking:
 
     rows: tuple[Row, ...]
     leader: Pair | None
-    tied: tuple[Pair, ...]  # ranked rows not separated from the leader
+    tied: tuple[Pair, ...]  # rows with a score that are not separated from the leader; those that are not ranked last
     decided: bool  # at least two ranked rows, all others significantly worse than the leader, none left unranked
     scenarios_needed: int | None  # in total, to separate every tied row; None if decided, unknown or out of reach
     smallest_detectable: float | None  # difference detected with 80 % power
@@ -143,6 +143,16 @@ class Ranking:
     def tied_set(self) -> frozenset[Pair]:
         """`tied` as a set, cached for lookups per row."""
         return frozenset(self.tied)
+
+    @cached_property
+    def tied_ranked(self) -> tuple[Pair, ...]:
+        """The tied rows that are ranked: tested, and not clearly different from the leader."""
+        return tuple(pair for pair in self.tied if pair in self.ranked)
+
+    @cached_property
+    def unranked(self) -> tuple[Row, ...]:
+        """The rows that forbid a decision because they are not ranked; stale and silent rows do not."""
+        return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
@@ -235,7 +245,9 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     rows.sort(key=_row_order)
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
-    unranked = [row for row in rows if not row.ranked and row.pair not in options.silent]
+    unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
+    # Nothing separates a row that is judged in too few scenarios to be ranked: it may still be the best.
+    too_few_judged = [pair for pair, row in unranked.items() if row.estimate and leader is not None]
     decided = bool(rivals) and not unranked and all(_clearly_worse(diff) for diff in rivals.values())
     kept = shrunken.kept if shrunken else 1.0
     n_tested = int((look_scenarios & core).sum())
@@ -245,7 +257,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     return Ranking(
         rows=tuple(rows),
         leader=leader_pair,
-        tied=tuple(tied),
+        tied=(*tied, *too_few_judged),
         decided=decided,
         scenarios_needed=None if decided else _needed(tied, kept, options.level, n_core),
         smallest_detectable=smallest_detectable(
@@ -256,7 +268,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         level=options.level,
         planned=design is not None,
         look=look,
-        next_look=None if decided else _next_look(design, look, matrix, rivals, leader, kept),
+        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked, leader, kept),
         n_tested=n_tested,
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
@@ -400,10 +412,11 @@ def _next_look(
     look: Look | None,
     matrix: ScoreMatrix,
     rivals: Mapping[Pair, Difference | None],
+    unranked: Iterable[Pair],
     leader: int | None,
     kept: float,
 ) -> NextLook | None:
-    """Return the next look and its power to decide: that against the rival hardest to separate."""
+    """Return the next look and its power to decide: that against the rival hardest to separate, ranked or not."""
     reached = look.number if look else 0
     if design is None or reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
         return None
@@ -412,7 +425,7 @@ def _next_look(
         return NextLook(coming, None)
     powers = []
     open_rivals = max(1, sum(diff is None or not diff.separated for diff in rivals.values()))
-    for pair in rivals:
+    for pair in (*rivals, *unranked):
         diff = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
         if diff is None or not diff.sd or coming.at < least_scenarios(design.level):
             return NextLook(coming, None)

@@ -53,11 +53,11 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
     ranking = board.ranking
     if pair == ranking.leader:
         return State.LEADER
-    if pair in ranking.tied_set or pair in ranking.ahead:
-        return State.TIED
     if any(each.pair == pair for each in board.references):
         return State.REFERENCE
-    return State.SEPARATED if pair in ranking.ranked else State.INCOMPLETE
+    if pair not in ranking.ranked:
+        return State.INCOMPLETE
+    return State.TIED if pair in ranking.tied_set or pair in ranking.ahead else State.SEPARATED
 
 
 def table_rows(board: Leaderboard) -> tuple[list[str], list[list[str | None]]]:
@@ -163,7 +163,7 @@ def detectable_lines(board: Leaderboard) -> list[str]:
     least = board.ranking.smallest_detectable
     if least is None:
         return []
-    over = plural(board.ranking.n_scenarios, board.unit)
+    over = plural(board.ranking.n_tested or board.ranking.n_scenarios, board.unit)
     return [f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with {over}."]
 
 

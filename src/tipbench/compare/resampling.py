@@ -236,8 +236,11 @@ class _Family:
         precision = np.float32 if self._coarse else np.float64
         self._scale = scale.astype(precision)
         flips = max(min(flips, MEMORY // (patterns.shape[1] * values.shape[1])), 100)
-        signs = sign_flips(len(values), seed=seed, flips=flips).astype(precision)
-        parts = [(centred * pattern[:, None]).astype(precision).T @ signs.T for pattern in patterns.T]
+        signs = np.ascontiguousarray(sign_flips(len(values), seed=seed, flips=flips).T, dtype=precision)
+        centred = centred.astype(precision)
+        every = centred.T @ signs
+        # Less work than the sum over what a pattern has: it usually has most scenarios.
+        parts = [every - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
         self._flipped: NDArray[Any] = np.stack(parts)  # pattern × column × flip
         self.observed = self._on_scale(np.square(self.sums) * scale, self._counts)
 

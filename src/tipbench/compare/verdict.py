@@ -60,22 +60,19 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         worse = reference.separated and reference.mean < 0
         state = "clearly better than" if beaten else "clearly worse than" if worse else f"{UNCLEAR} from"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
-    if ranking.tied and not ranking.decided:
+    if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)
-    if facts.unplanned and not ranking.too_few:
+    if facts.unplanned:
         yield f"Not a planned look: {facts.unplanned}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
         yield f"Clearly better than the leader in {where}: {join_names(ranking.ahead, _NAMED)}."
-    silent = set(ranking.silent)
-    rows = [row for row in ranking.rows if not row.ranked and row.pair not in silent and not row.stale]
-    if rows:
-        names = join_names((row.pair for row in rows), _NAMED)
-        yield f"Not decided without {names}: too few scenarios are judged to rank {'it' if len(rows) == 1 else 'them'}."
-    if ahead := [row.pair for row in rows if row.to_leader is not None and row.to_leader.mean > 0]:
+    if ranking.unranked:
+        yield unranked_sentence(ranking, facts)
+    if ahead := [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]:
         yield f"Ahead of the leader where judged: {join_names(ahead, _NAMED)}."
-    if silent and not ranking.decided:
-        yield f"{plural(len(silent), facts.row)} gave no answer: {join_names(ranking.silent, _NAMED)}."
+    if ranking.silent and not ranking.decided:
+        yield f"{plural(len(ranking.silent), facts.row)} gave no answer: {join_names(ranking.silent, _NAMED)}."
     if facts.judges and not facts.provisional:
         yield f"Judged by {join_names(facts.judges, _NAMED)}."
     only = ", the only judge," if len(facts.judges) == 1 else ""
@@ -101,13 +98,22 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
         return f"{leader} leads {over}; every other {facts.row} is clearly worse{without}."
     first = [row.pair for row in ranking.rows if row.rank == 1]
     if len(first) > 1:
-        others = [pair for pair in ranking.tied if pair not in first]
+        others = [pair for pair in ranking.tied_ranked if pair not in first]
         rest = f" and are {UNCLEAR} from {join_names(others, _NAMED)}" if others else ": their mean scores are equal"
         return f"{join_names(first, _NAMED)} share the lead {over}{rest}."
-    if not ranking.tied:
+    if not ranking.tied_ranked:
         rest = "" if ranking.ahead else f"; every other ranked {facts.row} is clearly worse"
         return f"{leader} leads {over}{rest}."
-    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied, _NAMED)}."
+    return f"{leader} leads {over}, but is {UNCLEAR} from {join_names(ranking.tied_ranked, _NAMED)}."
+
+
+def unranked_sentence(ranking: Ranking, facts: VerdictFacts = PLAIN) -> str:
+    """Return the sentence on rows judged in too few scenarios to be ranked."""
+    counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
+    fewest, most = min(counts), plural(max(counts), facts.unit)
+    judged = most if fewest == max(counts) else f"{fewest} to {most}"
+    names = join_names((row.pair for row in ranking.unranked), _NAMED)
+    return f"Not decided without {names} (judged in {judged}), which may still lead."
 
 
 def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:

@@ -75,18 +75,19 @@ def duel_request(
 ) -> DuelRequest:
     """Return the request for duels of the leader and the pairs tied with it; `options` are seed and suite.
 
-    Raises NotEnoughData if nothing is tied; the message names no pair, because judges read it.
+    Rows that are not ranked are judged on sheets first. Raises NotEnoughData if nothing is tied; the message names no
+    pair, because judges read it.
     """
     cells, board = _board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
             f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are tied. Judge a sheet of tips first."
         )
-    if not board.ranking.tied:
+    if not board.ranking.tied_ranked:
         raise NotEnoughData(
             f"There are no duels in {experiment.name[:200]}: no pairs are tied. Judge a sheet of tips instead."
         )
-    pairs = {board.ranking.leader, *board.ranking.tied}
+    pairs = {board.ranking.leader, *board.ranking.tied_ranked}
     runs = {
         cell.run.run_id: (cell.pair.model, cell.pair.prompt)
         for cell in cells.cells

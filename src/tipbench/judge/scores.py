@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
+_KEPT = 2  # replaced judgements of one sheet; the sheet's own run has all
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class CellScores:
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=(*self.history, *filter(None, gone)),
+            history=_recent((*self.history, *filter(None, gone))),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
@@ -91,7 +93,7 @@ class CellScores:
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=(*history, *filter(None, gone)),
+            history=_recent((*history, *filter(None, gone))),
         )
 
     @property
@@ -123,6 +125,20 @@ def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
 def _revised(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
     """Return those that `new` revises; where only the held flag and time differ, it was released or withdrawn."""
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
+
+
+def _recent(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """Return the history with at most _KEPT judgements of each sheet.
+
+    Otherwise a judge who revises one item often, with long notes, would make its run ever slower to read.
+    """
+    later: Counter[str] = Counter()
+    kept = []
+    for judgement in reversed(history):
+        later[judgement.sheet] += 1
+        if later[judgement.sheet] <= _KEPT:
+            kept.append(judgement)
+    return tuple(reversed(kept))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:

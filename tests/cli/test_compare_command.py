@@ -420,7 +420,7 @@ def test_focus_exports_the_most_informative_cells_of_the_tied_rows(comparing: st
                 tip["scores"] = dict.fromkeys(tip["scores"], near_the_top(cells[run_id], at) if at < 6 else None)
         assert desk.apply(raw).status == "applied"
         where = ("--experiment", experiment, "--judge", "anna", "--out", str(out))
-        ended = invoke("judge", "export", "--focus", *where)
+        ended = invoke("judge", "export", "--focus", "--seed", "1", *where)
         assert ended.code == 0, ended.stderr
         assert "in focus: 2 pairs in 2 scenarios" in ended.stderr
         assert not any(model in ended.stderr for model in models), "the sheet and the message about it are blind"

@@ -219,5 +219,5 @@ def test_a_reader_that_leaves_early_is_not_a_failure(format_: str, reading: str)
     process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     os.close(reader)
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(timeout=180)[1] == b""
     assert process.returncode == 0

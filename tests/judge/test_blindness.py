@@ -27,7 +27,8 @@ from tipbench.generate.parsing import Tip
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import MAX_NOTE, check_sheet
 from tipbench.judge.controls import compose
-from tipbench.judge.material import Candidate, Selection, choose_cells
+from tipbench.judge.export import ExportRequest, choose_cells
+from tipbench.judge.material import Candidate
 from tipbench.judge.sheet import Sheet, TipSheet, sheet_json, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id, stored_sheets
 from tipbench.plan.rubric import Control
@@ -78,7 +79,7 @@ def _scores(rng: random.Random) -> Mapping[str, int]:
 def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple[SheetEntry, ...]:
     rng = random.Random(seed)
     given = given or tuple(candidates(random.Random(seed + 1000)))
-    chosen = choose_cells(given, Selection("ann", None), set(CARDS), rng)
+    chosen = choose_cells(given, ExportRequest("ann"), set(CARDS), rng)
     earlier = [replace(cell, run_id=f"earlier/{cell.run_id}") for cell in candidates(random.Random(seed + 2000))[::5]]
     return compose(
         chosen,

@@ -161,25 +161,21 @@ class SheetApplier:
         pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
-        for earlier in self._earlier_sheets():
-            scores = list(control_scores(earlier.entries, earlier.answers))
-            if len(pooled) < CONTROL_TIPS and scores:
-                pooled, sheets = pooled + scores, sheets + 1
-        return measure_drift(rubric.scales, pooled, sheets=sheets)
-
-    def _earlier_sheets(self) -> list[StoredSheet]:
-        """Return the judge's earlier sheets of this rubric with counted scores and a verdict, newest first."""
-        found = []
+        earlier = []  # with counted scores and a verdict
         for experiment in self._store.experiments():
             if not experiment.name.startswith(EXPERIMENT_PREFIX):
                 continue
             for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge):
                 has_verdict = sheet.drift is not None and not sheet.provisional
-                is_earlier = sheet.exported < self._stored.exported
-                same_rubric = sheet.sheet.rubric.tag == self._stored.sheet.rubric.tag
-                if has_verdict and sheet.status is SheetStatus.APPLIED and is_earlier and same_rubric:
-                    found.append(sheet)
-        return sorted(found, key=lambda sheet: sheet.exported, reverse=True)
+                same_rubric = sheet.sheet.rubric.tag == rubric.tag
+                counts = sheet.status is SheetStatus.APPLIED and sheet.exported < stored.exported
+                if has_verdict and same_rubric and counts:
+                    earlier.append(sheet)
+        for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
+            scores = list(control_scores(sheet.entries, sheet.answers))
+            if len(pooled) < CONTROL_TIPS and scores:
+                pooled, sheets = pooled + scores, sheets + 1
+        return measure_drift(rubric.scales, pooled, sheets=sheets)
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""

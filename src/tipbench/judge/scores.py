@@ -18,7 +18,7 @@ FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
-_KEPT = 2  # replaced judgements of one sheet; the sheet's own run has all
+_WITH_NOTES = 2  # replaced judgements of one sheet that keep their notes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CellScores:
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=_recent((*self.history, *filter(None, gone))),
+            history=_shortened((*self.history, *filter(None, gone))),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
@@ -93,7 +93,7 @@ class CellScores:
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=_recent((*history, *filter(None, gone))),
+            history=_shortened((*history, *filter(None, gone))),
         )
 
     @property
@@ -127,18 +127,21 @@ def _revised(new: Judgement, *former: Judgement | None) -> list[Judgement | None
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
 
 
-def _recent(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the history with at most _KEPT judgements of each sheet.
+def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """Return the history with notes only in the newest replaced judgements of each sheet; the sheet's run has them all.
 
     Otherwise a judge who revises one item often, with long notes, would make its run ever slower to read.
     """
     later: Counter[str] = Counter()
-    kept = []
+    shortened = []
     for judgement in reversed(history):
         later[judgement.sheet] += 1
-        if later[judgement.sheet] <= _KEPT:
-            kept.append(judgement)
-    return tuple(reversed(kept))
+        if later[judgement.sheet] > _WITH_NOTES and any(tip.note for tip in judgement.tips):
+            bare = tuple(replace(tip, note="") for tip in judgement.tips)
+            shortened.append(replace(judgement, tips=bare))
+        else:
+            shortened.append(judgement)
+    return tuple(reversed(shortened))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:

@@ -1,4 +1,4 @@
-"""The reader of the output is gone: the run continues and exits as usual."""
+"""Closed output streams: the run continues and exits as usual."""
 
 from __future__ import annotations
 

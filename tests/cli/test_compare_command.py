@@ -401,7 +401,7 @@ def test_control_characters_in_names_are_not_printed(
 
 
 def near_the_top(run: StoredRun, at: int) -> int:
-    """Two models that take turns in leading, the others far behind."""
+    """Two models lead in turn; the other three are much worse."""
     return 3 + (at % 3 == int(run.params["model"][1])) if run.params["model"] in ("m0:1b", "m1:1b") else 1
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer sees first: help that helps, and at once."""
+"""Help texts: complete, with valid examples, and fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/recording.md against what a collect really records in a real MLflow: neither may know a name the other lacks."""
+"""docs/recording.md lists exactly the names that are recorded in MLflow."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ AWKWARD = """it's "quoted" \\ 100%"""
 
 
 def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping[str, object], nth: int) -> str:
-    """Good answers of alpha; of beta none without something that a terminal would obey."""
+    """Good answers of alpha; every answer of beta has terminal control characters."""
     if model.startswith("alpha"):
         return tips(model, messages, options, nth)
     return json.dumps([{"tip": f"Write {COMMANDS_OF_A_TERMINAL} for ten minutes.", "rationale": "why"}])

@@ -99,7 +99,7 @@ def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
 
 
 def signs(sheet: TipSheet) -> npt.NDArray[np.float64]:
-    """One row per item: all that the file shows of it, the words of its tips aside."""
+    """One row per item: everything that the file shows of it except the words of its tips."""
     items = sheet_json(sheet)["items"]
     return np.array([[at / len(items), *_sign(item)] for at, item in enumerate(items)])
 
@@ -232,7 +232,7 @@ def test_the_file_does_not_show_which_items_are_controls() -> None:
 
 @cache
 def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
-    """A sheet with answers of another judge's, of this judge's own from before, and controls; filled in."""
+    """A filled sheet with new answers, answers that this judge has scored before, and controls."""
     store = SeededStore()
     desk = Desk(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
@@ -352,7 +352,7 @@ def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
 
 
 class MeasuringStore(SeededStore):
-    """Notes the calls, the metrics with a new value and the characters of all texts, as a clock would show them."""
+    """Counts the calls, the metrics with a new value and the characters of all texts, as a clock would show them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A judge behind a command: real programs that fill, die, hang, flood and lie; what is valid is kept, item by item."""
+"""The command judge with real programs that fill, die, hang, flood and lie; valid items are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scores of one cell: what replaces what, what counts, what it makes of the run."""
+"""The scores of one cell: what replaces what, what counts, and the metrics and tags of its run."""
 
 from __future__ import annotations
 

@@ -185,9 +185,9 @@ def duel(
 ) -> None:
     """Write blind A/B comparisons of tied pairs for a judge.
 
-    Compares the leader's answers with those of the pairs tied with it. Each two answers to a scenario appear twice, in
-    both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows
-    the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
+    Compares the leader's answers with those of the pairs tied with it. Every two answers to a scenario are compared
+    twice, in both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare`
+    shows the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
 
     Examples:
 

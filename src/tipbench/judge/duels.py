@@ -212,7 +212,7 @@ class DuelAnswer:
 
 @dataclass(frozen=True)
 class StoredDuelSheet:
-    """A duel sheet stored in MLflow: its content, the runs behind each item, and the answers."""
+    """A duel sheet stored in MLflow: its content, the runs of each item, and the answers."""
 
     sheet: DuelSheet
     sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b

@@ -42,7 +42,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class CellScores:
-    """All judgements of a cell. The latest one of each judge is current, the others are history.
+    """All judgements of a cell. Each judge's latest one is current; replaced ones are history.
 
     A held judgement is stored separately and does not replace the same judge's counted one from another sheet.
     """

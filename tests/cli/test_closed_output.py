@@ -1,4 +1,4 @@
-"""The reader of the output is gone: the run continues and exits as usual."""
+"""Closed output streams: the run continues and exits as usual."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams:
 
 
 def wait_for_request(server: ScriptedOllama) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not server.log.calls():
         assert time.monotonic() < deadline, "no request arrived"
         time.sleep(0.02)
@@ -45,7 +45,7 @@ def test_a_closed_terminal_does_not_stop_the_run(mlflow_url: str, tmp_path: Path
         os.close(theirs)
         wait_for_request(server)
         os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         assert len(server.log.calls(outcome="finished")) == CELLS
         assert not server.resident
     assert f"{CELLS} generated now" in (tmp_path / "out").read_text()
@@ -59,12 +59,12 @@ def test_failures_with_closed_output_still_exit_with_1(mlflow_url: str) -> None:
         os.close(theirs)
         wait_for_request(server)
         os.close(ours)
-        assert process.wait(60) == 1
+        assert process.wait(180) == 1
 
 
 def test_with_a_closed_stderr_the_run_succeeds_and_stdout_has_only_results() -> None:
     command = ["bash", "-c", f"exec {sys.executable} -m tipbench plan --models baseline:template --json 2>&-"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=180, check=True)
     assert done.stdout.startswith("{")
     assert done.stdout.endswith("}\n")
 
@@ -72,7 +72,7 @@ def test_with_a_closed_stderr_the_run_succeeds_and_stdout_has_only_results() -> 
 def test_results_that_cannot_be_written_exit_with_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "tipbench", "plan", "--models", "baseline:template", "--json"]
-        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode != 0
+        assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=180, check=False).returncode != 0
 
 
 class Broken:

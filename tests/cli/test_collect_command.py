@@ -1,4 +1,4 @@
-"""`tipbench collect` as a user meets it: what it prints where, and how it ends."""
+"""`tipbench collect`: output, messages and exit codes."""
 
 from __future__ import annotations
 

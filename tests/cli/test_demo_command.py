@@ -1,4 +1,4 @@
-"""`tipbench demo` is on its own: what is set up for real benchmarks does not change it."""
+"""`tipbench demo` ignores the settings of real benchmarks."""
 
 from __future__ import annotations
 

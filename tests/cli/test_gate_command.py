@@ -1,4 +1,4 @@
-"""`tipbench gate`: exit codes, one line of why, and the reports of a build."""
+"""`tipbench gate`: exit codes, the reason on one line, and the reports for CI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD, SAME, BAD = "good:1b/v1", "good:1b/v2-mentor", "bad:1b/v1"
 
 
 def level(run: StoredRun, number: int) -> int:
-    """Good with two prompts that differ by turns, bad far behind; a wave over the scenarios makes a spread."""
+    """The good model's prompts lead in turn, the bad model is much worse; scores vary over the scenarios."""
     wave = sum(map(ord, run.params["scenario"])) % 2
     if run.params["model"] == "bad:1b":
         return 1 + wave

@@ -1,11 +1,11 @@
-"""What a newcomer sees first: help that helps, and at once."""
+"""Help texts: complete, with valid examples, and fast."""
 
 from __future__ import annotations
 
 import resource
-import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from invoke_command import invoke
@@ -85,14 +85,16 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.process
-def test_help_starts_almost_as_fast_as_its_two_libraries() -> None:
+def test_help_starts_almost_as_fast_as_its_two_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processor time, as a ratio: the machine may be slow or busy. BaseModel, since `import pydantic` is lazy."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(3):
+    for _ in range(4):  # the first time, all modules are compiled
         ours.append(_processor_seconds("-m", "tipbench", "--help"))
         theirs.append(_processor_seconds("-c", "import typer; from pydantic import BaseModel"))
-    assert statistics.median(ours) <= 3 * statistics.median(theirs)
+    assert min(ours) <= 3 * min(theirs)
 
 
 def _processor_seconds(*arguments: str) -> float:
@@ -106,6 +108,7 @@ def _processor_seconds(*arguments: str) -> float:
 def test_the_command_starts_without_the_command_line_of_its_http_library() -> None:
     script = """
 import sys
+from pathlib import Path
 from tipbench.__main__ import main
 sys.argv = ["tipbench", "--version"]
 try:

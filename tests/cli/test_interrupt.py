@@ -10,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from support.command import start_tipbench, tipbench_json
-from support.scripted_ollama import ScriptedOllama
+from support.scripted_ollama import Fault, ScriptedOllama
+from tipbench.record.mlflow import MlflowStore
 
 pytestmark = pytest.mark.process
 
 CELLS = 6
+FAST = 3  # calls that finish before the signal
 
 
 @pytest.mark.parametrize(("number", "concurrency"), [(signal.SIGINT, "3"), (signal.SIGTERM, "1")])
 def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
     number: signal.Signals, concurrency: str, home: Path, mlflow_url: str, tmp_path: Path
 ) -> None:
-    with ScriptedOllama(call_s=0.5) as server:
+    experiment = f"tip-bench-{number.name.lower()}-{concurrency}"
+    with ScriptedOllama(call_s=0.1) as server:
+        server.add_faults(Fault("slow", 600, calls=tuple(range(FAST + 1, 100))))
         options = (
             *(
                 "collect",
@@ -36,15 +40,15 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
                 "--num-predict",
                 "64",
             ),
-            *("--experiment", f"tip-bench-{number.name.lower()}-{concurrency}", "--concurrency", concurrency),
+            *("--experiment", experiment, "--concurrency", concurrency),
             *("--ollama-url", server.url, "--mlflow-url", mlflow_url),
         )
         log = tmp_path / "collect.log"
         process = start_tipbench(*options, home=home, log=log)
-        _until_mid_call(server)
+        _until_all_wait(server, mlflow_url, experiment, int(concurrency))
         assert "alpha:135m" in server.resident
         process.send_signal(number)
-        assert process.wait(30) == 130
+        assert process.wait(180) == 130
         assert not server.resident
 
         output = log.read_text()
@@ -52,6 +56,7 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
         assert output.splitlines()[-1] == "interrupted; the same command continues where this one stopped"
         assert "Traceback" not in output
 
+        server.clear_faults()
         finished_before = len(server.log.calls(outcome="finished"))
         summary = tipbench_json(*options, home=home)
         finished = Counter(str(call.options["seed"]) for call in server.log.calls(outcome="finished"))
@@ -60,13 +65,15 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
     assert (len(finished), set(finished.values())) == (CELLS, {1}), "a finished cell was generated again"
 
 
-def _until_mid_call(server: ScriptedOllama) -> None:
-    """Some calls are finished, and those under way have been so for a while."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        calls = server.log.calls()
-        running = [time.time() - call.started for call in calls if call.outcome == "running"]
-        if running and len(calls) > len(running) and min(running) > 0.15 and max(running) < 0.35:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no call was ever in its middle")
+def _until_all_wait(server: ScriptedOllama, mlflow_url: str, experiment: str, concurrency: int) -> None:
+    """Wait until the fast calls are recorded, and all threads wait for calls that take longer than the test."""
+    deadline = time.monotonic() + 180
+    with MlflowStore(mlflow_url) as store:
+        while len(server.log.calls(outcome="running")) != concurrency or _recorded(store, experiment) != FAST:
+            assert time.monotonic() < deadline, "the calls did not start"
+            time.sleep(0.05)
+
+
+def _recorded(store: MlflowStore, experiment: str) -> int:
+    found = store.experiment(experiment)
+    return len(list(store.search(found.experiment_id, where={"kind": "cell"}))) if found else 0

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.real]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command with the warnings of its server left alone: they are MLflow's, and inherited."""
+    """Run a command that must succeed."""
     command = [sys.executable, "-m", "tipbench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
 

@@ -35,7 +35,7 @@ def test_a_plan_on_a_fresh_machine_starts_no_mlflow_and_writes_nothing(home: Pat
     assert (ended.code, ended.stderr) == (0, "")
     assert not home.exists()
     lines = ended.stdout.splitlines()
-    assert lines[0] == "tip-bench-auto: suite tips, 8 scenarios, 3 prompts, 5 tips a cell, rubric tip-v1"
+    assert lines[0] == "tip-bench-auto: suite tips, 8 scenarios, 3 prompts, 5 tips per answer, rubric tip-v1"
     assert lines[2].split() == ["model", "parameters", "memory", "cells", "recorded", "missing", "time"]
     assert lines[4].split()[-2].startswith("~"), "an estimate, as nothing was measured"
     assert lines[4].split()[:7] == ["alpha:135m", "135M", "202", "MiB", "24", "0", "24"]

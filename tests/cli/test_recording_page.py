@@ -1,4 +1,4 @@
-"""docs/recording.md against what a collect really records in a real MLflow: neither may know a name the other lacks."""
+"""docs/recording.md lists exactly the names that are recorded in MLflow."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
     """A judge who fills a whole sheet, and whose drift, if any, is accepted."""
     where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     out = folder / f"{name}.json"
-    assert invoke("judge", "export", *where, "--judge", name, "--out", str(out), *options).code == 0
+    assert invoke("judge", "export", *where, "--judge", name, "--seed", "1", "--out", str(out), *options).code == 0
     with MlflowStore(mlflow_url) as store:
         experiment = store.experiment(EXPERIMENT)
         assert experiment is not None
@@ -103,7 +103,7 @@ def compare_and_decide(mlflow_url: str, folder: Path) -> None:
     assert shown.code == 0, shown.stderr
     last = json.loads(shown.stdout)["standings"][-1]
     out = folder / "duels.json"
-    assert invoke("judge", "duel", *where, "--judge", "anna", "--out", str(out)).code == 0
+    assert invoke("judge", "duel", *where, "--judge", "anna", "--seed", "1", "--out", str(out)).code == 0
     duels = json.loads(out.read_text("utf-8"))
     for item in duels["items"]:
         item["winner"] = "a"

@@ -26,7 +26,7 @@ AWKWARD = """it's "quoted" \\ 100%"""
 
 
 def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping[str, object], nth: int) -> str:
-    """Good answers of alpha; of beta none without something that a terminal would obey."""
+    """Good answers of alpha; every answer of beta has terminal control characters."""
     if model.startswith("alpha"):
         return tips(model, messages, options, nth)
     return json.dumps([{"tip": f"Write {COMMANDS_OF_A_TERMINAL} for ten minutes.", "rationale": "why"}])
@@ -219,5 +219,5 @@ def test_a_reader_that_leaves_early_is_not_a_failure(format_: str, reading: str)
     process = subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     os.close(reader)
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(timeout=180)[1] == b""
     assert process.returncode == 0

@@ -112,7 +112,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
 
 def test_a_reason_without_the_policy_that_it_is_for_is_refused() -> None:
     message = refused("serve", "--unchecked", "first start")
-    assert message.startswith("error: --unchecked is the reason for switching with --active")
+    assert message.startswith("error: --unchecked needs --active")
 
 
 def test_an_unknown_state_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Agreement between judges and with oneself: the two ends, what must not matter, and a published example."""
+"""Agreement between judges and of a judge with themselves: extremes, invariances and a published example."""
 
 from __future__ import annotations
 

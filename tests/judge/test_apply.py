@@ -29,7 +29,7 @@ class BusyStore(SeededStore):
         self.meanwhile: Callable[[str], None] | None = None
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """As `SeededStore.update`, with the other one first."""
+        """As `SeededStore.update`, after the change of the other machine."""
         other, self.meanwhile = self.meanwhile, None
         if other is not None:
             other(run_id)
@@ -102,7 +102,7 @@ def test_scores_written_by_another_machine_during_an_apply_are_not_lost(desk: De
 
 
 def test_scores_overwritten_by_another_machine_are_written_again(desk: Desk, store: BusyStore) -> None:
-    """The other one has read a cell before our change of it and writes it back after."""
+    """The other machine has read a cell before our change of it and writes it back afterwards."""
     judging = desk.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
     undone: list[str] = []
@@ -166,7 +166,7 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
     del store._runs[gone]
     applied = desk.apply(fill(judging))
     assert applied.self_agreement is not None
-    assert applied.self_agreement.n == 3, "the tips of the other one"
+    assert applied.self_agreement.n == 3, "the tips of the answer that was not deleted"
 
 
 # Nothing finished, blank items
@@ -207,7 +207,7 @@ def test_an_acceptance_survives_a_new_note_and_other_scores(desk: Desk) -> None:
     other["items"][0]["format_ok"] = not other["items"][0]["format_ok"]
     assert desk.apply(other).held, "a flag is part of what was accepted"
     assert (read(desk, judging).acceptance, read(desk, judging).accepted) == ("team agreed", None)
-    assert desk.apply(raw).accepted == "team agreed", "these very scores were accepted once"
+    assert desk.apply(raw).accepted == "team agreed", "these exact scores were accepted before"
     assert states(desk) == {"judged": CELLS}
 
 

@@ -10,7 +10,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import sqrt
@@ -22,15 +22,18 @@ import pytest
 
 from support.judging import Desk, SeededStore, always, fill, honest, record_cells
 from tipbench.cli.judge import applied_json, show_applied
+from tipbench.errors import MlflowError
 from tipbench.generate.parsing import Tip
 from tipbench.judge.apply import SheetApplier
-from tipbench.judge.check import check_sheet
+from tipbench.judge.check import MAX_NOTE, check_sheet
 from tipbench.judge.controls import compose
-from tipbench.judge.material import Candidate, Selection, choose_cells
+from tipbench.judge.export import ExportRequest, choose_cells
+from tipbench.judge.material import Candidate
 from tipbench.judge.sheet import Sheet, TipSheet, sheet_json, sheet_text
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id, stored_sheets
 from tipbench.plan.rubric import Control
 from tipbench.plan.suite import load_suite
+from tipbench.record.run import RunChange, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.text import fingerprint
 
@@ -76,7 +79,7 @@ def _scores(rng: random.Random) -> Mapping[str, int]:
 def make_entries(seed: int, given: tuple[Candidate, ...] | None = None) -> tuple[SheetEntry, ...]:
     rng = random.Random(seed)
     given = given or tuple(candidates(random.Random(seed + 1000)))
-    chosen = choose_cells(given, Selection("ann", None), set(CARDS), rng)
+    chosen = choose_cells(given, ExportRequest("ann"), set(CARDS), rng)
     earlier = [replace(cell, run_id=f"earlier/{cell.run_id}") for cell in candidates(random.Random(seed + 2000))[::5]]
     return compose(
         chosen,
@@ -96,7 +99,7 @@ def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
 
 
 def signs(sheet: TipSheet) -> npt.NDArray[np.float64]:
-    """One row per item: all that the file shows of it, the words of its tips aside."""
+    """One row per item: everything that the file shows of it except the words of its tips."""
     items = sheet_json(sheet)["items"]
     return np.array([[at / len(items), *_sign(item)] for at, item in enumerate(items)])
 
@@ -229,7 +232,7 @@ def test_the_file_does_not_show_which_items_are_controls() -> None:
 
 @cache
 def answered() -> tuple[Desk, StoredSheet, dict[str, Any]]:
-    """A sheet with answers of another judge's, of this judge's own from before, and controls; filled in."""
+    """A filled sheet with new answers, answers that this judge has scored before, and controls."""
     store = SeededStore()
     desk = Desk(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
@@ -343,3 +346,99 @@ def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
     preview = work.run(dry_run=True).to_json()
     assert (preview["drift"], preview["status"], preview["changed"]) == (None, "applied", len(raw["items"]))
     assert "deleted" not in preview
+
+
+# What an apply does in MLflow, which takes time
+
+
+class MeasuringStore(SeededStore):
+    """Counts the calls, the metrics with a new value and the characters of all texts, as a clock would show them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.metrics = 0
+        self.characters = 0
+
+    def _note(self, call: str, texts: Mapping[str, str]) -> None:
+        self.calls.append(call)
+        self.characters += sum(map(len, texts.values()))
+
+    def read(
+        self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
+    ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
+        """As `SeededStore.read`; MLflow sends all texts of a run, not only those that are wanted."""
+        for run, found in super().read(experiment_id, where=where, texts=texts, limit=limit):
+            self._note("read", super().get(run.run_id)[1])
+            yield run, found
+
+    def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+        """As `SeededStore.get`, measured."""
+        run, texts = super().get(run_id)
+        self._note("get", texts)
+        return run, texts
+
+    def update(self, run_id: str, change: RunChange) -> None:
+        """As `SeededStore.update`; the MLflow client reads a run before it changes it."""
+        run, texts = super().get(run_id)
+        self._note(f"update {len(change.tags)} tags, {len(change.texts)} texts", change.texts)
+        self.characters += sum(map(len, texts.values()))
+        self.metrics += sum(run.metrics.get(name) != value for name, value in change.metrics.items())
+        super().update(run_id, change)
+
+
+@cache
+def small_sheet() -> tuple[MeasuringStore, Desk, StoredSheet]:
+    store = MeasuringStore()
+    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    return store, desk, desk.export("anna").stored
+
+
+def revise(desk: Desk, judging: StoredSheet, place: int, *, notes_only: bool, times: int = 8) -> None:
+    """Apply one item again and again, each time with other long notes, and with other scores unless `notes_only`."""
+    raw = alone(fill(judging, honest), place)
+    for number in range(times):
+        for tip in raw["items"][0]["tips"]:
+            tip["note"] = f"{number}" * MAX_NOTE
+            tip["scores"]["tone"] = 3 if notes_only else 1 + number % 2
+        assert desk.apply(raw).drift is None
+
+
+@pytest.mark.parametrize("notes_only", [True, False])
+def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(notes_only: bool) -> None:
+    base, desk, judging = small_sheet()
+    first_cell = next(at for at, entry in enumerate(judging.entries) if entry.kind is ItemKind.CELL)
+    work: list[tuple[list[str], int]] = []
+    sizes = []
+    for kind in (ItemKind.CELL, ItemKind.CONTROL):
+        for place in [at for at, entry in enumerate(judging.entries) if entry.kind is kind and at != first_cell][:2]:
+            store = MeasuringStore()
+            store.copy_from(base)
+            copied = replace(desk, store=store)
+            revise(copied, judging, first_cell, notes_only=notes_only)  # what if controls read this run instead?
+            revise(copied, judging, place, notes_only=notes_only)
+            store.calls, store.metrics, store.characters = [], 0, 0
+            revise(copied, judging, place, notes_only=notes_only, times=1)
+            work.append((sorted(store.calls), store.metrics))
+            sizes.append(store.characters)
+    assert all(each == work[0] for each in work)
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_the_number_of_deleted_answers_comes_with_the_first_verdict_only() -> None:
+    class Deleting(SeededStore):
+        def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
+            if run_id in gone:
+                raise MlflowError("no such run", code="RESOURCE_DOES_NOT_EXIST")
+            return super().get(run_id)
+
+    gone: set[str] = set()
+    store = Deleting()
+    desk = Desk(store, record_cells(store, models=("alpha:135m",)))
+    judging = desk.export("anna").stored
+    gone.update(entry.run_id for entry in judging.entries if entry.run_id and entry.kind is ItemKind.CELL)
+    raw = fill(judging, honest)
+    for part in (raw["items"][:1], raw["items"][:-1]):
+        assert "deleted" not in desk.apply({**raw, "items": part}).to_json()
+    assert desk.apply({**raw, "items": []}, final=True).to_json()["deleted"] > 0
+    assert "deleted" not in desk.apply(raw).to_json(), "a later item is a revision"

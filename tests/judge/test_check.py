@@ -373,7 +373,7 @@ def test_scales_and_ranges_come_from_the_rubric(scores: dict[str, int], field: s
         assert problems_of(raw, sheet)[0].field == field
 
 
-# Whatever comes
+# Arbitrary input
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 7) | st.floats() | st.text(max_size=5) | st.integers(),

@@ -1,4 +1,4 @@
-"""A judge behind a command: real programs that fill, die, hang, flood and lie; what is valid is kept, item by item."""
+"""The command judge with real programs that fill, die, hang, flood and lie; valid items are kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -72,7 +73,7 @@ def reason(outcome: ItemScore | Unscored) -> str:
 
 
 def gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(3000):
         try:
             os.kill(pid, 0)
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
@@ -111,13 +112,20 @@ def test_a_program_that_dies_half_way_keeps_what_it_finished(tmp_path: Path) -> 
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
+
+    def clock() -> float:
+        """The time, an hour later after each call that hangs, so that no limit passes before."""
+        hanging = len(pids.read_text().splitlines()) if pids.exists() else 0
+        return time.monotonic() + 3600 * hanging
+
     monkeypatch.setattr(command, "_TERM_S", 0.2)
-    began = time.monotonic()
-    outcomes = judged(run("hangs", tmp_path / "pids"), timeout_s=1.5)
-    assert time.monotonic() - began < 300
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=clock))
+    outcomes = judged(run("hangs", pids), timeout_s=900)
     assert scored(outcomes) == {"item-0", "item-1"}, "one from each of the two calls"
-    assert "exceeded 1.5 s" in reason(outcomes["item-3"])
-    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert "exceeded 900 s" in reason(outcomes["item-3"])
+    assert len(pids.read_text().split()) == 4
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
 def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +148,7 @@ def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: 
 
 
 def test_a_child_that_keeps_the_output_open_does_not_block_the_run(tmp_path: Path) -> None:
-    began = time.monotonic()
     assert scored(judged(run("leaves_a_child", tmp_path / "pid"))) == ALL
-    assert time.monotonic() - began < 300
     assert gone(int((tmp_path / "pid").read_text()))
 
 

@@ -87,7 +87,7 @@ def export(desk: Desk, **over: Any) -> DuelExport:
 
 
 def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
-    """The rule sees the models behind a and b."""
+    """The rule gets the models of a and b."""
     raw: dict[str, Any] = json.loads(duel_text(done.stored.sheet))
     for item in raw["items"]:
         a, b = (done.stored.names[run_id][0] for run_id in done.stored.sides[item["item"]])

@@ -1,4 +1,4 @@
-"""Export and apply on a store in memory: who gets which cells, which scores count, what is kept."""
+"""Export and apply on a store in memory: who gets which cells, which scores count, what is stored."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_applying_again_changes_nothing(desk: Desk) -> None:
 
 
 def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(desk: Desk) -> None:
-    """Were they missing in the list, the judge would know which items measure them."""
+    """If they were missing from the list, it would show the judge which items are hidden."""
     done = desk.export()
     before = desk.everything()
     applied = desk.apply(fill(done.stored), dry_run=True)
@@ -177,7 +177,7 @@ def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(desk: D
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
     assert states(desk) == {"pending": CELLS}
-    assert all(scores.held["anna"].held for scores in desk.scores().values()), "stored all the same"
+    assert all(scores.held["anna"].held for scores in desk.scores().values()), "stored, but not counted"
     assert {run.tags["held"] for run in desk.cells().values()} == {"true"}
 
 
@@ -696,7 +696,7 @@ class DyingStore(SeededStore):
         self.only_texts = False
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """As `SeededStore.update`, while there is life."""
+        """As `SeededStore.update`, until the connection is lost."""
         if self.updates_left is not None:
             if self.updates_left <= 0:
                 if self.only_texts:
@@ -882,7 +882,7 @@ def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reaso
 
 
 class Outage(Script):
-    """MLflow goes away before an item and comes back before another."""
+    """MLflow is unavailable from one item until another."""
 
     def __init__(self, store: SeededStore, away_at: int, back_at: int | None) -> None:
         super().__init__()

@@ -223,8 +223,9 @@ def test_a_tip_that_does_not_fit_is_unscored_and_never_cut(server: ScriptedOllam
 
 def test_a_running_collect_is_named_and_no_request_is_sent(server: ScriptedOllama, home: Path) -> None:
     collecting = Collecting(home, server.url)
-    server.set(call_s=0.2)
-    thread = threading.Thread(target=collecting.run, kwargs={"models": MODEL, "experiment": "tip-bench-busy"})
+    server.set(call_s=10.0)
+    one_cell = {"models": MODEL, "experiment": "tip-bench-busy", "prompts": "v1", "n_scenarios": 1}
+    thread = threading.Thread(target=collecting.run, kwargs=one_cell)
     thread.start()
     try:
         while not server.log.calls():

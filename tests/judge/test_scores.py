@@ -1,4 +1,4 @@
-"""The scores of one cell: what replaces what, what counts, what it makes of the run."""
+"""The scores of one cell: what replaces what, what counts, and the metrics and tags of its run."""
 
 from __future__ import annotations
 
@@ -88,11 +88,25 @@ def everything(scores: CellScores) -> list[Judgement]:
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
 def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement) -> None:
-    """Released or withdrawn with the same scores it only moves; else it becomes history."""
+    """Released or withdrawn with the same scores it only moves; else it becomes history, in the end without notes."""
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
         moved = replace(former, held=given_.held, at=given_.at) == given_
-        assert moved or any(kept.equals_except_time(former) for kept in after)
+        assert moved or any(bare(kept).equals_except_time(bare(former)) for kept in after)
+
+
+def bare(judgement: Judgement) -> Judgement:
+    return replace(judgement, tips=tuple(replace(tip, note="") for tip in judgement.tips))
+
+
+def test_of_many_judgements_of_one_sheet_the_newest_two_replaced_ones_keep_their_notes() -> None:
+    scores = NO_SCORES
+    for number in range(1, 6):
+        tips = (TipScore(dict.fromkeys(TIPS.scale_names, 3), overlong=False, note=str(number)),)
+        means = tip_means(TIPS, ItemScore("", True, tips))
+        new = Judgement("anna", "s1", "2026-05-01", "2026-05-02", TIPS.tag, format_ok=True, tips=tips, means=means)
+        scores = scores.with_judgement(new)
+    assert [each.tips[0].note for each in (*scores.history, scores.judges["anna"])] == ["", "", "3", "4", "5"]
 
 
 @settings(max_examples=15)

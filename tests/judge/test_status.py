@@ -1,4 +1,4 @@
-"""Status: how far the judging is, by whom, and what is known of each judge."""
+"""Status: progress of judging, and the reliability of each judge."""
 
 from __future__ import annotations
 

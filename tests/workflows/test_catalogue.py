@@ -1,4 +1,4 @@
-"""The catalogue: which tips get into it, its file, and which candidates come out of it at an hour."""
+"""The catalogue: selection of tips, its file format, and the candidates for an hour."""
 
 from __future__ import annotations
 

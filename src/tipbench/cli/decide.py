@@ -50,7 +50,13 @@ def decide(
     settings = load_settings()
     chosen, reason, at = parse_pair_option(choose, "choose"), validate_reason(because), now_iso()
     name = chosen_experiment(settings, experiment)
-    path = _target(out, name, at)
+    path = None  # for stdout
+    if str(out) != "-":
+        stamp = at[:19].replace("-", "").replace(":", "")
+        path = out or Path(f"decision-{name.replace('/', '-')}-{stamp}Z.md")
+        check_output(path, "--out")
+        if path.exists():
+            raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
     with open_experiment(settings, mlflow_url, name) as (store, found):
         decision, run_id = record_decision(store, found, chosen, reason, at=at)
     text = decision_markdown(decision)
@@ -67,15 +73,3 @@ def decide(
     for sentence in decision.findings:
         print_message(sentence) if path is None else print(printable_lines(sentence))
     print_message(f"saved in MLflow as run {run_id}")
-
-
-def _target(out: Path | None, experiment: str, at: str) -> Path | None:
-    """Return the output file, or None for stdout. Raises UsageError if the file exists."""
-    if out is not None and str(out) == "-":
-        return None
-    stamp = at[:19].replace("-", "").replace(":", "")
-    path = out or Path(f"decision-{experiment.replace('/', '-')}-{stamp}Z.md")
-    check_output(path, "--out")
-    if path.exists():
-        raise UsageError(f"--out must be a new file; {path} exists. Choose another name.")
-    return path

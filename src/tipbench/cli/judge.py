@@ -99,8 +99,8 @@ def export(
     """Export a blind sheet for a judge.
 
     It has answers without model or prompt names, in random order, with the rubric, and hidden control items that
-    measure the judge. The key is stored in MLflow, so the sheet can be applied
-    from any machine. Fill in the scores, then run `tipbench judge apply FILE`.
+    measure the judge. The key is stored in MLflow, so the sheet can be applied from any machine. Fill in the scores,
+    then run `tipbench judge apply FILE`.
 
     Examples:
 
@@ -185,9 +185,9 @@ def duel(
 ) -> None:
     """Write blind A/B comparisons of tied pairs for a judge.
 
-    Compares the leader's answers with those of the pairs tied with it. Each two answers to a scenario appear twice, in
-    both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows
-    the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
+    Compares the leader's answers with those of the pairs tied with it. Every two answers to a scenario are compared
+    twice, in both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare`
+    shows the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
 
     Examples:
 
@@ -271,6 +271,7 @@ def apply(
     from tipbench.judge.apply import SheetApplier
     from tipbench.judge.duels import FORMAT as DUELS
     from tipbench.judge.duels import apply_duels
+    from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
     from tipbench.judge.sheet_store import receive
     from tipbench.workflows.board import judge_name
     from tipbench.workflows.judging import judging_lock, refused_json
@@ -280,7 +281,7 @@ def apply(
     name = judge_name(judge)
     raw: dict[str, Any] = {}
     try:
-        raw = _read_filled(file)
+        raw = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stream(file) else read_sheet_file(file)
         duels = raw.get("format") == DUELS
         if duels and reason is not None:
             raise UsageError("--accept-drift applies to sheets; duels have no drift.")
@@ -406,15 +407,6 @@ def _check_target(path: Path) -> None:
     check_output(path, "--out")
     if path.exists() and not path.is_file():
         raise UsageError(f"--out {path} is not a regular file; choose another file.")
-
-
-def _read_filled(path: Path) -> dict[str, Any]:
-    """Read a filled sheet from a file or stdin."""
-    from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
-
-    if _is_stream(path):
-        return parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1))
-    return read_sheet_file(path)
 
 
 def _write_sheet(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool = False) -> None:

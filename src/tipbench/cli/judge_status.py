@@ -61,7 +61,7 @@ def status(
         print_message("nothing to plot yet: no sheet has been applied")
     elif plot is not None:
         save_chart(history_chart(state.history), plot)
-        out().print(f"drawn: {plot}")
+        out().print(f"chart: {plot}")
 
 
 def rules_errors() -> dict[str, dict[str, dict[str, float | None]]]:

@@ -45,7 +45,7 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.record.events import Failure
 
 EXIT_CODES = {
-    0: "fine",
+    0: "success",
     1: "failed: a server is unavailable, a cell failed, or another error",
     2: "usage error: invalid command, options, files or models; nothing was generated",
     3: "not enough data for a result",

@@ -62,7 +62,7 @@ def _show(made: Plan) -> None:
     scenarios = len({cell.cell.scenario for cell in made.cells})
     print(
         f"{made.config.experiment}: suite {made.suite.name}, {plural(scenarios, 'scenario')}, "
-        f"{plural(len(made.config.prompt_versions), 'prompt')}, {plural(made.config.n_tips, 'tip')} a cell, "
+        f"{plural(len(made.config.prompt_versions), 'prompt')}, {plural(made.config.n_tips, 'tip')} per answer, "
         f"rubric {made.suite.rubric.id}\n"
     )
     print_table(
@@ -94,7 +94,7 @@ def _show(made: Plan) -> None:
     if waiting:
         print(f"{plural(waiting, 'finished cell')} in the journal: the next collect records them first")
     if made.stale:
-        print(f"{plural(made.stale, 'recorded answer')} stale: an earlier version of the model or of the prompt")
+        print(f"{plural(made.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt")
 
 
 def _time(seconds: float | None, *, measured: bool) -> str | None:

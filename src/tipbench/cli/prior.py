@@ -45,8 +45,8 @@ def fit(
     """Fit a prior from a simulation or from the event log.
 
     The fit is cross-fitted over users: what it explains is measured on users that it was not fitted on. A simulated
-    prior is also tried in every world: `gain` is its worth to new users there, `price` what it loses to a prior fitted
-    in that world. Use the file with `tipbench serve --prior FILE`.
+    prior is also tried in every world: `gain` is its benefit to new users there, `price` its loss against a prior
+    fitted in that world. Use the file with `tipbench serve --prior FILE`.
 
     Examples:
 

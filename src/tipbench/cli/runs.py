@@ -87,7 +87,7 @@ def list_runs(
     if not runs:
         print_message(f"no run of {found.name} matches" if filters else f"{found.name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
-        print_message(f"the newest {most} are shown; --limit takes more, --format csv or json has all")
+        print_message(f"the newest {most} are shown; --limit shows more, --format csv or json shows all")
 
 
 def _row(run: dict[str, Any], *, short: bool) -> dict[str, object]:

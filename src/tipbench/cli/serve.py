@@ -72,8 +72,8 @@ def serve(
     """Serve policies that pick tips and learn from rewards.
 
     Listens on localhost by default. Every request needs a token of `tipbench token create --role app`. State and the
-    event log are in the folder serve of TIPBENCH_HOME; one server uses them at a time. Press Ctrl-C to stop: what is
-    queued is written first.
+    event log are in the folder serve of TIPBENCH_HOME; one server uses them at a time. Press Ctrl-C to stop: queued
+    events are written first.
 
     Examples:
 
@@ -97,8 +97,7 @@ def serve(
         known_policy(active)
     elif unchecked is not None:
         raise UsageError(
-            "--unchecked is the reason for switching with --active, which is missing. Add --active POLICY, or leave "
-            "--unchecked out."
+            "--unchecked needs --active, the policy to switch to. Add --active POLICY, or leave --unchecked out."
         )
     settings = load_settings()
     home = writable_home(settings.home)
@@ -127,9 +126,9 @@ def serve(
             PolicyServer(service, recommender, guard, texts=tips.texts if tips else {}),
             sock,
             name="policy server",
-            started=lambda: print_message(f"policy server: {address} (active: {policy}; Ctrl-C ends it)"),
+            started=lambda: print_message(f"policy server: {address} (active: {policy}; press Ctrl-C to stop)"),
         )
-    print_message("policy server stopped; everything is written")
+    print_message("policy server stopped; all data is written")
 
 
 def _switch(switches: Switches, active: str | None, reason: str | None, shadows: Sequence[str]) -> None:

@@ -62,9 +62,9 @@ def simulate(
 ) -> None:
     """Simulate policies on users with known preferences.
 
-    Every policy meets the same users, tips and luck, so differences are paired by user; intervals are 95 %. The
-    control arm egreedy/v1+bias, which exists in simulations only, shows whether a gain comes from new features or from
-    an intercept. Needs no Ollama.
+    Every policy gets the same users, tips and random numbers, so differences are paired by user; intervals are 95 %.
+    The control arm egreedy/v1+bias, which exists in simulations only, shows whether a gain comes from new features or
+    from an intercept. Needs no Ollama.
 
     Examples:
 

@@ -36,7 +36,7 @@ RoleOption = Annotated[
     typer.Option(
         "--role",
         metavar="admin|judge|app",
-        help="admin: everything; judge: sheets of its own only; app: the policy server only.",
+        help="admin: everything; judge: its own sheets only; app: the policy server only.",
     ),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from tipbench.errors import MlflowError
@@ -123,13 +124,13 @@ class SheetApplier:
             accepted = accept  # only a measured drift can be accepted
         held = beyond and not stored.provisional and accepted is None
         status = SheetStatus.HELD if held else SheetStatus.APPLIED
-        cells = self._cells()
+        cells = self._cells() if complete else None  # a partial apply reads each run only when it writes to it
         revision = drift is not None and stored.drift is not None and not stored.provisional
         agreement = None
-        if complete and not revision:
+        if cells is not None and not revision:
             agreement = self_agreement(rubric.scales, list(self._repeated(cells)))
         alphas: dict[str, float | None] = {}
-        if complete and not stored.provisional:
+        if cells is not None and not stored.provisional:
             own = [cell for run_id, cell in cells.items() if run_id in self._item_of_run]
             alphas = alpha_by_scale(rubric, [self._with_sheet_scores(cell, held=held) for cell in own])
         result = replace(
@@ -147,6 +148,8 @@ class SheetApplier:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
+        if drift is None or revision:
+            return result  # with a single new item, the number of deleted answers would show that it is an answer
         return replace(result, deleted=len(self._deleted & self._item_of_run.keys()))
 
     def _drift(self) -> Drift:
@@ -158,25 +161,21 @@ class SheetApplier:
         pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
-        for earlier in self._earlier_sheets():
-            scores = list(control_scores(earlier.entries, earlier.answers))
-            if len(pooled) < CONTROL_TIPS and scores:
-                pooled, sheets = pooled + scores, sheets + 1
-        return measure_drift(rubric.scales, pooled, sheets=sheets)
-
-    def _earlier_sheets(self) -> list[StoredSheet]:
-        """Return the judge's earlier sheets of this rubric with counted scores and a verdict, newest first."""
-        found = []
+        earlier = []  # with counted scores and a verdict
         for experiment in self._store.experiments():
             if not experiment.name.startswith(EXPERIMENT_PREFIX):
                 continue
             for sheet in stored_sheets(self._store, experiment.experiment_id, experiment.name, self._judge):
                 has_verdict = sheet.drift is not None and not sheet.provisional
-                is_earlier = sheet.exported < self._stored.exported
-                same_rubric = sheet.sheet.rubric.tag == self._stored.sheet.rubric.tag
-                if has_verdict and sheet.status is SheetStatus.APPLIED and is_earlier and same_rubric:
-                    found.append(sheet)
-        return sorted(found, key=lambda sheet: sheet.exported, reverse=True)
+                same_rubric = sheet.sheet.rubric.tag == rubric.tag
+                counts = sheet.status is SheetStatus.APPLIED and sheet.exported < stored.exported
+                if has_verdict and same_rubric and counts:
+                    earlier.append(sheet)
+        for sheet in sorted(earlier, key=lambda sheet: sheet.exported, reverse=True):
+            scores = list(control_scores(sheet.entries, sheet.answers))
+            if len(pooled) < CONTROL_TIPS and scores:
+                pooled, sheets = pooled + scores, sheets + 1
+        return measure_drift(rubric.scales, pooled, sheets=sheets)
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""
@@ -220,15 +219,19 @@ class SheetApplier:
         return all(self._change(cell, held=held) is None for cell in on_sheet)
 
     def _cells(self) -> dict[str, _Cell]:
-        """Read the runs of the answered cells and repeats; for a control any run, so that it takes as long."""
+        """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""
         found = {run_id: self._cell(run_id) for run_id in (*self._item_of_run, *self._item_of_repeat)}
         for entry in self._stored.entries:
             if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
-                self._read_any_cell()
+                self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in found.items() if cell is not None}
 
-    def _read_any_cell(self) -> None:
-        run_id = next((entry.run_id for entry in self._stored.entries if entry.kind is ItemKind.CELL), None)
+    def _read_next_cell(self, item: str) -> None:
+        """Read the run of the first cell after a hidden item, as if it was the item's own."""
+        entries = self._stored.entries
+        place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
+        following = (*entries[place:], *entries[:place])
+        run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
         if run_id is not None:
             self._cell(run_id)
 
@@ -303,45 +306,53 @@ class SheetApplier:
         self._store.update(stored.run_id, change)
         self._wrote = True
 
-    def _write_cells(self, cells: Mapping[str, _Cell], *, held: bool, progress: Progress | None) -> None:
+    def _write_cells(self, cells: Mapping[str, _Cell] | None, *, held: bool, progress: Progress | None) -> None:
+        """Write the scores of outdated cells; `cells` are the runs as read before, or None to read each one here.
+
+        Cells and hidden items take the same reads and writes of about the same size. Otherwise the time of an apply
+        would reveal which items are hidden, above all if a judge enlarges the difference with long notes.
+        """
         run_of_item = {item: run_id for run_id, item in self._item_of_run.items()}
         written = []
         for done, (item, score) in enumerate(self._answers.items(), start=1):
             run_id = run_of_item.get(item)
             if run_id is not None:
-                cell = cells.get(run_id)
-                outdated = cell is not None and self._change(cell, held=held) is not None
+                cell = cells.get(run_id) if cells is not None else None
+                outdated = cells is None or (cell is not None and self._change(cell, held=held) is not None)
                 if outdated and self._write(run_id, held=held):
                     written.append(run_id)
-                    self._store.get(self._stored.run_id)  # takes as long as for a hidden item
+                    self._store.get(self._stored.run_id)  # updating a hidden item reads it too
             elif score != self._stored.answers.get(item) and not self._stored.provisional:
-                self._write_hidden(item, held=held)
+                self._read_next_cell(item)
+                self._store.update(self._stored.run_id, self._hidden_change(item, held=held))
+                self._read_next_cell(item)  # updating a cell reads it too
+                self._read_next_cell(item)  # verification
+            elif cells is None:
+                self._read_next_cell(item)
             if progress:
                 progress(done, len(self._answers))
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id, held=held)]
 
-    def _write_hidden(self, item: str, *, held: bool) -> None:
-        """Write a hidden item's scores to the sheet's run, where they have no effect.
-
-        It takes the same reads as for a cell and a write of the same size, so that the time does not reveal which items
-        are hidden, even if a judge enlarges the difference by long notes.
-        """
+    def _hidden_change(self, item: str, *, held: bool) -> RunChange:
+        """Return an update of the sheet's run like that of a cell with these scores; it has no effect."""
+        shown = next(each for each in self._stored.sheet.items if each.id == item)
+        before = {"format_ok": float(shown.format_ok), "overlong": fmean(tip.overlong for tip in shown.tips)}
         scores = NO_SCORES
-        earlier = (each.given for each in self._replaced if each.given.item == item)
-        for given in (*earlier, self._answers[item]):
+        replaced = [each.given for each in self._replaced if each.given.item == item]
+        for given in replaced:
             scores = scores.with_judgement(self._judgement(given, held=held))
+            before = dict(run_change(scores, {}, 0).metrics)
+        scores = scores.with_judgement(self._judgement(self._answers[item], held=held))
         change = run_change(scores, {}, milliseconds(self._at))
-        self._read_any_cell()
-        self._read_any_cell()
-        hidden = RunChange(
-            metrics={HIDDEN + name: float(change.at_ms) for name in change.metrics},
+        # MLflow stores a metric only if its value is new; the time is always new.
+        changed = [name for name, value in change.metrics.items() if before.get(name) != value]
+        return RunChange(
+            metrics={HIDDEN + name: float(change.at_ms) for name in changed},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
             texts={f"artifact:{HIDDEN}{item}.json": change.texts[SCORES]},
             at_ms=change.at_ms,
         )
-        self._store.update(self._stored.run_id, hidden)
-        self._read_any_cell()
 
     def _write(self, run_id: str, *, held: bool) -> bool:
         """Re-read the run and write the sheet's scores to it; return whether anything was written."""
@@ -461,7 +472,7 @@ class ApplyResult:
     accepted: str | None = None
     dry_run: bool = False
     blank: int = 0  # items blank in the file that have earlier scores
-    deleted: int = 0  # answers whose run was deleted in MLflow
+    deleted: int | None = None  # answers whose run was deleted in MLflow; None unless this is the first verdict
 
     @property
     def held(self) -> bool:
@@ -481,7 +492,7 @@ class ApplyResult:
         drift = None
         if self.drift is not None:
             drift = {"verdict": self.verdict} if self.revision else self._rounded_drift(self.drift).to_json()
-        value = {
+        return {
             "sheet": self.sheet,
             "status": str(self.status),
             "judge": self.judge,
@@ -490,7 +501,7 @@ class ApplyResult:
             "unfinished": self.unfinished,
             "unchecked": self.finished if self.drift is None and not self.dry_run else 0,
             "blank": self.blank,
-            "deleted": self.deleted,
+            **({} if self.deleted is None else {"deleted": self.deleted}),
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
@@ -498,9 +509,6 @@ class ApplyResult:
             "alpha": _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
         }
-        if self.dry_run:
-            del value["deleted"]  # not known without reading the runs
-        return value
 
     def sentences(self) -> list[str]:
         """Return messages for users, one line each: drift, blank items and deleted answers."""

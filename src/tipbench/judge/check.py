@@ -123,7 +123,7 @@ def check_file(
     """
     top = Location([])
     if not isinstance(raw, Mapping):
-        top.refuse("sheet", raw, "an object with format, sheet, rubric and items")
+        top.refuse("sheet", shown(raw), "an object with format, sheet, rubric and items")
         raise refusal(top.problems)
     for key, value in (("format", format_), ("sheet", sheet.id), ("experiment", sheet.experiment)):
         expect(top, raw, key, value)
@@ -152,11 +152,11 @@ def check_file(
         path = f"items[{number}].item" if row is None else "item"
         item = items.get(id_) if isinstance(id_, str) else None
         if item is None:
-            seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else raw_item
+            seen = describe_value(raw_item, "item") if isinstance(raw_item, Mapping) else shown(raw_item)
             replace(top, row=row).refuse(path, seen, f"an item of sheet {sheet.id}")
         elif item.id in outcomes:
             there = replace(top, item=item.id, row=row)
-            there.refuse(path, _Description("a duplicate"), "each item once; remove one of the two")
+            there.refuse(path, "a duplicate", "each item once; remove one of the two")
         else:
             outcome = check(raw_item, item)
             outcomes[item.id] = None if isinstance(outcome, list) else outcome
@@ -171,7 +171,7 @@ def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list
     """Validate one item; return its scores, None if any score is missing, or the problems."""
     place = Location([], item.id, row=_row(raw_item))
     if not isinstance(raw_item, Mapping):
-        place.refuse("item", raw_item, "an object with item, sha256, format_ok and tips")
+        place.refuse("item", shown(raw_item), "an object with item, sha256, format_ok and tips")
         return place.problems
     check_unchanged(place, raw_item, item)
     format_ok = _flag(place, raw_item, "format_ok")
@@ -180,7 +180,7 @@ def check_item(raw_item: object, item: Item, rubric: Rubric) -> ItemScore | list
         place.refuse("tips", describe_value(raw_item, "tips"), f"a list of {len(item.tips)} tips")
         return place.problems
     if len(raw_tips) != len(item.tips):
-        place.refuse("tips", len(raw_tips), f"the item's {len(item.tips)} tips")
+        place.refuse("tips", str(len(raw_tips)), f"the item's {len(item.tips)} tips")
         return place.problems
     pairs = enumerate(zip(raw_tips, item.tips, strict=True), start=1)
     tips = [_check_tip(place.at(number, raw), raw, tip, rubric) for number, (raw, tip) in pairs]
@@ -198,11 +198,11 @@ def check_unchanged(place: Location, raw_item: Mapping[str, Any], item: SheetIte
         return
     given, card = raw_item["scenario"], item.scenario
     if not isinstance(given, Mapping):
-        place.refuse("scenario", given, "the card as exported")
+        place.refuse("scenario", shown(given), "the card as exported")
         return
     names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(names, 5):
-        seen = describe_value(given, name) if name in card else given[name]
+        seen = describe_value(given, name) if name in card else shown(given[name])
         place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
 
 
@@ -237,16 +237,9 @@ class Location:
     def at(self, tip: int, raw_tip: object) -> Location:
         return replace(self, tip=tip, row=_row(raw_tip) or self.row)
 
-    def refuse(self, field: str, seen: object, expected: str) -> None:
-        text = seen.text if isinstance(seen, _Description) else shown(seen)
-        self.problems.append(Problem(self.item, self.tip, field, text, expected, self.row))
-
-
-@dataclass(frozen=True)
-class _Description:
-    """A description of the value found, used in a message as is."""
-
-    text: str
+    def refuse(self, field: str, seen: str, expected: str) -> None:
+        """Add a problem; `seen` is a description, or a value formatted by `shown`."""
+        self.problems.append(Problem(self.item, self.tip, field, seen, expected, self.row))
 
 
 def _check_judge(
@@ -258,25 +251,25 @@ def _check_judge(
         written = None
     candidates = [name for name in (written, option, owner) if name is not None]
     if not candidates:
-        place.refuse("judge", written, "the judge's name: write it into the file or pass --judge NAME")
+        place.refuse("judge", shown(written), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in candidates:
         if fault := name_problem(name, allow_reserved=allow_reserved):
-            place.refuse("judge", name, fault)
+            place.refuse("judge", shown(name), fault)
             return None
     names = [normalize_name(name) for name in candidates]
     for name in names:
         if owner is not None and name != names[-1]:
-            place.refuse("judge", name, f"{shown(owner)}, whose sheet this is")
+            place.refuse("judge", shown(name), f"{shown(owner)}, whose sheet this is")
             return None
     if names[0] != names[-1]:
-        place.refuse("judge", names[0], f"{shown(names[-1])}, as given by --judge; use one of the two names")
+        place.refuse("judge", shown(names[0]), f"{shown(names[-1])}, as given by --judge; use one of the two names")
     return names[0]
 
 
 def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> TipScore | None:
     if not isinstance(raw, Mapping):
-        place.refuse("tip", raw, "the tip as exported, with its scores")
+        place.refuse("tip", shown(raw), "the tip as exported, with its scores")
         return None
     check_text(place, raw, "tip", tip.tip)
     check_text(place, raw, "rationale", tip.rationale)
@@ -284,9 +277,9 @@ def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> T
     scores = _scores(place, raw, rubric)
     note = raw.get("note")
     if note is not None and not isinstance(note, str):
-        place.refuse("note", note, "a text")
+        place.refuse("note", shown(note), "a text")
     elif note is not None and len(note) > MAX_NOTE:
-        place.refuse("note", _Description(f"{len(note)} characters"), f"at most {MAX_NOTE} characters")
+        place.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
     return TipScore(scores, overlong, _newlines(note) if isinstance(note, str) else "") if scores is not None else None
 
 
@@ -297,7 +290,8 @@ def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str
         place.refuse("scores", describe_value(raw, "scores"), f"an object with {', '.join(rubric.scale_names)}")
         return None
     for name in islice((name for name in given if name not in rubric.scale_names), 20):
-        place.refuse(f"scores.{_bare(name)}", given[name], f"only the rubric's scales: {', '.join(rubric.scale_names)}")
+        expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
+        place.refuse(f"scores.{_bare(name)}", shown(given[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = given.get(scale.name, _MISSING)
@@ -338,16 +332,16 @@ def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, fie
     start = max(0, (min(len(given), len(whole)) if equal is None else equal) - 12)
     there = f" from character {start + 1} on" if start else ""
     expected = f"the text as exported, {shown(whole[start : start + 200])}{there}"
-    place.refuse(field or key, _Description(shown(given[start : start + 200]) + there), expected)
+    place.refuse(field or key, shown(given[start : start + 200]) + there, expected)
 
 
-def describe_value(raw: Mapping[str, Any], key: str) -> _Description:
+def describe_value(raw: Mapping[str, Any], key: str) -> str:
     """Describe the value of a key; if the key is missing, suggest a similar one."""
     if key in raw:
-        return _Description(shown(raw[key]))
+        return shown(raw[key])
     others = {name.casefold(): name for name in islice(raw, 50) if isinstance(name, str) and len(name) <= 40}
     close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
-    return _Description(f"no such key, but {shown(others[close[0]])}" if close else "no such key")
+    return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
 
 
 def _bare(name: object) -> str:

@@ -331,7 +331,7 @@ def _log_sum(logs: Sequence[float]) -> float:
 
 
 def _choose_controls(pools: Sequence[_ScenarioPool], tips: Sequence[int], rubric: Rubric) -> list[list[Control]]:
-    """Choose as many of each pool's least shown controls as `tips` says, balancing their references over the steps.
+    """Choose `tips` of each pool's least shown controls, balancing their references over the steps.
 
     Only controls that were shown equally often are exchanged for one another.
     """
@@ -368,20 +368,16 @@ class _Balance:
         swaps = 0
         for i in range(fixed, len(chosen)):
             for j in range(len(spare)):
-                if self._growth(chosen[i], spare[j]) < 0:
+                old, new = chosen[i].scores, spare[j].scores
+                changed = [name for name in self._names if new[name] != old[name]]
+                # The change in the sum of the squared excesses, divided by 2 * _WHOLE.
+                growth = sum(self._excess[name, new[name]] - self._excess[name, old[name]] + _WHOLE for name in changed)
+                if growth < 0:
                     self._add(chosen[i], -_WHOLE)
                     self._add(spare[j], _WHOLE)
                     chosen[i], spare[j] = spare[j], chosen[i]
                     swaps += 1
         return swaps
-
-    def _growth(self, removed: Control, added: Control) -> int:
-        """Return the change in the sum of the squared excesses caused by a swap, divided by 2 * _WHOLE."""
-        return sum(
-            self._excess[name, added.scores[name]] - self._excess[name, removed.scores[name]] + _WHOLE
-            for name in self._names
-            if added.scores[name] != removed.scores[name]
-        )
 
     def _add(self, control: Control, amount: int) -> None:
         for name in self._names:

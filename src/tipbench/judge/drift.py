@@ -84,7 +84,7 @@ def self_agreement(
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05
 BIAS_SHARE = 0.031  # part of it, for the biases of all scales together
-POOLED_SHARE = 0.003  # for error and contrast each; the rest allows for the design effect being an estimate
+POOLED_SHARE = 0.003  # for error and contrast each; what is left allows for the design effect being an estimate
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_SHARE)
 HONEST_NOISE = 1.0  # the largest noise accepted as honest, in points of a five-step scale
 NOISES = np.linspace(0.05, 1.5, 59)  # candidate values when estimating a judge's noise

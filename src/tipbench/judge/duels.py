@@ -15,7 +15,7 @@ from typing import Any
 
 from tipbench.errors import NotEnoughData
 from tipbench.generate.parsing import Tip
-from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value
+from tipbench.judge.check import Location, Problem, check_file, check_text, check_unchanged, describe_value, shown
 from tipbench.judge.material import JudgedCell, combine_material, load_suites, read_cells
 from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet import Sheet, SheetItem, file_json
@@ -176,19 +176,19 @@ def check_duel(raw_item: object, item: DuelItem) -> Winner | list[Problem] | Non
     """Validate one item; return its winner, None if unfinished, or the problems."""
     place = Location([], item.id)
     if not isinstance(raw_item, Mapping):
-        place.refuse("item", raw_item, "an object with item, sha256, scenario, a, b and winner")
+        place.refuse("item", shown(raw_item), "an object with item, sha256, scenario, a, b and winner")
         return place.problems
     check_unchanged(place, raw_item, item)
     for side, tips in item.texts.items():
         given = raw_item.get(side)
         if not isinstance(given, list) or len(given) != len(tips):
-            seen = len(given) if isinstance(given, list) else describe_value(raw_item, side)
+            seen = str(len(given)) if isinstance(given, list) else describe_value(raw_item, side)
             place.refuse(side, seen, f"the answer's {len(tips)} tips")
             continue
         for number, (raw_tip, tip) in enumerate(zip(given, tips, strict=True), start=1):
             at = place.at(number, raw_tip)
             if not isinstance(raw_tip, Mapping):
-                at.refuse(side, raw_tip, "the tip as exported")
+                at.refuse(side, shown(raw_tip), "the tip as exported")
                 continue
             check_text(at, raw_tip, "tip", tip.tip, f"{side}.tip")
             check_text(at, raw_tip, "rationale", tip.rationale, f"{side}.rationale")
@@ -212,7 +212,7 @@ class DuelAnswer:
 
 @dataclass(frozen=True)
 class StoredDuelSheet:
-    """A duel sheet stored in MLflow: its content, the runs behind each item, and the answers."""
+    """A duel sheet stored in MLflow: its content, the runs of each item, and the answers."""
 
     sheet: DuelSheet
     sides: Mapping[str, tuple[str, str]]  # by item: the runs shown as a and b
@@ -272,10 +272,11 @@ def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[s
         return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
 
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredDuelSheet:
-        shown, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
+        content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
         given = json.loads(texts[ANSWERS]) if ANSWERS in texts else {"answers": {}, "history": []}
-        answers = [tuple(Tip(*tip) for tip in tips) for tips in shown["answers"]]
-        items = tuple(DuelItem(id_, shown["cards"][card], answers[a], answers[b]) for id_, card, a, b in shown["items"])
+        answers = [tuple(Tip(*tip) for tip in tips) for tips in content["answers"]]
+        cards = content["cards"]
+        items = tuple(DuelItem(id_, cards[card], answers[a], answers[b]) for id_, card, a, b in content["items"])
         return StoredDuelSheet(
             sheet=Sheet(run.tags["sheet"], experiment, key["judge"], rubric, items),
             sides={item: (runs[0], runs[1]) for item, runs in key["items"].items()},
@@ -327,10 +328,10 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         raise NotEnoughData(f"None of the answers to compare is in {experiment.name} any more.")
     cards = combine_material(load_suites(cells, request.suite)).cards
     known = [cell for cell in cells if cell.scenario in cards]
-    shown = {cell.run.run_id: cell for cell in known if cell.tips}
+    with_tips = {cell.run.run_id: cell for cell in known if cell.tips}
     contenders = [
         Contender(run_id, request.runs[run_id], cell.scenario[0], cell.run.params.get("repeat", ""), cell.tips)
-        for run_id, cell in shown.items()
+        for run_id, cell in with_tips.items()
     ]
     done = _judged_in_both_orders(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
     found = match_ups(contenders, done)
@@ -343,7 +344,9 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     shows = in_both_orders(chosen, rng)
     sheet_id = uuid.uuid4().hex[:12]
     items = tuple(
-        DuelItem(fingerprint([sheet_id, rng.getrandbits(64), at], 12), cards[shown[a.run_id].scenario], a.tips, b.tips)
+        DuelItem(
+            fingerprint([sheet_id, rng.getrandbits(64), at], 12), cards[with_tips[a.run_id].scenario], a.tips, b.tips
+        )
         for at, (a, b) in enumerate(shows)
     )
     stored = StoredDuelSheet(
@@ -360,7 +363,7 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         stored=replace(stored, run_id=run_id),
         pairs=len(set(stored.names.values())),
         scenarios=len({each.scenario for each in chosen}),
-        without_tips=len(known) - len(shown),
+        without_tips=len(known) - len(with_tips),
         unknown_scenarios=len(cells) - len(known),
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from tipbench.errors import NotEnoughData
 from tipbench.judge.apply import update_floor_scores
@@ -15,8 +16,6 @@ from tipbench.judge.material import (
     Candidate,
     JudgedCell,
     Material,
-    Selection,
-    choose_cells,
     combine_material,
     load_suites,
     read_cells,
@@ -41,8 +40,8 @@ class ExportRequest:
 
     judge: str | None = None
     limit: int | None = None
-    overlap: float = 0.2
-    everything: bool = False
+    overlap: float = 0.2  # target share of others' cells that this judge scores too
+    everything: bool = False  # all cells this judge has not scored
     rejudge: bool = False
     seed: int | None = None
     suite: str | None = None
@@ -66,7 +65,7 @@ class ExportResult:
     @property
     def enough_controls(self) -> bool:
         """Whether the sheet has enough control tips to measure the judge's drift."""
-        return _control_tips(self.stored.entries) >= MIN_CONTROLS
+        return _count_control_tips(self.stored.entries) >= MIN_CONTROLS
 
 
 def export_sheet(
@@ -95,12 +94,11 @@ def export_sheet(
         for run_id, cell in known.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
-    selection = Selection(request.judge, request.limit, request.overlap, request.everything or request.provisional)
     with_controls = {control.scenario for control in material.controls}
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     design = read_design(experiment.tags)
     order = (*(design.scenarios if design else ()), *request.first)
-    chosen = choose_cells(candidates, selection, with_controls, rng, order)
+    chosen = choose_cells(candidates, request, with_controls, rng, order)
     rescore = request.rejudge and not request.provisional
     floors = tuple(run_id for run_id in known if rescore and known[run_id].floored and run_id in outdated)
     if not chosen:
@@ -113,14 +111,14 @@ def export_sheet(
     sheet_id = uuid.uuid4().hex[:12]
     composed = _composer(store, experiment, request, material, known, sheet_id, rng)
     entries, added = composed(chosen), 0
-    if request.limit is not None and not request.provisional and _control_tips(entries) < MIN_CONTROLS:
+    if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
         same_order = random.Random(seed)  # noqa: S311
-        everything = choose_cells(candidates, replace(selection, limit=None), with_controls, same_order, order)
+        everything = choose_cells(candidates, replace(request, limit=None), with_controls, same_order, order)
         larger = list(chosen)
         for group in _remaining_scenarios(everything, chosen):
             larger += group
             more = composed(larger)
-            if _control_tips(more) >= MIN_CONTROLS:
+            if _count_control_tips(more) >= MIN_CONTROLS:
                 added, chosen, entries = len(larger) - len(chosen), larger, more
                 break
     items = tuple(entry.item for entry in entries)
@@ -144,6 +142,81 @@ def export_sheet(
         other_conditions=sum(known[cell.run_id].run.tags.get("conditions") != newest for cell in chosen),
         added=added,
     )
+
+
+def choose_cells(
+    candidates: Iterable[Candidate],
+    request: ExportRequest,
+    with_controls: Collection[str],
+    rng: random.Random,
+    first: Sequence[str] = (),
+) -> list[Candidate]:
+    """Select the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence.
+
+    Without a judge's name, only unscored cells are selected.
+    """
+    known = sorted(candidates, key=lambda cell: cell.run_id)
+    order = _scenario_order(known, request.judge, with_controls, rng, first)
+    fresh = [cell for cell in known if not cell.scored_by]
+    others = [cell for cell in known if request.judge and cell.scored_by and request.judge not in cell.scored_by]
+    if request.everything or request.provisional:
+        return _first(_by_scenario([*fresh, *others], order), request.limit, rng)
+    groups = _by_scenario(fresh, order)
+    by_others = [cell for cell in known if request.judge and cell.scored_by - {request.judge}]
+    wanted = _rounded_up(request.overlap * len(by_others)) - (len(by_others) - len(others))
+    shared: list[list[Candidate]] = []  # the fewest leading scenarios that contain the wanted number of cells
+    for group in _by_scenario(others, order):
+        if sum(map(len, shared)) < wanted:
+            shared.append(group)
+    if request.limit is None:
+        return _first(groups, None, rng) + _first(shared, None, rng)
+    n_shared = sum(map(len, shared))
+    due = _rounded_up(request.limit / (1 + request.overlap))
+    room = min(len(fresh), max(due, request.limit - n_shared))
+    return _first(groups, room, rng) + _first(shared, request.limit - room, rng)
+
+
+def _scenario_order(
+    known: Sequence[Candidate],
+    judge: str | None,
+    with_controls: Collection[str],
+    rng: random.Random,
+    first: Sequence[str],
+) -> list[str]:
+    wanted = {scenario: place for place, scenario in reversed(list(enumerate(first)))}
+    own = {cell.scenario for cell in known if judge in cell.scored_by}
+    begun = {cell.scenario for cell in known if cell.scored_by}
+    scenarios = sorted({cell.scenario for cell in known})
+    rng.shuffle(scenarios)
+
+    def rank(scenario: str) -> tuple[int, bool, int]:
+        begun_by = 0 if scenario in own else 2 if scenario in begun else 1
+        return wanted.get(scenario, len(first)), scenario not in with_controls, begun_by
+
+    return sorted(scenarios, key=rank)
+
+
+def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[Candidate]]:
+    groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
+    for cell in cells:
+        groups[cell.scenario].append(cell)
+    return [group for group in groups.values() if group]
+
+
+def _first(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
+    """Return whole scenarios while they fit the limit, then a sample of the next."""
+    chosen: list[Candidate] = []
+    for group in groups:
+        room = len(group) if limit is None else limit - len(chosen)
+        if len(group) > room:
+            group = sorted(rng.sample(group, max(0, room)), key=lambda cell: cell.run_id)  # noqa: PLW2901
+        chosen += group
+    return chosen
+
+
+def _rounded_up(number: float) -> int:
+    """Round up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
+    return ceil(round(number, 9))
 
 
 def _composer(
@@ -181,7 +254,7 @@ def _composer(
     )
 
 
-def _control_tips(entries: Iterable[SheetEntry]) -> int:
+def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 

@@ -1,12 +1,10 @@
-"""Cells to judge, with their answers and scores, and the selection of cells for a sheet."""
+"""Recorded cells with their answers and scores, and the cards, rubric and controls of their suites."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from tipbench.errors import CorruptText, SuiteError, UsageError
@@ -31,88 +29,6 @@ class Candidate:
     tips: tuple[Tip, ...]
     format_ok: bool
     scored_by: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Selection criteria for a sheet. Without a judge's name, only unscored cells are selected."""
-
-    judge: str | None
-    limit: int | None
-    overlap: float = 0.2  # target share of others' cells that this judge scores too
-    everything: bool = False  # all cells this judge has not scored
-
-
-def choose_cells(
-    candidates: Iterable[Candidate],
-    selection: Selection,
-    with_controls: Collection[str],
-    rng: random.Random,
-    first: Sequence[str] = (),
-) -> list[Candidate]:
-    """Select the cells of a sheet, scenario by scenario; the scenarios in `first` take precedence."""
-    known = sorted(candidates, key=lambda cell: cell.run_id)
-    order = _scenario_order(known, selection.judge, with_controls, rng, first)
-    fresh = [cell for cell in known if not cell.scored_by]
-    others = [cell for cell in known if selection.judge and cell.scored_by and selection.judge not in cell.scored_by]
-    if selection.everything:
-        return _first(_by_scenario([*fresh, *others], order), selection.limit, rng)
-    groups = _by_scenario(fresh, order)
-    by_others = [cell for cell in known if selection.judge and cell.scored_by - {selection.judge}]
-    wanted = _rounded_up(selection.overlap * len(by_others)) - (len(by_others) - len(others))
-    shared: list[list[Candidate]] = []  # the fewest leading scenarios that contain the wanted number of cells
-    for group in _by_scenario(others, order):
-        if sum(map(len, shared)) < wanted:
-            shared.append(group)
-    if selection.limit is None:
-        return _first(groups, None, rng) + _first(shared, None, rng)
-    n_shared = sum(map(len, shared))
-    due = _rounded_up(selection.limit / (1 + selection.overlap))
-    room = min(len(fresh), max(due, selection.limit - n_shared))
-    return _first(groups, room, rng) + _first(shared, selection.limit - room, rng)
-
-
-def _scenario_order(
-    known: Sequence[Candidate],
-    judge: str | None,
-    with_controls: Collection[str],
-    rng: random.Random,
-    first: Sequence[str],
-) -> list[str]:
-    wanted = {scenario: place for place, scenario in reversed(list(enumerate(first)))}
-    own = {cell.scenario for cell in known if judge in cell.scored_by}
-    begun = {cell.scenario for cell in known if cell.scored_by}
-    scenarios = sorted({cell.scenario for cell in known})
-    rng.shuffle(scenarios)
-
-    def rank(scenario: str) -> tuple[int, bool, int]:
-        begun_by = 0 if scenario in own else 2 if scenario in begun else 1
-        return wanted.get(scenario, len(first)), scenario not in with_controls, begun_by
-
-    return sorted(scenarios, key=rank)
-
-
-def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[Candidate]]:
-    groups: dict[str, list[Candidate]] = {scenario: [] for scenario in order}
-    for cell in cells:
-        groups[cell.scenario].append(cell)
-    return [group for group in groups.values() if group]
-
-
-def _first(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
-    """Return whole scenarios while they fit the limit, then a sample of the next."""
-    chosen: list[Candidate] = []
-    for group in groups:
-        room = len(group) if limit is None else limit - len(chosen)
-        if len(group) > room:
-            group = sorted(rng.sample(group, max(0, room)), key=lambda cell: cell.run_id)  # noqa: PLW2901
-        chosen += group
-    return chosen
-
-
-def _rounded_up(number: float) -> int:
-    """Round up, ignoring floating-point error (0.07 * 100 is 7.000000000000001)."""
-    return ceil(round(number, 9))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from tipbench.text import plural
 
 MOST_TIPS = 8  # per question
 _MOST_ANCHORS = 6
-_SYSTEM_SHARE = 0.6  # maximum share of the context; the rest is for card, tips and answer
+_SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
 _BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
 _PER_ANSWER, _PER_TIP, _PER_SCALE = 32, 16, 24  # answer tokens, allowing for whitespace
 

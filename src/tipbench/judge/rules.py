@@ -381,7 +381,7 @@ class Explanation:
 
 
 def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
-    """Return the scores of a tip with the findings behind each."""
+    """Return the scores of a tip, each with its reasons."""
     return _explain(parse_card(card), tip)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
+_WITH_NOTES = 2  # replaced judgements of one sheet that keep their notes
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class CellScores:
-    """All judgements of a cell. The latest one of each judge is current, the others are history.
+    """All judgements of a cell. Each judge's latest one is current; replaced ones are history.
 
     A held judgement is stored separately and does not replace the same judge's counted one from another sheet.
     """
@@ -69,7 +71,7 @@ class CellScores:
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=(*self.history, *filter(None, gone)),
+            history=_shortened((*self.history, *filter(None, gone))),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
@@ -91,7 +93,7 @@ class CellScores:
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=(*history, *filter(None, gone)),
+            history=_shortened((*history, *filter(None, gone))),
         )
 
     @property
@@ -123,6 +125,23 @@ def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
 def _revised(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
     """Return those that `new` revises; where only the held flag and time differ, it was released or withdrawn."""
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
+
+
+def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """Return the history with notes only in the newest replaced judgements of each sheet; the sheet's run has them all.
+
+    Otherwise a judge who revises one item often, with long notes, would make its run ever slower to read.
+    """
+    later: Counter[str] = Counter()
+    shortened = []
+    for judgement in reversed(history):
+        later[judgement.sheet] += 1
+        if later[judgement.sheet] > _WITH_NOTES and any(tip.note for tip in judgement.tips):
+            bare = tuple(replace(tip, note="") for tip in judgement.tips)
+            shortened.append(replace(judgement, tips=bare))
+        else:
+            shortened.append(judgement)
+    return tuple(reversed(shortened))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:

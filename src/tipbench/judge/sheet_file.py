@@ -271,7 +271,7 @@ def _card_text(item: Item) -> str:
 
 
 def _separator(text: str) -> str | None:
-    """Return the separator of the first line; None if it has not the columns of a sheet."""
+    """Return the separator of the first line; None if it lacks the columns of a sheet."""
     first = text.removeprefix(BOM)[:10_000].split("\n", 1)[0].split("\r", 1)[0]
     for separator in _SEPARATORS:
         if {"row", "item"} <= {_column(cell) for cell in first.split(separator)}:
@@ -378,7 +378,7 @@ def _parse_json(text: str) -> dict[str, Any]:
         raise SheetRefused(_invalid_json_message(text)) from exc
     except RecursionError as exc:
         raise SheetRefused(
-            "The file has objects or lists inside each other deeper than any sheet. Apply the file that was exported."
+            "The file nests objects or lists more deeply than any sheet does. Apply the file that was exported."
         ) from exc
     if not isinstance(value, dict):
         raise SheetRefused(

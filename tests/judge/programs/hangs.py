@@ -11,9 +11,10 @@ from filling import fill_item, read, write
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
 sheet = read()
 fill_item(sheet["items"][0])
 write(sheet)
 sys.stdout.flush()
+with Path(sys.argv[1]).open("a") as file:
+    file.write(f"{os.getpid()} {child.pid}\n")
 time.sleep(600)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tipbench.generate.parsing import Tip
-from tipbench.judge.material import Candidate, Selection, choose_cells
+from tipbench.judge.export import ExportRequest, choose_cells
+from tipbench.judge.material import Candidate
 
 SCENARIOS = [f"persona{number}@slot" for number in range(8)]
 
@@ -30,7 +31,7 @@ def choose(
 ) -> list[Candidate]:
     values = {"judge": None, "limit": None, **options}
     first = values.pop("first", ())
-    return choose_cells(candidates, Selection(**values), controls, random.Random(seed), first)  # type: ignore[arg-type]
+    return choose_cells(candidates, ExportRequest(**values), controls, random.Random(seed), first)  # type: ignore[arg-type]
 
 
 def scenarios_of(cells: list[Candidate]) -> list[str]:
@@ -42,8 +43,8 @@ judges = st.frozensets(st.sampled_from(["ann", "ben", "cleo"]))
 worlds = st.lists(st.tuples(st.sampled_from(SCENARIOS), judges), max_size=60).map(
     lambda cells: [cell(f"run{at:03}", scenario, *by) for at, (scenario, by) in enumerate(cells)]
 )
-selections = st.builds(
-    Selection,
+requests = st.builds(
+    ExportRequest,
     judge=st.sampled_from([None, "ann"]),
     limit=st.none() | st.integers(1, 70),
     overlap=st.sampled_from([0.0, 0.07, 0.2, 0.5, 1.0]),
@@ -53,50 +54,50 @@ ordered = st.lists(st.sampled_from(SCENARIOS), unique=True, max_size=4)
 
 
 @settings(max_examples=30)
-@given(worlds, selections, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
+@given(worlds, requests, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
     world: list[Candidate],
-    selection: Selection,
+    request: ExportRequest,
     controls: list[str],
     first: list[str],
     seed: int,
     shuffle: random.Random,
 ) -> None:
-    chosen = choose_cells(world, selection, controls, random.Random(seed), first)
+    chosen = choose_cells(world, request, controls, random.Random(seed), first)
     mixed = shuffle.sample(world, len(world))
-    assert choose_cells(mixed, selection, set(controls), random.Random(seed), first) == chosen
+    assert choose_cells(mixed, request, set(controls), random.Random(seed), first) == chosen
 
 
 @settings(max_examples=30)
-@given(worlds, selections, ordered, st.integers(0, 99))
+@given(worlds, requests, ordered, st.integers(0, 99))
 def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
-    world: list[Candidate], selection: Selection, controls: list[str], seed: int
+    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, selection, controls, random.Random(seed))
+    chosen = choose_cells(world, request, controls, random.Random(seed))
     assert len({cell.run_id for cell in chosen}) == len(chosen)
-    assert all(selection.judge not in cell.scored_by if selection.judge else not cell.scored_by for cell in chosen)
+    assert all(request.judge not in cell.scored_by if request.judge else not cell.scored_by for cell in chosen)
 
 
 @settings(max_examples=30)
-@given(worlds, selections, ordered, st.integers(0, 99))
+@given(worlds, requests, ordered, st.integers(0, 99))
 def test_a_limit_is_used_up_and_never_exceeded(
-    world: list[Candidate], selection: Selection, controls: list[str], seed: int
+    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
-    unlimited = Selection(selection.judge, None, selection.overlap, selection.everything)
+    unlimited = replace(request, limit=None)
     available = len(choose_cells(world, unlimited, controls, random.Random(seed)))
-    limit = available if selection.limit is None else min(available, selection.limit)
-    assert len(choose_cells(world, selection, controls, random.Random(seed))) == limit
+    limit = available if request.limit is None else min(available, request.limit)
+    assert len(choose_cells(world, request, controls, random.Random(seed))) == limit
 
 
 @settings(max_examples=30)
-@given(worlds, selections, ordered, st.integers(0, 99))
+@given(worlds, requests, ordered, st.integers(0, 99))
 def test_at_most_one_scenario_is_cut_in_each_part(
-    world: list[Candidate], selection: Selection, controls: list[str], seed: int
+    world: list[Candidate], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, selection, controls, random.Random(seed))
+    chosen = choose_cells(world, request, controls, random.Random(seed))
     for part in (True, False):
         there = Counter(
-            cell.scenario for cell in world if bool(cell.scored_by) is part and selection.judge not in cell.scored_by
+            cell.scenario for cell in world if bool(cell.scored_by) is part and request.judge not in cell.scored_by
         )
         got = Counter(cell.scenario for cell in chosen if bool(cell.scored_by) is part)
         assert sum(got[scenario] < there[scenario] for scenario in got) <= 1
@@ -107,7 +108,7 @@ def test_at_most_one_scenario_is_cut_in_each_part(
 def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_scenarios(
     world: list[Candidate], overlap: float, seed: int
 ) -> None:
-    chosen = choose_cells(world, Selection("ann", None, overlap), (), random.Random(seed))
+    chosen = choose_cells(world, ExportRequest("ann", overlap=overlap), (), random.Random(seed))
     others = Counter(cell.scenario for cell in world if cell.scored_by and "ann" not in cell.scored_by)
     shared = Counter(cell.scenario for cell in chosen if cell.scored_by)
     by_others = sum(bool(cell.scored_by - {"ann"}) for cell in world)

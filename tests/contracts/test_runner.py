@@ -18,7 +18,7 @@ import pytest
 from support.real_airflow import DAG, RealAirflow
 from support.scripted_airflow import PASSWORD as PASSWORD_THERE
 from support.scripted_airflow import USER, ScriptedAirflow
-from support.scripted_ollama import ScriptedOllama
+from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.errors import JobStartError, ServerUnavailable, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner, run_id_of
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
@@ -226,8 +226,20 @@ def slow() -> Iterator[ScriptedOllama]:
         yield server
 
 
+CELLS = 4
+
+
 def slow_job(bench: Bench, server: ScriptedOllama, **changes: Any) -> Job:
-    return bench.collect(models="alpha:135m", ollama_url=server.url, n_scenarios=8, **changes)
+    return bench.collect(models="alpha:135m", ollama_url=server.url, n_scenarios=CELLS, **changes)
+
+
+def held_job(bench: Bench, server: ScriptedOllama) -> Job:
+    """Start a job and wait until it has finished one cell; its next call is held until the faults are cleared."""
+    server.add_faults(Fault("hold", calls=(2,)))
+    job = slow_job(bench, server)
+    bench.runner.start(job)
+    until_cells(bench, job, 1)
+    return job
 
 
 def until_cells(bench: Bench, job: Job, least: int) -> Sequence[RecordedEvent]:
@@ -344,15 +356,12 @@ def test_a_job_started_many_times_runs_once(bench: Bench, slow: ScriptedOllama) 
     bench.runner.start(job)  # nor does it run again when it has ended
     assert bench.runner.observe(job).state is JobState.SUCCEEDED
     assert sum(isinstance(event, wire.Started) for event in bench.events(job)) == 1
-    assert len(slow.log.calls()) == 8
+    assert len(slow.log.calls()) == CELLS
 
 
 def test_a_cancelled_job_unloads_the_model_and_keeps_what_is_finished(any_bench: Bench, slow: ScriptedOllama) -> None:
     bench = any_bench
-    slow.set(call_s=2.0 if bench.name == "airflow" else 0.5)  # the log of a task in Airflow may be seconds behind
-    job = slow_job(bench, slow)
-    bench.runner.start(job)
-    until_cells(bench, job, 1)
+    job = held_job(bench, slow)
     assert "alpha:135m" in slow.resident
     cancelling = bench.cancelled(job)
     for _ in range(3):
@@ -360,12 +369,11 @@ def test_a_cancelled_job_unloads_the_model_and_keeps_what_is_finished(any_bench:
     seen = bench.until(cancelling, lambda seen: seen.state in ENDED)
     assert (seen.state, seen.exit_code) == (JobState.CANCELLED, 130)
     assert not slow.resident
-    slow.set(call_s=0.0)
     again = slow_job(bench, slow, experiment=job.experiment)
     assert bench.run(again).state is JobState.SUCCEEDED
     collected = next(event for event in bench.events(again) if isinstance(event, wire.Collected))
     assert collected.recorded_before >= 1
-    assert collected.recorded_before + collected.generated == 8
+    assert collected.recorded_before + collected.generated == CELLS
 
 
 def test_a_job_that_is_cancelled_before_it_starts_never_starts(bench: Bench) -> None:
@@ -377,9 +385,7 @@ def test_a_job_that_is_cancelled_before_it_starts_never_starts(bench: Bench) -> 
 
 
 def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: ScriptedOllama) -> None:
-    job = slow_job(bench, slow)
-    bench.runner.start(job)
-    until_cells(bench, job, 1)
+    job = held_job(bench, slow)
     bench.kill(job)
     seen = bench.until(job, lambda seen: seen.state is not JobState.RUNNING)
     assert seen.state is JobState.LOST
@@ -391,15 +397,14 @@ def test_a_job_that_crashes_is_lost_and_not_running(bench: Bench, slow: Scripted
 def test_a_running_job_can_be_followed_is_not_forgotten_and_is_lost_only_while_out_of_sight(
     bench: Bench, slow: ScriptedOllama
 ) -> None:
-    job = slow_job(bench, slow)
-    bench.runner.start(job)
-    until_cells(bench, job, 1)
+    job = held_job(bench, slow)
     with pytest.raises(TipbenchError, match="is still running"):
         bench.runner.forget(job)
     bring_back = bench.hide(job)
     assert bench.see(job).state is JobState.LOST
     bring_back()
     assert bench.until(job, lambda seen: seen.state is not JobState.LOST).state is JobState.RUNNING
+    slow.clear_faults()
     followed: list[RecordedEvent] = []
     deadline = time.monotonic() + WAIT_S
     while not (followed and isinstance(followed[-1].event, wire.Exit)):

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from support.polling import eventually
 from support.requests import ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
@@ -169,13 +170,16 @@ def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
     question = ask()
 
     def stop() -> None:
+        assert eventually(lambda: bool(server.log.calls()))
         question.cancel.set()
         engine.abort()
 
-    threading.Timer(0.5, stop).start()
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     start = time.monotonic()
     assert failed(engine.complete(question)).kind is FailureKind.CANCELLED
     assert time.monotonic() - start < 15
+    stopping.join()
 
 
 @pytest.mark.parametrize("fault", ["truncated", "truncated_half"])
@@ -321,7 +325,7 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_is_marked(server: S
     completed(engine.complete(ask()))
     start = time.monotonic()
     server.load_foreign("beta:135m")
-    time.sleep(0.6)
+    assert eventually(lambda: bool(messages))
     assert engine.foreign_between(start, time.monotonic())
     engine.release("alpha:135m")
     assert server.resident == ("beta:135m",), "ours is gone; the foreign one need not be waited for yet"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.airflow_site import MLFLOW, Site, airflow_site, emit, story
+from support.polling import eventually
 from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
 from tipbench.jobs import airflow_progress
@@ -160,14 +161,16 @@ def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: in
 def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
 
+    job = site.job(models="alpha:1b")
+    file = site.home / "jobs" / job.id / "log.txt"
+
     def chatty(model: str, log: list[str]) -> int:
-        for _ in range(100):
-            log += ["word after word"] * 50
-            time.sleep(0.01)
+        log += ["word after word"] * 1000
+        assert eventually(lambda: file.exists() and file.stat().st_size > 20_000)
+        log += ["word after word"] * 4000
         return story(model, log)
 
     site.airflow.collecting = chatty
-    job = site.job(models="alpha:1b")
     site.runner.start(job)
     assert site.ended(job).state is JobState.SUCCEEDED
     assert site.runner.log(job).size < 100_000

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from support.scripted_ollama import ScriptedOllama
+from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
@@ -110,16 +110,14 @@ def events_of(home: Path, job: Job, kind: type[Any]) -> list[Any]:
 def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.3) as server:
+    with ScriptedOllama(script=[Fault("hold", calls=(3,))]) as server:
         job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
+        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 3)
         panels.kill(panel)
         assert store.get(job.id).state is JobState.RUNNING
-        before = len(events_of(home, job, wire.CellFinished))
-        until(
-            store, job, lambda _: len(events_of(home, job, wire.CellFinished)) > before
-        )  # it continues without a supervisor
+        server.clear_faults()
+        until(store, job, lambda _: bool(events_of(home, job, wire.Exit)))  # it continues without a supervisor
         panels.start_and_lead()
         done = until(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
@@ -166,11 +164,10 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
 def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.3) as server:
+    with ScriptedOllama(script=[Fault("hold", calls=(2,))]) as server:
         job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
-        server.set(call_s=30)  # it does not finish meanwhile
+        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 2)
         panels.kill(panel)
         assert store.request_cancel(job.id).state is JobState.RUNNING
         panels.start_and_lead()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.polling import eventually
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.jobs.job import Job, JobKind, JobRequest, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.store import JobStore
@@ -340,12 +341,8 @@ def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(desk
 def test_a_supervisor_on_its_thread_can_be_woken_and_closed(desk: Desk) -> None:
     with Supervisor(desk.store, {"local": desk.runner}, desk.store.path.with_name("other"), tick_s=30) as supervisor:
         job = desk.order(ONE)
-        for _ in range(500):
-            supervisor.wake()
-            if desk.store.get(job.id).state is JobState.RUNNING:
-                break
-            supervisor._stop.wait(0.01)
-    assert desk.store.get(job.id).state is JobState.RUNNING
+        supervisor.wake()
+        assert eventually(lambda: desk.store.get(job.id).state is JobState.RUNNING)
 
 
 RESOURCES = st.lists(st.sampled_from("abcd"), max_size=2, unique=True).map(tuple)

@@ -15,7 +15,6 @@ from support.ollama_client import (
     A,
     B,
     chat,
-    eventually,
     get,
     leave_early,
     number,
@@ -24,6 +23,7 @@ from support.ollama_client import (
     resident,
     until_empty,
 )
+from support.polling import eventually
 from support.real_ollama import RealOllama, variant
 from support.scripted_ollama import MemorySettings, ModelSpec, ScriptedOllama
 

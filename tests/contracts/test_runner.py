@@ -212,7 +212,7 @@ def _bench(
         allowed.write_text(f'panel_urls = ["{request.getfixturevalue("slow").url}"]\n', "utf-8")
         allowed.chmod(0o600)
         stack.callback(allowed.unlink)
-    rest = stack.enter_context(closing(AirflowApi(access, timeout_s=60, rest_s=0)))
+    rest = stack.enter_context(closing(AirflowApi(access, timeout_s=60, backoff_s=0)))
     options: dict[str, Any] = {"name": "airflow", "judges": False}
     runner = lambda: AirflowRunner(home, rest, NamedServer(), poll_s=POLL_S, check_s=1, settle_s=5)  # noqa: E731
     if kind == "little airflow":

@@ -107,7 +107,7 @@ def airflow_site(home: Path) -> Iterator[Site]:
     """One for a test."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
-        with closing(AirflowApi(access, rest_s=0)) as rest:
+        with closing(AirflowApi(access, backoff_s=0)) as rest:
             made = Site(airflow, store, home, rest)
             airflow.collecting = made.collecting
             yield made

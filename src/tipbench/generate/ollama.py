@@ -135,7 +135,7 @@ class OllamaEngine:
         if self._lock is not None:
             self._lock.note_empty()
         self._current = None
-        self._api.drop_idle_lines()
+        self._api.close_idle_connections()
 
     def _record_handover(self) -> None:
         """Record how long the memory took to become empty after the previous model; call it once it is."""
@@ -157,7 +157,7 @@ class OllamaEngine:
 
     def abort(self) -> None:
         self._cancelled.set()
-        self._api.cut_lines()
+        self._api.abort_calls()
 
     def close(self) -> None:
         self._monitor.stop()

@@ -118,10 +118,7 @@ def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
         return None
     if isinstance(value.get("kept"), str):
         return str(value["kept"])
-    return _run_of(value.get("put"))
-
-
-def _run_of(fields: Any) -> NewRun | UnknownLine:
+    fields = value.get("put")
     if not isinstance(fields, dict):
         return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
     if unknown := fields.keys() - _FIELDS.keys():

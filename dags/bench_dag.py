@@ -140,7 +140,7 @@ def export_for_judge() -> dict[str, Any]:
     from tipbench.cli.airflow_tasks import export_for_judge as export
 
     if pulled("plan") is None:
-        raise AirflowFailException("There is nothing to judge: the plan failed; its log says why.")
+        raise AirflowFailException("There is nothing to judge: the plan failed; see its log.")
     return call(export)
 
 
@@ -160,7 +160,7 @@ def outcome(collecting: list[str]) -> str:
     """
     planned = pulled("plan")
     if planned is None:
-        raise AirflowFailException("The plan failed; its log says why.")
+        raise AirflowFailException("The plan failed; see its log.")
     missing = [
         model
         for task_id in collecting
@@ -179,7 +179,7 @@ def outcome(collecting: list[str]) -> str:
 def only_when_asked(context: Any) -> None:
     """Skip the wait unless the conf sets `wait_for_judge` and some cells are pending."""
     if not conf(context)["wait_for_judge"]:
-        raise AirflowSkipException("wait_for_judge is false: comparing what is judged by now.")
+        raise AirflowSkipException("wait_for_judge is false: comparing what is judged so far.")
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:

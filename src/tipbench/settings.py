@@ -42,8 +42,8 @@ class Setting:
     in_file: bool = True
 
 
-_IN_WORDS = {"runner": "airflow where airflow_url is set, else local", "airflow_public_url": "airflow_url"}  # defaults
-_USUAL = {"ollama_url": ("OLLAMA_HOST",), "mlflow_url": ("MLFLOW_TRACKING_URI",)}
+_DEFAULT_TEXTS = {"runner": "airflow where airflow_url is set, else local", "airflow_public_url": "airflow_url"}
+_OTHER_VARIABLES = {"ollama_url": ("OLLAMA_HOST",), "mlflow_url": ("MLFLOW_TRACKING_URI",)}
 
 
 def _split(value: object) -> tuple[str, ...]:
@@ -143,8 +143,8 @@ def _settings_of(model: type[BaseModel]) -> list[Setting]:
     return [
         Setting(
             key,
-            (f"TIPBENCH_{key.upper()}", *_USUAL.get(key, ())),
-            _IN_WORDS.get(key) or ("" if info.default in (None, ()) else _shown(info.default)),
+            (f"TIPBENCH_{key.upper()}", *_OTHER_VARIABLES.get(key, ())),
+            _DEFAULT_TEXTS.get(key) or ("" if info.default in (None, ()) else _shown(info.default)),
             info.description or "",
         )
         for key, info in model.model_fields.items()

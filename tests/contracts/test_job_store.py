@@ -78,7 +78,7 @@ def test_an_accepted_job_survives_the_process(path: Path) -> None:
 def test_the_same_key_and_request_give_the_same_job(store: JobStore) -> None:
     first, _ = store.add(ORDER, "key-1")
     moved(store, first, RUNNING)
-    again, new = store.add(replace(ORDER, started_by="somebody else"), "key-1")
+    again, new = store.add(replace(ORDER, started_by="ben"), "key-1")
     assert (again.id, new, again.state) == (first.id, False, RUNNING)
 
 

@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fresh(name: str) -> str:
-    """An experiment that no other test has, nor this one when it is run once more."""
+    """Return an experiment name that is new in every run of a test."""
     return f"tip-bench-events-{name}-{uuid4().hex[:8]}"
 
 

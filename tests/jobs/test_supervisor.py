@@ -41,7 +41,7 @@ class ScriptedRunner:
     def observe(self, job: Job) -> JobStatus:
         if self.trouble is not None:
             raise self.trouble
-        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="never heard of it"))
+        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="unknown job"))
 
     def cancel(self, job: Job) -> None:
         self.cancelled.append(job.id)

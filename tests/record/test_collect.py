@@ -300,7 +300,7 @@ def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, serve
     assert count_orphaned((home / "journal").iterdir()) == 0
 
 
-def test_a_damaged_line_of_the_journal_is_counted_and_kept_and_its_cell_generated_anew(
+def test_a_damaged_line_of_the_journal_is_kept_and_its_cell_is_generated_again(
     bench: Collecting, server: ScriptedOllama, home: Path
 ) -> None:
     lose_mlflow(bench, server, 2, back=None)
@@ -552,7 +552,7 @@ def test_a_result_that_mlflow_rejects_does_not_block_the_others(
         bench.run(models="alpha:135m")
     assert len(bench.finished()) == 11
     refuse.status = 400
-    assert bench.run(models="alpha:135m").generated == 1, "set aside in the drain, and generated anew"
+    assert bench.run(models="alpha:135m").generated == 1, "set aside by the drain, and generated again"
     assert "now in" in bench.messages()
     assert len(list((bench.home / "journal").rglob("*.refused"))) == 1
 
@@ -564,7 +564,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
     monkeypatch.setattr(bench.store, "record", refuse)
     with pytest.raises(MlflowError, match="1 result is safe in the journal"):
         bench.run(models="alpha:135m")
-    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated anew
+    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated again
         bench.run(models="alpha:135m")
         assert not list((bench.home / "journal").rglob("*.refused"))
         assert len(list((bench.home / "journal").rglob("*.jsonl"))) == 1

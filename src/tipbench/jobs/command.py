@@ -56,7 +56,7 @@ def judge_request(
         raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
-            raise UsageError(f"{key} takes a text, a number or yes and no, of at most {_MOST_TEXT} characters.")
+            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MOST_TEXT} characters.")
     check_judge_options(with_, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))

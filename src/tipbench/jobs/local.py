@@ -163,7 +163,7 @@ class LocalRunner:
 
 def _last_line(folder: JobFolder) -> str:
     lines = [line for line in folder.tail(4096).text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it left no message."
+    return lines[-1][:300] if lines else "no message."
 
 
 # Processes

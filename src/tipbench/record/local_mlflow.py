@@ -150,7 +150,9 @@ class LocalMlflow:
                     report("Waiting for another tipbench that is starting or stopping the local MLflow …")
                     reported = True
                 if time.monotonic() > deadline:
-                    raise LocalServerError("Another tipbench has been starting the local MLflow for too long.")
+                    raise LocalServerError(
+                        "Another tipbench is still starting or stopping the local MLflow. Try again later."
+                    )
                 time.sleep(POLL_S)
             yield
 

@@ -321,8 +321,8 @@ def test_a_judge_run_is_a_job(bench: Bench) -> None:
     collected = bench.collect()
     bench.run(collected)
     options = {"with": "rules", "experiment": collected.experiment, "mlflow_url": bench.mlflow_url}
-    order = judge_request(options, ollama_url="http://localhost:11434")
-    job = bench.store.add(replace(order, runner=bench.name)).job
+    judging = judge_request(options, ollama_url="http://localhost:11434")
+    job = bench.store.add(replace(judging, runner=bench.name)).job
     if not bench.judges:
         with pytest.raises(JobStartError, match="runs on the panel's own machine"):
             bench.runner.start(job)

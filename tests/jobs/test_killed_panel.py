@@ -81,7 +81,7 @@ def store(home: Path) -> Iterator[JobStore]:
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
+def submit(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
     values = {
         "models": "baseline:template",
         "prompts": "v1",
@@ -111,7 +111,7 @@ def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(script=[Fault("hold", calls=(3,))]) as server:
-        job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
+        job = submit(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
         until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 3)
         panels.kill(panel)
@@ -131,7 +131,7 @@ def test_panels_killed_at_seeded_moments_start_every_job_once(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     rng = random.Random(7)
-    jobs = [ordered(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
+    jobs = [submit(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
     for _ in range(4):
         panel = panels.start_and_lead()
         time.sleep(rng.uniform(0.0, 0.35))
@@ -152,10 +152,10 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     first, _second = panels.start_and_lead(), panels.start()
-    jobs = [ordered(store, f"two-{number}", mlflow_url) for number in range(2)]
+    jobs = [submit(store, f"two-{number}", mlflow_url) for number in range(2)]
     until(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
     panels.kill(first)
-    jobs.append(ordered(store, "two-later", mlflow_url))
+    jobs.append(submit(store, "two-later", mlflow_url))
     for job in jobs:
         assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
         assert len(events_of(home, job, wire.Started)) == 1
@@ -165,7 +165,7 @@ def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(script=[Fault("hold", calls=(2,))]) as server:
-        job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
+        job = submit(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
         until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 2)
         panels.kill(panel)

@@ -103,7 +103,11 @@ class Collector:
                 self._tally.add(run.params, run.tags, run.metrics)
         try:
             with self._writers:
-                self._record_refused()
+                now = int(time.time() * 1000)
+                if self._plan.refused:
+                    self._journal.append([refused_run(*refused, now) for refused in self._plan.refused.items()])
+                for model, reason in self._plan.refused.items():
+                    self._observer(Refused(model, reason))
                 try:
                     self._generate_all()
                 except BaseException:
@@ -149,20 +153,16 @@ class Collector:
                     except TipbenchError as exc:
                         self._observer(Message(str(exc), warning=True))
                 raise
-            self._release(engine, model)
+            for _ in range(_RELEASE_TRIES):
+                self._pause.until_alive(engine)
+                with suppress(ServerUnavailable):  # its weights are gone with it, or are unloaded on the next try
+                    engine.release(model)
+                    break
+            else:
+                raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
             engine.close()  # no weights are in memory any more, so there is nothing to monitor
-
-    def _release(self, engine: Engine, model: str) -> None:
-        for _ in range(_RELEASE_TRIES):
-            self._pause.until_alive(engine)
-            try:
-                engine.release(model)
-            except ServerUnavailable:
-                continue  # it became unreachable: its weights are gone, or are unloaded on the next try
-            return
-        raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
     def _save(self, batch: list[Generated]) -> None:
         """Write finished cells to the journal, then count and report them."""
@@ -193,14 +193,6 @@ class Collector:
                 CellFinished(cell.model, cell.prompt, cell.scenario, done, total, failed, failure, tokens, speed)
             )
         self._writers.check()
-
-    def _record_refused(self) -> None:
-        now = int(time.time() * 1000)
-        runs = [refused_run(model, reason, now) for model, reason in self._plan.refused.items()]
-        if runs:
-            self._journal.append(runs)
-        for model, reason in self._plan.refused.items():
-            self._observer(Refused(model, reason))
 
     def _record_collection(self, ended: str) -> None:
         run = collection_run(

@@ -110,6 +110,13 @@ def test_a_connection_in_use_is_not_dropped() -> None:
     assert ended[0].ending is Ending.DONE
 
 
+def test_a_call_cancelled_before_it_starts_sends_no_request(server: ScriptedOllama, rest: OllamaApi) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    assert rest.chat(BODY, timeout_s=10, cancel=cancel).ending is Ending.CANCELLED
+    assert server.log.calls() == []
+
+
 # Unavailable servers
 
 

@@ -116,7 +116,8 @@ class OllamaApi:
         started = time.monotonic()
         chat = Chat()
         try:
-            self._stream(connection, body, chat, started, timeout_s, cancel)
+            if not cancel.is_set():  # `abort_calls` may have run before the connection was marked as busy
+                self._stream(connection, body, chat, started, timeout_s, cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:

@@ -60,7 +60,7 @@ def sources() -> dict[str, str]:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What is wrong with one module."""
+    """Return the violations of one module."""
     tree = ast.parse(source)
     found = []
     if PurePosixPath(path).stem in NAMELESS or NAMELESS & set(PurePosixPath(path).parts):
@@ -165,7 +165,7 @@ def test_the_steps_that_exist_are_all_in_the_order() -> None:
 
 
 def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
-    """A file that no longer does comes off the list, so that the list stays the truth."""
+    """Files that no longer need an exception are removed from the list."""
     modules = sources()
     for library, places in OUTSIDE.items():
         for place in places & set(modules):

@@ -1,4 +1,4 @@
-"""Atomic writes, and locks: who holds one, who waits, and what a dead holder leaves."""
+"""Atomic writes, and locks: the holder, waiting, and the record of a killed holder."""
 
 from __future__ import annotations
 

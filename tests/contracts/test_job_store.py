@@ -1,4 +1,4 @@
-"""The job list: nothing accepted is lost or doubled, every transition is legal, also with concurrent callers."""
+"""The job store: no job is lost or duplicated, and every transition is legal, also with concurrent callers."""
 
 from __future__ import annotations
 

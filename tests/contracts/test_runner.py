@@ -63,7 +63,7 @@ class Bench:
         return self.store.add(collect_request(make_config(values), runner=self.name))[0]
 
     def see(self, job: Job) -> JobStatus:
-        """As the supervisor sees it: what cannot be reached is lost."""
+        """Return the status as the supervisor does: an unreachable job is lost."""
         try:
             return self.runner.observe(job)
         except ServerUnavailable as exc:
@@ -82,7 +82,7 @@ class Bench:
         return f"{self.see(job)}\n{self.runner.log(job).text}"
 
     def run(self, job: Job) -> JobStatus:
-        """Start it and see it end."""
+        """Start the job and wait until it has ended."""
         self.runner.start(job)
         return self.until(job, lambda seen: seen.state in ENDED)
 
@@ -186,7 +186,7 @@ def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterat
 
 @pytest.fixture(params=["local", "little airflow", pytest.param("airflow", marks=pytest.mark.real)])
 def any_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
-    """Also the real Airflow, which takes seconds for a task: for the promises that it could break."""
+    """Also the real Airflow, which takes seconds for a task: only for tests that it could fail."""
     yield from _benches(request, home, mlflow_url)
 
 
@@ -353,7 +353,7 @@ def test_a_job_started_many_times_runs_once(bench: Bench, slow: ScriptedOllama) 
     for thread in threads:
         thread.join(WAIT_S)
     bench.until(job, lambda seen: seen.state in ENDED)
-    bench.runner.start(job)  # nor does it run again when it has ended
+    bench.runner.start(job)  # an ended job is not started again
     assert bench.runner.observe(job).state is JobState.SUCCEEDED
     assert sum(isinstance(event, wire.Started) for event in bench.events(job)) == 1
     assert len(slow.log.calls()) == CELLS

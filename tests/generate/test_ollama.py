@@ -216,8 +216,8 @@ def test_a_call_cut_short_has_reason_length(engine: OllamaEngine, server: Script
 def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
     for _ in range(5):
         completed(engine.complete(ask()))
-    line = engine._api._take_connection()
-    (connection,) = line.client._transport._pool.connections  # type: ignore[attr-defined]
+    taken = engine._api._take_connection()
+    (connection,) = taken.client._transport._pool.connections  # type: ignore[attr-defined]
     assert "Request Count: 5" in repr(connection)
 
 

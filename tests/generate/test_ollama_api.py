@@ -1,4 +1,4 @@
-"""The wire to Ollama: what counts as an absent server, what as a refused model, and connections that do not pile up."""
+"""The client of Ollama: unavailable servers, refused models, and connections that are closed when idle."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Listing = tuple[Resident, ...] | None
 
 
 class Memory:
-    """A weights host that shows a list of listings, then the last one for ever."""
+    """Returns each of some listings in turn, and then the last one every time."""
 
     def __init__(self, listings: Sequence[Listing]) -> None:
         self._listings = list(listings)
@@ -113,7 +113,7 @@ def test_a_model_that_is_unloading_is_not_foreign() -> None:
     seen: list[str] = []
 
     def look() -> Listing:
-        monitor.expect(None)  # the handover happens while the answer is under way
+        monitor.expect(None)  # the handover happens before the response arrives
         return (OURS,)
 
     monitor = Monitor(look, report_foreign=seen.append)

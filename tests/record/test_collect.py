@@ -1,4 +1,4 @@
-"""Collect on a scripted server: complete, resumable, and right about what failed and why."""
+"""Collect on a scripted server: complete and resumable, with the right reason for each failure."""
 
 from __future__ import annotations
 
@@ -512,7 +512,7 @@ def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
 def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_old_digest(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ollama, "KEEP_WARM_S", 2)  # the old weights have no name left to unload them by
+    monkeypatch.setattr(ollama, "KEEP_WARM_S", 2)  # the old weights no longer have a name to unload them by
 
     def move_tag() -> None:
         server.add_model(ModelSpec("alpha:135m", blob="retrained"))
@@ -632,7 +632,7 @@ def test_an_mlflow_that_refuses_everything_stops_the_run_and_reports_what_is_saf
 
 
 class _Refusing:
-    """The store's `record`, refusing the nth new result (None: every one) for ever."""
+    """The store's `record`, refusing the nth new result every time (None: all of them)."""
 
     def __init__(self, store: MemoryStore, *, status: int, nth: int | None) -> None:
         self._record = store.record

@@ -1,4 +1,4 @@
-"""The scripted server's parts, above all its faults."""
+"""The scripted Ollama: its routes, memory and faults."""
 
 from __future__ import annotations
 

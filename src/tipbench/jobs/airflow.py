@@ -18,9 +18,9 @@ from tipbench.http import is_http_url
 from tipbench.jobs.airflow_api import (
     COMPARE,
     DEFAULT_POOL,
-    FAILED,
-    PARKED,
-    UNSTARTED,
+    TASK_FAILED,
+    TASK_PARKED,
+    TASK_UNSTARTED,
     WAIT,
     AirflowApi,
     AirflowDag,
@@ -29,8 +29,7 @@ from tipbench.jobs.airflow_api import (
 )
 from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.folder import JobFolder, read_events
-from tipbench.jobs.job import ENDED as JOB_ENDED
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
+from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
 from tipbench.record import events
 from tipbench.text import plural
 
@@ -139,7 +138,7 @@ class AirflowRunner:
         run = self._dag.get_run(old.run_id)
         if run is None or (not run.ended and stored.run_id != old.run_id):
             return False
-        failed = [task for task in run.tasks if task.state in FAILED]
+        failed = [task for task in run.tasks if task.state in TASK_FAILED]
         if not failed and stored.run_id != old.run_id:
             return False
         if stored.run_id != old.run_id:
@@ -157,7 +156,7 @@ class AirflowRunner:
             if not stored.run_id:
                 folder.forbid_start()
                 return
-        if stored.state in JOB_ENDED:
+        if stored.state in ENDED:
             return
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is not None and now - cancel_sent < GRACE_S:
@@ -184,7 +183,7 @@ class AirflowRunner:
         """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
         folder = self._folder(job)
         stored = read_progress(folder)
-        if stored.triggered and stored.state not in JOB_ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
+        if stored.triggered and stored.state not in ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
             raise TipbenchError(f"The DAG run of {job.id} is still running; its folder is kept.")
         folder.remove()
 
@@ -201,7 +200,7 @@ class AirflowRunner:
                 self.start(job)  # the trigger request arrived, but its response was lost
                 return JobStatus(JobState.RUNNING)
             return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
-        if stored.state in JOB_ENDED or self._clock() - stored.looked < self._max_age(job, stored):
+        if stored.state in ENDED or self._clock() - stored.looked < self._max_age(job, stored):
             return stored.status
         return self._poll(job, folder)
 
@@ -220,7 +219,7 @@ class AirflowRunner:
         folder = self._folder(job)
         stored = read_progress(folder)
         due = self._clock() - stored.looked >= 2 * self._max_age(job, stored) and not self._rest.failing
-        if stored.triggered and stored.state not in JOB_ENDED and due:
+        if stored.triggered and stored.state not in ENDED and due:
             with suppress(TipbenchError):
                 self._poll(job, folder)
 
@@ -232,7 +231,7 @@ class AirflowRunner:
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
         with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
             stored = read_progress(folder)
-            if not locked or stored.state in JOB_ENDED:
+            if not locked or stored.state in ENDED:
                 return stored.status
             progress = RunProgress(folder, stored, self._clock)
             run = self._dag.get_run(stored.run_id)
@@ -243,7 +242,7 @@ class AirflowRunner:
             else:
                 reason = f"Airflow no longer has the run {stored.run_id}. Finished cells are kept; a retry continues."
                 status = JobStatus(JobState.LOST, reason=reason, links=stored.links)
-            if status.state in JOB_ENDED:
+            if status.state in ENDED:
                 progress.close(status)
             stored.looked = self._clock()
             stored.set_status(status)
@@ -261,7 +260,7 @@ class AirflowRunner:
             cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
             return _ending(run, stored, links, cancel_sent=cancel_sent)
         waiting = run.task(WAIT)
-        if waiting is not None and waiting.state in PARKED:
+        if waiting is not None and waiting.state in TASK_PARKED:
             reason = self._await_judge(job, progress, waiting)
             return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
         for task in run.tasks:
@@ -304,7 +303,7 @@ class AirflowRunner:
             return progress.stored.reason if idle and progress.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
-            pools = {task.pool for task in run.tasks if task.state in UNSTARTED} - {DEFAULT_POOL}
+            pools = {task.pool for task in run.tasks if task.state in TASK_UNSTARTED} - {DEFAULT_POOL}
             if missing := self._dag.missing_pools(pools):
                 reason = (
                     f"Airflow has no pool {missing[0]}, so its tasks never start. Create it with one slot: "

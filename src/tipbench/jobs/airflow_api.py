@@ -251,10 +251,10 @@ def _error_message(content: bytes) -> str:
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
 DEFAULT_POOL = "default_pool"
-ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-FAILED = frozenset({"failed", "upstream_failed"})
-PARKED = frozenset({"awaiting_input", "deferred"})
-UNSTARTED = frozenset({None, "scheduled", "queued"})
+TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+TASK_FAILED = frozenset({"failed", "upstream_failed"})
+TASK_PARKED = frozenset({"awaiting_input", "deferred"})
+TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
 _PAGE = 100
 _MOST_TASKS = 2000
 _MOST_LINE = 65_536

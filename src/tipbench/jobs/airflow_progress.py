@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable
 from tipbench.files import home_errors, open_private, write_atomic
-from tipbench.jobs.airflow_api import ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
+from tipbench.jobs.airflow_api import TASK_ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import JobState, JobStatus
 from tipbench.record import events
@@ -136,7 +136,7 @@ class RunProgress:
             place.lines += len(part.lines)
             place.token = part.token
             if place.attempt == task.try_number:
-                place.over = part.token is None and task.state in ENDED
+                place.over = part.token is None and task.state in TASK_ENDED
                 return
             self._next_attempt(task, place)
 

@@ -111,8 +111,8 @@ class MlflowStore:
         tags = wire.checked_tags(run)
         found = wire.ExistingRuns()
         if maybe_there:
-            there = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
-            found = wire.classify_existing(run, there)
+            existing = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
+            found = wire.classify_existing(run, existing)
         run_id = found.done or self._write(experiment_id, run, tags, found.half)
         for old in run.supersedes:
             if old != run_id:

@@ -67,7 +67,7 @@ def judge_request(
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
     needed = {f"judge {options.get('judge') or with_} in {experiment}"}  # a judge runs once at a time per experiment
-    if with_.startswith("ollama:"):
+    if with_.startswith("ollama:"):  # the kind of judge; the model's name decides which engine runs it
         needed |= engine_resources(make_config({"models": with_.removeprefix("ollama:"), "ollama_url": server}))
     arguments, private = _split_secrets(options)
     if program and with_ == "command":

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.job_processes import kill_jobs
 from support.real_airflow import DAG, RealAirflow
 from support.scripted_airflow import PASSWORD as PASSWORD_THERE
 from support.scripted_airflow import USER, ScriptedAirflow
@@ -25,7 +26,7 @@ from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState, JobStatus, RecordedEvent, Runner
-from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record import events as wire
@@ -108,11 +109,7 @@ class Bench:
 
     def close(self) -> None:
         """End what is left."""
-        for job in self.store.page(limit=200).items:
-            process = JobFolder(self.home / "jobs", job.id).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(self.store, self.home)
 
 
 @dataclass

@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import pytest
 
+from support.job_processes import kill_jobs
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs.command import collect_request
-from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
-from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record import events as wire
@@ -74,11 +74,7 @@ def panels(home: Path) -> Iterator[Panels]:
 def store(home: Path) -> Iterator[JobStore]:
     with JobStore(home / "jobs" / "jobs.db") as opened:
         yield opened
-        for job in opened.page(limit=200).items:
-            process = JobFolder(home / "jobs", job.id).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(opened, home)
 
 
 def submit(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from uuid import uuid4
 
 import pytest
 
+from support.job_processes import kill_jobs
 from support.scripted_ollama import Fault, ScriptedOllama
 from support.scripted_runner import progress_of
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
-from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Phase
 from tipbench.jobs.store import JobStore
 from tipbench.jobs.supervisor import Supervisor, queue_positions, retry
@@ -88,11 +88,7 @@ def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
     ):
         with Supervisor(store, {"local": runner}, home / "jobs" / "supervisor.lock", tick_s=0.05):
             yield Panel(home, store, runner, mlflow_url, server)
-        for job in store.page(limit=100).items:
-            process = JobFolder(home / "jobs", job.id).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(store, home)
 
 
 def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel: Panel) -> None:

@@ -155,9 +155,16 @@ def test_an_unavailable_server_is_not_a_failure_of_the_cell(engine: OllamaEngine
 def test_a_server_killed_in_mid_answer_is_not_a_failure_of_the_cell(
     engine: OllamaEngine, server: ScriptedOllama
 ) -> None:
-    server.set(call_s=5.0)
-    threading.Timer(0.5, server.pause_listening).start()
+    server.add_faults(Fault("hang_after", 3))
+
+    def kill() -> None:
+        assert eventually(lambda: bool(server.log.calls()))
+        server.pause_listening()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
     assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+    killing.join()
 
 
 @pytest.mark.parametrize("fault", [None, Fault("hang")])

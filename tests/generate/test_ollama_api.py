@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.mlflow_server import free_port
+from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
 from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, _Reader
@@ -99,13 +99,14 @@ def test_a_thread_whose_connection_was_dropped_gets_another(rest: OllamaApi) -> 
 
 
 def test_a_connection_in_use_is_not_dropped() -> None:
-    with ScriptedOllama(["alpha:135m"], call_s=0.5) as server, closing(OllamaApi(server.url)) as rest:
+    held = [Fault("hold")]
+    with ScriptedOllama(["alpha:135m"], held) as server, closing(OllamaApi(server.url)) as rest:
         ended: list[Chat] = []
         thread = threading.Thread(target=lambda: ended.append(chat(rest)))
         thread.start()
-        while not server.log.calls():
-            time.sleep(0.01)
+        assert eventually(lambda: bool(server.log.calls()))
         rest.close_idle_connections()
+        server.clear_faults()
         thread.join()
     assert ended[0].ending is Ending.DONE
 

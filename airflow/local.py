@@ -67,7 +67,7 @@ def main() -> int:
 def _check(home: Path, environment: Path, port: int, lock: IO[str]) -> int:
     """Check the environment, lock and port before startup, for clear error messages; return the port, or a free one."""
     if not (environment / "bin" / "airflow").exists():
-        raise SystemExit(f"There is no Airflow in {environment}. Make it: make airflow-environment")
+        raise SystemExit(f"There is no Airflow in {environment}. Install it with: make airflow-environment")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -140,7 +140,7 @@ def export_for_judge() -> dict[str, Any]:
     from tipbench.cli.airflow_tasks import export_for_judge as export
 
     if pulled("plan") is None:
-        raise AirflowFailException("There is nothing to judge: the plan failed; its log says why.")
+        raise AirflowFailException("There is nothing to judge: the plan failed; see its log.")
     return call(export)
 
 
@@ -160,7 +160,7 @@ def outcome(collecting: list[str]) -> str:
     """
     planned = pulled("plan")
     if planned is None:
-        raise AirflowFailException("The plan failed; its log says why.")
+        raise AirflowFailException("The plan failed; see its log.")
     missing = [
         model
         for task_id in collecting
@@ -169,17 +169,17 @@ def outcome(collecting: list[str]) -> str:
     ]
     if missing:
         raise AirflowFailException(
-            f"Not collected in full: {', '.join(missing)}; the logs of these tasks say why. Cleared, they continue."
+            f"Not collected in full: {', '.join(missing)}; see the logs of these tasks. Clear them to continue."
         )
     if pulled("compare") is None:
-        raise AirflowFailException("Everything is collected, but nothing was compared; the logs say why.")
+        raise AirflowFailException("Everything is collected, but nothing was compared; see the logs.")
     return f"{sum(len(planned[task_id]) for task_id in collecting)} models collected and compared"
 
 
-def only_when_asked(context: Any) -> None:
+def skip_unless_requested(context: Any) -> None:
     """Skip the wait unless the conf sets `wait_for_judge` and some cells are pending."""
     if not conf(context)["wait_for_judge"]:
-        raise AirflowSkipException("wait_for_judge is false: comparing what is judged by now.")
+        raise AirflowSkipException("wait_for_judge is false: comparing what is judged so far.")
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:
@@ -200,17 +200,17 @@ def judge_gate() -> HITLOperator:
             f"Judge in the panel{{% if {exported}['sheet'] %}}, or: tipbench judge export "
             f"--sheet {{{{ {exported}['sheet'] }}}} --experiment {{{{ {exported}['experiment'] }}}} --out FILE, fill "
             "it in, and tipbench judge apply FILE{% endif %}. The panel answers here for a run that it started, when "
-            "nothing is pending any more; an answer compares what is judged by then."
+            "nothing is pending any more; answering compares what is judged so far."
         ),
         options=[ANSWER],
-        pre_execute=only_when_asked,
+        pre_execute=skip_unless_requested,
         **AGAIN,
     )
 
 
 @dag(
     dag_id="bench_collect",
-    description="Collect with every model, hand out for judging, compare.",
+    description="Collect with every model, export a sheet for judging, compare.",
     schedule=None,
     catchup=False,
     is_paused_upon_creation=False,

@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what needs a real part, and keeps those of one kind in one process: it starts each server once.
 
     With `-n 2` one process begins with the real servers, so that two models never run at once and nothing long comes
-    last; the other begins with the browser. Every other file is a group of its own.
+    last; the other begins with the browser. Every other file is a separate group.
     """
     for item in items:
         if REAL & set(getattr(item, "fixturenames", ())):
@@ -103,7 +103,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def mlflow_url() -> Iterator[str]:
-    """The scripted MLflow of one file of tests; experiments need names of their own."""
+    """The scripted MLflow of one file of tests; experiments need unique names."""
     with ScriptedMlflow() as server:
         yield server.url
 

@@ -60,11 +60,11 @@ def sources() -> dict[str, str]:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What is wrong with one module."""
+    """Return the violations of one module."""
     tree = ast.parse(source)
     found = []
     if PurePosixPath(path).stem in NAMELESS or NAMELESS & set(PurePosixPath(path).parts):
-        found.append(f"{path}: has no name of its own")
+        found.append(f"{path}: its name says nothing about its content")
     if not ast.get_docstring(tree):
         found.append(f"{path}: has no docstring")
     at_top = set(_at_module_level(tree))
@@ -81,7 +81,7 @@ def _import_violations(path: str, name: str, *, at_top: bool) -> Iterator[str]:
         if other in LEVEL and not _may_import(own, other):
             yield f"{path}: imports {name}, which comes later than {own or 'the package itself'}"
         elif other and other not in LEVEL:
-            yield f"{path}: imports {name}, which is no step of the flow"
+            yield f"{path}: imports {name}, which is not a step of the flow"
     if top in OUTSIDE and not any(
         path == place or (place[-1] == "/" and path.startswith(place)) for place in OUTSIDE[top]
     ):
@@ -165,7 +165,7 @@ def test_the_steps_that_exist_are_all_in_the_order() -> None:
 
 
 def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
-    """A file that no longer does comes off the list, so that the list stays the truth."""
+    """Files that no longer need an exception are removed from the list."""
     modules = sources()
     for library, places in OUTSIDE.items():
         for place in places & set(modules):

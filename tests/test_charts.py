@@ -1,4 +1,4 @@
-"""Charts as files: SVG and PNG, light and dark, without a browser; and a sentence where the extra is missing."""
+"""Charts as SVG and PNG files, light and dark, without a browser; and the message without the extra."""
 
 from __future__ import annotations
 

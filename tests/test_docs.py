@@ -1,4 +1,4 @@
-"""The pages: generated ones are fresh, links lead somewhere, commands and options they mention exist."""
+"""The docs: generated pages are up to date, links work, and the commands and options on them exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web addresses: which server they lead to, and how they are shown."""
+"""URLs: validation, the server they refer to, and how they are shown."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import HOME_ONLY, SETTINGS, find_home, load_settings, ollama_url
+from tipbench.settings import HOME_ONLY, SETTINGS, OperatorConfig, find_home, load_settings, ollama_url
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
@@ -35,6 +35,15 @@ def test_the_table_has_every_option_of_collect_with_its_meaning() -> None:
     assert all(setting.meaning.endswith(".") for setting in SETTINGS)
     assert all(f"TIPBENCH_{key.upper()}" == BY_KEY[key].variables[0] for key in CollectConfig.model_fields)
     assert len(BY_KEY) == len(SETTINGS)
+
+
+def test_every_setting_is_typed_and_no_secret_is_shown_or_read_from_a_file() -> None:
+    typed = {*CollectConfig.model_fields, *OperatorConfig.model_fields}
+    assert set(BY_KEY) - typed == {"home", "events", "no_color"}
+    secrets = [key for key in BY_KEY if key.endswith(("password", "token", "secret"))]
+    assert len(secrets) == 6
+    assert not any(BY_KEY[key].in_file for key in secrets)
+    assert "hidden" not in repr(OperatorConfig(**dict.fromkeys(secrets, "hidden")))
 
 
 def test_the_usual_variables_are_in_the_table() -> None:

@@ -1,4 +1,4 @@
-"""The promises of every SQLite file: private, migrated, whole transactions, and errors with a next step."""
+"""SQLite files: private, migrated, with complete transactions, and errors with a next step."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_rows_queued_during_a_commit_are_committed_together_in_order(writer: Wri
         assert not next(iter(futures)).done()
     futures.pop().result()
     assert colours(writer.database) == ["red", "first", *names]
-    assert not writer.commits.insert(("last",)).cancel()  # a client that goes away must not cancel it for others
+    assert not writer.commits.insert(("last",)).cancel()  # a client that disconnects must not cancel it for others
 
 
 def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(database: Database) -> None:

@@ -20,15 +20,15 @@
     ├── JournalError              a result could not be saved to disk; the run stops at once
     ├── CorruptText               a stored text does not match its hash
     ├── MixedRubrics              scores of different rubrics cannot be compared
-    ├── SheetsClosed              a judge does sheets first, then duels; not both at a time
+    ├── SheetsClosed              a judge's sheets close with the judge's first duel
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalServerError          the local MLflow could not be started or stopped
     ├── JobConflict               the key is in use, or the job has ended or is still running
     ├── JobStartError             a runner cannot start a job, and a retry would not help
-    ├── QueueFull                 the event log cannot take another entry for the moment; retry
-    ├── EventConflict             the event was served, rewarded or reset otherwise
-    └── StateError                stored policy state is corrupt or of an unknown schema
+    ├── QueueFull                 the event log is full for the moment; retry
+    ├── EventConflict             the request contradicts what is recorded of the event
+    └── StateError                stored policy state is corrupt, or its schema is not supported
 
 A message states the rule, the value found and the next step; the command line prints it without a traceback.
 Anything that is not a `TipbenchError` is a bug and keeps its traceback. An expected failure of one cell is
@@ -181,4 +181,4 @@ class EventConflict(TipbenchError):
 
 
 class StateError(TipbenchError):
-    """A stored state is corrupt, or has a schema that this version does not know."""
+    """A stored state is corrupt, or has a schema that this version does not support."""

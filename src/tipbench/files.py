@@ -75,7 +75,7 @@ def writable_home(home: Path) -> Path:
 def check_own(path: Path, next_step: str, fd: int | None = None) -> None:
     """Raise UsageError if another user owns a file or folder, or may write to it. A missing one is accepted.
 
-    With `fd` the open file is checked, and not what is at the path by now.
+    With `fd`, checks the open file: another file may have taken its path.
     """
     try:
         found = path.stat() if fd is None else os.fstat(fd)

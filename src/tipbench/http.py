@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import httpx
 
 TOO_MANY_FILES = (
-    "this process has as many files and connections open as it may. Allow more, as with `ulimit -n 4096`, "
+    "this process has reached its limit of open files and connections. Raise it, as with `ulimit -n 4096`, "
     "or lower --concurrency"
 )
 _UNREACHABLE = frozenset(

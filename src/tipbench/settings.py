@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -42,8 +42,19 @@ class Setting:
     in_file: bool = True
 
 
-_IN_WORDS = {"runner": "airflow where airflow_url is set, else local", "airflow_public_url": "airflow_url"}  # defaults
-_USUAL = {"ollama_url": ("OLLAMA_HOST",), "mlflow_url": ("MLFLOW_TRACKING_URI",)}
+_VARIABLES = {  # of settings that have another than TIPBENCH_ and the key, or several
+    "ollama_url": ("TIPBENCH_OLLAMA_URL", "OLLAMA_HOST"),
+    "mlflow_url": ("TIPBENCH_MLFLOW_URL", "MLFLOW_TRACKING_URI"),
+    "mlflow_username": ("MLFLOW_TRACKING_USERNAME",),
+    "mlflow_password": ("MLFLOW_TRACKING_PASSWORD",),
+    "mlflow_token": ("MLFLOW_TRACKING_TOKEN",),
+}
+_DEFAULT_TEXTS = {
+    "mlflow_public_url": "mlflow_url",
+    "admin_token": "created by the first `tipbench panel`, and printed once",
+    "runner": "airflow where airflow_url is set, else local",
+    "airflow_public_url": "airflow_url",
+}
 
 
 def _split(value: object) -> tuple[str, ...]:
@@ -71,10 +82,20 @@ Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], Be
 
 
 class OperatorConfig(BaseModel):
-    """What the operator of panel, webhook, jobs and Airflow sets."""
+    """Settings of MLflow, panel, webhook, jobs and Airflow; `repr=False` marks logins and secrets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    mlflow_username: str | None = Field(None, description="User name for MLflow.", repr=False)
+    mlflow_password: str | None = Field(None, description="Password for MLflow.", repr=False)
+    mlflow_token: str | None = Field(None, description="Bearer token for MLflow.", repr=False)
+    mlflow_host_header: str | None = Field(
+        None,
+        description="Host header to send to MLflow instead of its address, where its --allowed-hosts cannot be "
+        "changed.",
+    )
+    mlflow_public_url: str | None = Field(None, description="Address of MLflow for browsers, for links to its pages.")
+    admin_token: str | None = Field(None, description="The panel's admin token, of 32 characters or more.", repr=False)
     panel_host: str = Field("127.0.0.1", description="The address the panel listens on.")
     panel_port: int = Field(5180, ge=0, le=65535, description="The port the panel listens on.")
     panel_hosts: Names = Field(
@@ -133,22 +154,32 @@ class OperatorConfig(BaseModel):
         description="Days after its end (a lost job: its start) until a job is deleted with its log and events; 0 "
         "keeps all.",
     )
-
-
-def _shown(default: object) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    hook_secret: str | None = Field(
+        None,
+        description="Secret that signs the webhook's requests, of 20 characters or more; the receiver needs it too.",
+        repr=False,
+    )
+    airflow_username: str | None = Field(None, description="User name for Airflow.", repr=False)
+    airflow_password: str | None = Field(None, description="Password for Airflow.", repr=False)
+    airflow_token: str | None = Field(
+        None, description="Token for Airflow, instead of a user name and password; it is not renewed.", repr=False
+    )
 
 
 def _settings_of(model: type[BaseModel]) -> list[Setting]:
-    return [
-        Setting(
-            key,
-            (f"TIPBENCH_{key.upper()}", *_USUAL.get(key, ())),
-            _IN_WORDS.get(key) or ("" if info.default in (None, ()) else _shown(info.default)),
-            info.description or "",
+    settings = []
+    for key, info in model.model_fields.items():
+        default = "" if info.default in (None, ()) else str(info.default)
+        settings.append(
+            Setting(
+                key,
+                _VARIABLES.get(key, (f"TIPBENCH_{key.upper()}",)),
+                _DEFAULT_TEXTS.get(key, default.lower() if isinstance(info.default, bool) else default),
+                info.description or "",
+                in_file=info.repr,  # a login or secret is neither shown nor read from a file
+            )
         )
-        for key, info in model.model_fields.items()
-    ]
+    return settings
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -160,45 +191,7 @@ SETTINGS: tuple[Setting, ...] = (
         in_file=False,
     ),
     *_settings_of(CollectConfig),
-    Setting("mlflow_username", ("MLFLOW_TRACKING_USERNAME",), "", "User name for MLflow.", in_file=False),
-    Setting("mlflow_password", ("MLFLOW_TRACKING_PASSWORD",), "", "Password for MLflow.", in_file=False),
-    Setting("mlflow_token", ("MLFLOW_TRACKING_TOKEN",), "", "Bearer token for MLflow.", in_file=False),
-    Setting(
-        "mlflow_host_header",
-        ("TIPBENCH_MLFLOW_HOST_HEADER",),
-        "",
-        "Host header to send to MLflow instead of its address, where its --allowed-hosts cannot be changed.",
-    ),
-    Setting(
-        "mlflow_public_url",
-        ("TIPBENCH_MLFLOW_PUBLIC_URL",),
-        "mlflow_url",
-        "Address of MLflow for browsers, for links to its pages.",
-    ),
-    Setting(
-        "admin_token",
-        ("TIPBENCH_ADMIN_TOKEN",),
-        "created by the first `tipbench panel`, and printed once",
-        "The panel's admin token, of 32 characters or more.",
-        in_file=False,
-    ),
     *_settings_of(OperatorConfig),
-    Setting(
-        "hook_secret",
-        ("TIPBENCH_HOOK_SECRET",),
-        "",
-        "Secret that signs the webhook's requests, of 20 characters or more; the receiver needs it too.",
-        in_file=False,
-    ),
-    Setting("airflow_username", ("TIPBENCH_AIRFLOW_USERNAME",), "", "User name for Airflow.", in_file=False),
-    Setting("airflow_password", ("TIPBENCH_AIRFLOW_PASSWORD",), "", "Password for Airflow.", in_file=False),
-    Setting(
-        "airflow_token",
-        ("TIPBENCH_AIRFLOW_TOKEN",),
-        "",
-        "Token for Airflow, instead of a user name and password; it is not renewed.",
-        in_file=False,
-    ),
     Setting(
         "events",
         ("TIPBENCH_EVENTS",),
@@ -215,15 +208,16 @@ class Settings:
     """Values from the environment and tipbench.toml; `sources` has the origin of each value."""
 
     home: Path
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # texts; in tipbench.toml also numbers, booleans and lists
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str) -> str | None:
+        """Return a setting as text; None if it is not set."""
         value = self.values.get(key)
         return None if value is None else str(value)
 
     def listed(self, key: str) -> tuple[str, ...]:
-        """Return a list setting."""
+        """Return the parts of a list setting; empty if it is not set."""
         return _split(self.values.get(key) or "")
 
     @property
@@ -266,7 +260,7 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     here = folder or Path.cwd()
     home = find_home(env, here)
     check_own(home, "Set TIPBENCH_HOME to a folder of your own.")
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for path in dict.fromkeys((home / CONFIG_FILE, here.resolve() / CONFIG_FILE)):
         for key, value in _read_file(path).items():
@@ -313,7 +307,7 @@ def ollama_url(host: str) -> str:
     return f"{scheme}://{shown}:{port or default}{parts.path}"
 
 
-def _read_file(path: Path) -> dict[str, str]:
+def _read_file(path: Path) -> dict[str, Any]:
     """Return the keys of a tipbench.toml; empty if it does not exist. Raises UsageError if it is not the user's own."""
     next_step = "Work in a folder of your own, or replace the file."
     check_own(path, next_step)

@@ -21,7 +21,7 @@ from tipbench.generate.template import TemplateEngine
 
 @dataclass
 class Subject:
-    """An engine, a model it has, and one it has not."""
+    """An engine, a model that it has, and a missing one."""
 
     engine: Engine
     model: str

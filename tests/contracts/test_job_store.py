@@ -1,4 +1,4 @@
-"""The job list: nothing accepted is lost or doubled, every transition is legal, also with concurrent callers."""
+"""The job store: no job is lost or duplicated, and every transition is legal, also with concurrent callers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tipbench.jobs.job import (
 from tipbench.jobs.store import JobFilter, JobStore
 from tipbench.jobs.supervisor import retry
 
-ORDER = JobRequest(
+REQUEST = JobRequest(
     JobKind.COLLECT,
     "tip-bench-a",
     {"models": "a:1b", "n_tips": 3, "temperature": 0.7, "evict": False, "mlflow_url": None},
@@ -58,37 +58,37 @@ def moved(store: JobStore, job: Job, *states: JobState) -> Job:
 
 
 def test_a_request_round_trips(store: JobStore) -> None:
-    job, new = store.add(ORDER, "key-1")
+    job, new = store.add(REQUEST, "key-1")
     assert new
     assert (job.state, job.key, job.started, job.ended) == (JobState.QUEUED, "key-1", None, None)
     for name in ("kind", "experiment", "arguments", "private", "resources", "started_by", "runner", "retry_of"):
-        assert getattr(job, name) == getattr(ORDER, name)
+        assert getattr(job, name) == getattr(REQUEST, name)
     assert store.get(job.id) == job
 
 
 def test_an_accepted_job_survives_the_process(path: Path) -> None:
     with JobStore(path) as store:
-        job = store.add(ORDER, "key-1")[0]
+        job = store.add(REQUEST, "key-1")[0]
         moved(store, job, RUNNING, LOST)
     with JobStore(path) as store:
         assert store.get(job.id).state is LOST
-        assert store.add(ORDER, "key-1")[1] is False
+        assert store.add(REQUEST, "key-1")[1] is False
 
 
 def test_the_same_key_and_request_give_the_same_job(store: JobStore) -> None:
-    first, _ = store.add(ORDER, "key-1")
+    first, _ = store.add(REQUEST, "key-1")
     moved(store, first, RUNNING)
-    again, new = store.add(replace(ORDER, started_by="somebody else"), "key-1")
+    again, new = store.add(replace(REQUEST, started_by="ben"), "key-1")
     assert (again.id, new, again.state) == (first.id, False, RUNNING)
 
 
 def test_the_same_key_with_another_request_is_refused(store: JobStore) -> None:
-    first, _ = store.add(ORDER, "key-1")
+    first, _ = store.add(REQUEST, "key-1")
     for other in (
-        replace(ORDER, arguments={**ORDER.arguments, "n_tips": 4}),
-        replace(ORDER, experiment="tip-bench-b"),
-        replace(ORDER, private={}),
-        replace(ORDER, kind=JobKind.JUDGE),
+        replace(REQUEST, arguments={**REQUEST.arguments, "n_tips": 4}),
+        replace(REQUEST, experiment="tip-bench-b"),
+        replace(REQUEST, private={}),
+        replace(REQUEST, kind=JobKind.JUDGE),
     ):
         with pytest.raises(JobConflict, match=f"belongs to job {first.id}"):
             store.add(other, "key-1")
@@ -96,13 +96,13 @@ def test_the_same_key_with_another_request_is_refused(store: JobStore) -> None:
 
 
 def test_without_a_key_every_request_is_a_new_job(store: JobStore) -> None:
-    assert len({store.add(ORDER)[0].id for _ in range(20)}) == 20
+    assert len({store.add(REQUEST)[0].id for _ in range(20)}) == 20
 
 
 def test_an_invalid_key_is_refused(store: JobStore) -> None:
     for key in ["", "  ", "x" * 201, "a\nb", "a\x00"]:
         with pytest.raises(UsageError, match="1 to 200 printable characters"):
-            store.add(ORDER, key)
+            store.add(REQUEST, key)
 
 
 def test_the_same_key_on_two_panels_makes_one_job(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_same_key_on_two_panels_makes_one_job(path: Path) -> None:
 
     def click() -> None:
         with JobStore(path) as store:
-            job, new = store.add(ORDER, "key-1")
+            job, new = store.add(REQUEST, "key-1")
             made.append((job.id, new))
 
     in_threads(click, 8)
@@ -125,7 +125,7 @@ def test_many_panels_can_create_the_store_at_once(tmp_path: Path) -> None:
 
         def open_it(path: Path = tmp_path / str(number) / "jobs.db", opened: list[str] = opened) -> None:
             with JobStore(path) as store:
-                opened.append(store.add(ORDER)[0].id)
+                opened.append(store.add(REQUEST)[0].id)
 
         in_threads(open_it, 8)
         assert len(set(opened)) == 8
@@ -133,7 +133,7 @@ def test_many_panels_can_create_the_store_at_once(tmp_path: Path) -> None:
 
 def test_of_several_callers_that_move_a_job_one_succeeds(path: Path) -> None:
     with JobStore(path) as store:
-        job = store.add(ORDER)[0]
+        job = store.add(REQUEST)[0]
         won: list[bool] = []
 
         def move() -> None:
@@ -165,19 +165,19 @@ def later(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
 
 
 def test_a_job_is_found_by_its_key(store: JobStore) -> None:
-    job, _ = store.add(ORDER, "key-1")
+    job, _ = store.add(REQUEST, "key-1")
     assert store.by_key("key-1") == job
     assert store.by_key("key-2") is None
 
 
 def test_only_jobs_that_ended_long_ago_are_expired(later: tuple[JobStore, Callable[[float], None]]) -> None:
     store, pass_days = later
-    old = [store.add(ORDER)[0] for _ in range(4)]
+    old = [store.add(REQUEST)[0] for _ in range(4)]
     moved(store, old[0], RUNNING, JobState.SUCCEEDED)
     moved(store, old[1], RUNNING)
     moved(store, old[2], RUNNING, LOST)
     pass_days(80)
-    young = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    young = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     assert store.expired(90 * DAY_S) == []
     pass_days(11)
     assert [job.id for job in store.expired(90 * DAY_S)] == [old[0].id, old[2].id]
@@ -187,7 +187,7 @@ def test_only_jobs_that_ended_long_ago_are_expired(later: tuple[JobStore, Callab
 
 
 def test_a_lost_job_may_be_removed_unless_it_has_come_back(store: JobStore) -> None:
-    gone, back = (moved(store, store.add(ORDER)[0], RUNNING, LOST) for _ in range(2))
+    gone, back = (moved(store, store.add(REQUEST)[0], RUNNING, LOST) for _ in range(2))
     moved(store, back, RUNNING)
     assert store.remove(gone.id)
     assert not store.remove(back.id)
@@ -195,7 +195,7 @@ def test_a_lost_job_may_be_removed_unless_it_has_come_back(store: JobStore) -> N
 
 def test_a_retried_job_is_kept_as_long_as_its_retry(later: tuple[JobStore, Callable[[float], None]]) -> None:
     store, pass_days = later
-    old = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    old = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     pass_days(91)
     again = retry(store, old.id).job
     assert store.expired(90 * DAY_S) == []
@@ -211,16 +211,16 @@ def test_a_retried_job_is_kept_as_long_as_its_retry(later: tuple[JobStore, Calla
 
 def test_an_active_job_cannot_be_removed(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING)]:
-        job = moved(store, store.add(ORDER)[0], *states)
+        job = moved(store, store.add(REQUEST)[0], *states)
         assert store.remove(job.id) is False
         assert store.get(job.id) == job
 
 
 def test_the_key_of_a_removed_job_can_be_used_again(store: JobStore) -> None:
-    job = moved(store, store.add(ORDER, "key-1")[0], RUNNING, JobState.SUCCEEDED)
+    job = moved(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.SUCCEEDED)
     assert store.remove(job.id)
     assert store.remove(job.id) is False
-    again, new = store.add(ORDER, "key-1")
+    again, new = store.add(REQUEST, "key-1")
     assert new
     assert again.id != job.id
 
@@ -233,21 +233,21 @@ def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
 
 
 def test_the_list_is_newest_first_and_pages_are_complete(store: JobStore) -> None:
-    made = [store.add(ORDER)[0].id for _ in range(25)]
+    made = [store.add(REQUEST)[0].id for _ in range(25)]
     seen, after, pages = [], None, 0
     while pages == 0 or after is not None:
         page = store.page(limit=10, after=after)
         seen += [job.id for job in page.items]
         after, pages = page.next, pages + 1
-        store.add(ORDER)  # new jobs do not move the pages
+        store.add(REQUEST)  # new jobs do not move the pages
     assert (seen, pages) == (made[::-1], 3)
 
 
 def test_the_list_can_be_filtered(store: JobStore) -> None:
-    judge = store.add(replace(ORDER, kind=JobKind.JUDGE))[0]
-    other = store.add(replace(ORDER, experiment="tip-bench-b"))[0]
+    judge = store.add(replace(REQUEST, kind=JobKind.JUDGE))[0]
+    other = store.add(replace(REQUEST, experiment="tip-bench-b"))[0]
     moved(store, other, RUNNING)
-    store.add(ORDER)
+    store.add(REQUEST)
     assert [job.id for job in store.page(JobFilter(kind=JobKind.JUDGE)).items] == [judge.id]
     assert [job.id for job in store.page(JobFilter(experiment="tip-bench-b")).items] == [other.id]
     assert [job.id for job in store.page(JobFilter(state=RUNNING)).items] == [other.id]
@@ -262,7 +262,7 @@ def test_an_unknown_page_token_is_refused(store: JobStore) -> None:
 
 
 def test_a_queued_job_is_cancelled_at_once(store: JobStore) -> None:
-    job = store.request_cancel(store.add(ORDER)[0].id)
+    job = store.request_cancel(store.add(REQUEST)[0].id)
     assert job.state is JobState.CANCELLED
     assert job.ended is not None
     assert store.claim(job.id) is None
@@ -270,7 +270,7 @@ def test_a_queued_job_is_cancelled_at_once(store: JobStore) -> None:
 
 
 def test_a_cancel_of_a_starting_job_is_saved(store: JobStore) -> None:
-    job = store.add(ORDER)[0]
+    job = store.add(REQUEST)[0]
     assert store.claim(job.id) is not None
     cancelled = store.request_cancel(job.id)
     assert (cancelled.state, cancelled.cancel_requested is not None) == (JobState.QUEUED, True)
@@ -278,13 +278,13 @@ def test_a_cancel_of_a_starting_job_is_saved(store: JobStore) -> None:
 
 
 def test_an_ended_job_cannot_be_cancelled(store: JobStore) -> None:
-    job = moved(store, store.add(ORDER)[0], RUNNING, JobState.SUCCEEDED)
+    job = moved(store, store.add(REQUEST)[0], RUNNING, JobState.SUCCEEDED)
     with pytest.raises(JobConflict, match="has already succeeded"):
         store.request_cancel(job.id)
 
 
 def test_a_retry_is_a_new_job_that_names_the_old_one(store: JobStore) -> None:
-    old = moved(store, store.add(ORDER, "key-1")[0], RUNNING, JobState.FAILED)
+    old = moved(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.FAILED)
     made = retry(store, old.id, started_by="ben")
     assert made.new
     assert (made.job.retry_of, made.job.started_by, made.job.state) == (old.id, "ben", JobState.QUEUED)
@@ -293,7 +293,7 @@ def test_a_retry_is_a_new_job_that_names_the_old_one(store: JobStore) -> None:
 
 
 def test_a_double_click_on_retry_makes_one_retry_at_a_time(store: JobStore) -> None:
-    old = moved(store, store.add(ORDER)[0], RUNNING, JobState.FAILED)
+    old = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     first = retry(store, old.id)
     assert retry(store, old.id).job.id == first.job.id
     moved(store, first.job, RUNNING, JobState.FAILED)
@@ -302,7 +302,7 @@ def test_a_double_click_on_retry_makes_one_retry_at_a_time(store: JobStore) -> N
 
 def test_a_running_or_succeeded_job_is_not_retried(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING), (RUNNING, JobState.SUCCEEDED)]:
-        job = moved(store, store.add(ORDER)[0], *states)
+        job = moved(store, store.add(REQUEST)[0], *states)
         with pytest.raises(JobConflict, match="can be retried"):
             retry(store, job.id)
 
@@ -342,7 +342,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(target=jobs, key=st.sampled_from("abc"), n_tips=st.integers(1, 2))
     def order(self, key: str, n_tips: int) -> str:
-        order = replace(ORDER, arguments={"n_tips": n_tips})
+        order = replace(REQUEST, arguments={"n_tips": n_tips})
         if key in self.keys and self.keys[key][0] != n_tips:
             with pytest.raises(JobConflict):
                 self.store.add(order, key)

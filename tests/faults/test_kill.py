@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from support.command import start_tipbench, tipbench
 from support.judging import Desk, by_hand, fill, items_of, record_cells
+from support.polling import eventually
 from support.scripted_mlflow import Json, ScriptedMlflow
 from support.scripted_ollama import Request, ScriptedOllama
 from tipbench.judge.scores import SCORES, read_scores
@@ -107,11 +107,8 @@ def test_a_collect_killed_at_each_step_ends_complete(home: Path, mlflow: Killing
 def _kill_in_mid_answer(options: tuple[str, ...], home: Path, server: ScriptedOllama) -> None:
     server.set(call_s=0.5)
     process = start_tipbench(*options, home=home)
-    deadline = time.monotonic() + 60
-    while not server.log.calls(outcome="running"):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: bool(server.log.calls(outcome="running")) or process.poll() is not None)
+    assert process.poll() is None, "every cell is finished: none is left to kill in mid-answer"
     process.kill()
     process.wait()
     server.set(call_s=0.05)

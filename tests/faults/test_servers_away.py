@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +11,7 @@ import pytest
 
 from support.command import start_tipbench, tipbench, tipbench_json
 from support.mlflow_server import RealMlflow
+from support.polling import eventually
 from support.real_ollama import RealOllama
 from support.scripted_ollama import ScriptedProcess
 from tipbench.record.journal import count_orphaned
@@ -32,13 +32,10 @@ def count_cells(mlflow_url: str, experiment: str, status: str = "FINISHED") -> i
         return sum(run.status == status for run in cells)
 
 
-def wait_until(true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(check: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     """Wait for something that must happen while the command runs."""
-    deadline = time.monotonic() + 120
-    while not true():
-        assert process.poll() is None, "the collect ended too early"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert eventually(lambda: check() or process.poll() is not None, 120)
+    assert check(), "the collect ended too early"
 
 
 def wait_for_cells(mlflow_url: str, experiment: str, least: int, process: subprocess.Popen[bytes]) -> None:
@@ -52,8 +49,9 @@ def test_a_real_ollama_killed_and_restarted_in_mid_run_costs_nothing(
     with RealOllama(tmp_path) as ollama:
         ollama.create("alpha:135m", gguf)
         options = ("collect", "--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
-        process = start_tipbench(*options, *SMALL, "--experiment", experiment, home=home, log=tmp_path / "log")
-        wait_for_cells(mlflow_url, experiment, 2, process)
+        where = ("--experiment", experiment, "--num-predict", "64")
+        process = start_tipbench(*options, *SMALL, *where, home=home, log=tmp_path / "log")
+        wait_for_cells(mlflow_url, experiment, 1, process)
         ollama.kill()
         wait_until(lambda: "waiting for ollama" in (tmp_path / "log").read_text(), process)
         ollama.restart()
@@ -97,7 +95,7 @@ def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: s
         assert busy in refused.stderr
         assert "Traceback" not in refused.stderr
         waited = tipbench_json(*second, "--wait", home=home)
-        assert running.wait(60) == 0
+        assert running.wait(180) == 0
         assert waited["generated"] == CELLS
         assert server.log()["max_resident"] == 1
 

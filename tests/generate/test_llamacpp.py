@@ -234,7 +234,7 @@ def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
 def test_a_request_cancelled_while_queued_does_not_start(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
     cancel.set()
-    with llamacpp._RESIDENT.turn:
+    with llamacpp._RESIDENT.lock:
         assert failed(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from support.polling import eventually
 from support.requests import ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
@@ -154,9 +155,16 @@ def test_an_unavailable_server_is_not_a_failure_of_the_cell(engine: OllamaEngine
 def test_a_server_killed_in_mid_answer_is_not_a_failure_of_the_cell(
     engine: OllamaEngine, server: ScriptedOllama
 ) -> None:
-    server.set(call_s=5.0)
-    threading.Timer(0.5, server.pause_listening).start()
+    server.add_faults(Fault("hang_after", 3))
+
+    def kill() -> None:
+        assert eventually(lambda: bool(server.log.calls()))
+        server.pause_listening()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
     assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+    killing.join()
 
 
 @pytest.mark.parametrize("fault", [None, Fault("hang")])
@@ -169,13 +177,16 @@ def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
     question = ask()
 
     def stop() -> None:
+        assert eventually(lambda: bool(server.log.calls()))
         question.cancel.set()
         engine.abort()
 
-    threading.Timer(0.5, stop).start()
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     start = time.monotonic()
     assert failed(engine.complete(question)).kind is FailureKind.CANCELLED
     assert time.monotonic() - start < 15
+    stopping.join()
 
 
 @pytest.mark.parametrize("fault", ["truncated", "truncated_half"])
@@ -212,8 +223,8 @@ def test_a_call_cut_short_has_reason_length(engine: OllamaEngine, server: Script
 def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
     for _ in range(5):
         completed(engine.complete(ask()))
-    line = engine._api._take_line()
-    (connection,) = line.client._transport._pool.connections  # type: ignore[attr-defined]
+    taken = engine._api._take_connection()
+    (connection,) = taken.client._transport._pool.connections  # type: ignore[attr-defined]
     assert "Request Count: 5" in repr(connection)
 
 
@@ -321,7 +332,7 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_is_marked(server: S
     completed(engine.complete(ask()))
     start = time.monotonic()
     server.load_foreign("beta:135m")
-    time.sleep(0.6)
+    assert eventually(lambda: bool(messages))
     assert engine.foreign_between(start, time.monotonic())
     engine.release("alpha:135m")
     assert server.resident == ("beta:135m",), "ours is gone; the foreign one need not be waited for yet"

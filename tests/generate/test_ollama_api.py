@@ -1,4 +1,4 @@
-"""The wire to Ollama: what counts as an absent server, what as a refused model, and connections that do not pile up."""
+"""The client of Ollama: unavailable servers, refused models, and connections that are closed when idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.mlflow_server import free_port
+from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable
 from tipbench.generate.ollama_api import Chat, Ending, OllamaApi, _Reader
@@ -38,7 +38,7 @@ def chat(rest: OllamaApi) -> Chat:
     return rest.chat(BODY, timeout_s=10, cancel=threading.Event())
 
 
-# A model the server will not describe
+# Models that the server rejects
 
 
 def test_an_invalid_name_is_refused_with_ollamas_message(server: ScriptedOllama, rest: OllamaApi) -> None:
@@ -84,33 +84,41 @@ def test_connections_of_ended_threads_are_closed(rest: OllamaApi) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    lines = set(rest._lines)
-    rest.drop_idle_lines()
-    assert (len(lines), len(rest._lines)) == (4, 0)
-    assert all(line.client.is_closed for line in lines)
+    connections = set(rest._connections)
+    rest.close_idle_connections()
+    assert (len(connections), len(rest._connections)) == (4, 0)
+    assert all(each.client.is_closed for each in connections)
 
 
 def test_a_thread_whose_connection_was_dropped_gets_another(rest: OllamaApi) -> None:
     assert chat(rest).ending is Ending.DONE
-    rest.drop_idle_lines()
+    rest.close_idle_connections()
     assert chat(rest).ending is Ending.DONE
     assert chat(rest).ending is Ending.DONE
-    assert len(rest._lines) == 1
+    assert len(rest._connections) == 1
 
 
 def test_a_connection_in_use_is_not_dropped() -> None:
-    with ScriptedOllama(["alpha:135m"], call_s=0.5) as server, closing(OllamaApi(server.url)) as rest:
+    held = [Fault("hold")]
+    with ScriptedOllama(["alpha:135m"], held) as server, closing(OllamaApi(server.url)) as rest:
         ended: list[Chat] = []
         thread = threading.Thread(target=lambda: ended.append(chat(rest)))
         thread.start()
-        while not server.log.calls():
-            time.sleep(0.01)
-        rest.drop_idle_lines()
+        assert eventually(lambda: bool(server.log.calls()))
+        rest.close_idle_connections()
+        server.clear_faults()
         thread.join()
     assert ended[0].ending is Ending.DONE
 
 
-# Who is absent
+def test_a_call_cancelled_before_it_starts_sends_no_request(server: ScriptedOllama, rest: OllamaApi) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    assert rest.chat(BODY, timeout_s=10, cancel=cancel).ending is Ending.CANCELLED
+    assert server.log.calls() == []
+
+
+# Unavailable servers
 
 
 def test_a_closed_port_is_an_unavailable_server() -> None:
@@ -124,7 +132,7 @@ def test_a_closed_port_is_an_unavailable_server() -> None:
 def test_an_unresolvable_host_is_an_unavailable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with closing(OllamaApi("http://nobody.invalid:11434")) as rest:
+    with closing(OllamaApi("http://missing.invalid:11434")) as rest:
         assert chat(rest).ending is Ending.REFUSED
 
 
@@ -144,7 +152,7 @@ for call in (rest.alive, rest.version, lambda: rest.chat(ask, timeout_s=5, cance
         call()
         print("no error")
     except TipbenchError as exc:
-        print("away" if isinstance(exc, ServerUnavailable) else exc)
+        print("unavailable" if isinstance(exc, ServerUnavailable) else exc)
 """
 
 

@@ -1,4 +1,4 @@
-"""Raw answers into tips: exact ones, all the others, and what must never happen."""
+"""Parsing answers into tips: the requested format, other formats, and hostile input."""
 
 from __future__ import annotations
 
@@ -443,8 +443,9 @@ def test_a_long_repetition_is_parsed_in_linear_time() -> None:
         for before in ("", ('[{"tip": "', "1. ")[number % 2]):
             short, long = (before + unit * (chars // len(unit)) for chars in (10_000, 100_000))
             small = min(cost(short) for _ in range(2))
-            # Ten times the length; were it quadratic, a hundred times the cost.
-            assert cost(long) < 40 * small + 0.1, (before, unit)
+            # Ten times the length takes a hundred times as long if it is quadratic. A single run may include a pause,
+            # such as a garbage collection; five in a row do not.
+            assert any(cost(long) < 40 * small + 0.1 for _ in range(5)), (before, unit)
 
 
 def test_a_megabyte_of_repetition_is_read() -> None:

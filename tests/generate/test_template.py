@@ -1,4 +1,4 @@
-"""The no-model baseline: exact answers, different tips, for every built-in scenario and for odd ones."""
+"""The baseline without a model: valid, unique tips for built-in and unusual scenarios."""
 
 from __future__ import annotations
 

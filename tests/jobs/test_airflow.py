@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, emit, story, wait_for
+from support.polling import eventually
 from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
 from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
@@ -218,7 +219,7 @@ def test_airflow_unavailable_in_mid_run_is_lost_then_found_and_nothing_is_missin
         wait_for(site, job, JobState.LOST)
         assert "Is its API server running?" in site.store.get(job.id).reason
         site.airflow.pools.add("ollama")
-        time.sleep(0.2)
+        assert eventually(lambda: site.airflow.runs[run_id_of(job)].state == "success")
         site.airflow.fault = ""
         wait_for(site, job, JobState.SUCCEEDED)
     assert sum(isinstance(event, wire.CellFinished) for event in site.events(job)) == 4

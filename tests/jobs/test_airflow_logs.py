@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.airflow_site import MLFLOW, Site, airflow_site, emit, story
+from support.polling import eventually
 from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
 from tipbench.jobs import airflow_progress
@@ -53,24 +55,20 @@ def test_a_line_that_only_resembles_an_event_is_logged(site: Site, line: str) ->
 
 
 def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None:
-    go = [False]
+    key_changed = threading.Event()
 
     def slow(model: str, log: list[str]) -> int:
         emit(log, wire.Started("1"), wire.BlockStarted(model, 2), wire.CellFinished(model, "v1", "a", 1, 2))
-        deadline = time.monotonic() + 30
-        while not go[0] and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert key_changed.wait(60)
         emit(log, wire.CellFinished(model, "v1", "b", 2, 2), wire.BlockFinished(model), wire.Exit(0))
         return 0
 
     site.airflow.collecting = slow
     job = site.job(models="alpha:1b")
     site.runner.start(job)
-    deadline = time.monotonic() + 30
-    while not any(isinstance(event, wire.CellFinished) for event in site.events(job)):
-        assert time.monotonic() < deadline
+    assert eventually(lambda: any(isinstance(event, wire.CellFinished) for event in site.events(job)))
     site.airflow.runs[run_id_of(job)].key = "another"
-    go[0] = True
+    key_changed.set()
     site.ended(job)
     assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
 
@@ -139,11 +137,11 @@ class TooLongAtFirst(AirflowDag):
 def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), TooLongAtFirst(site.rest)
     folder.make()
-    telling = RunProgress(folder, StoredProgress(run_id="x"), time.time)
+    progress = RunProgress(folder, StoredProgress(run_id="x"), time.time)
     for tries in (1, 2, 2, 2):
         task = TaskInstance(task_id="collect", state="running", try_number=tries)
-        telling.read_logs(dag, DagRun(state="running", tasks=(task,)))
-    telling.save()
+        progress.read_logs(dag, DagRun(state="running", tasks=(task,)))
+    progress.save()
     assert folder.tail(10_000).text.count("] attempt 2") == 1
 
 
@@ -160,14 +158,16 @@ def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: in
 def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_progress, "MOST_KEPT", 20_000)
 
+    job = site.job(models="alpha:1b")
+    file = site.home / "jobs" / job.id / "log.txt"
+
     def chatty(model: str, log: list[str]) -> int:
-        for _ in range(100):
-            log += ["word after word"] * 50
-            time.sleep(0.01)
+        log += ["word after word"] * 1000
+        assert eventually(lambda: file.exists() and file.stat().st_size > 20_000)
+        log += ["word after word"] * 4000
         return story(model, log)
 
     site.airflow.collecting = chatty
-    job = site.job(models="alpha:1b")
     site.runner.start(job)
     assert site.ended(job).state is JobState.SUCCEEDED
     assert site.runner.log(job).size < 100_000

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from support.command import tipbench
+from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs.folder import read_events
 from tipbench.record import events as wire
@@ -31,7 +31,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fresh(name: str) -> str:
-    """An experiment that no other test has, nor this one when it is run once more."""
+    """Return an experiment name that is new in every run of a test."""
     return f"tip-bench-events-{name}-{uuid4().hex[:8]}"
 
 
@@ -88,7 +88,7 @@ def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, ho
         )
         until(file, wire.Waiting)
         server.resume()
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     pauses = [event for event in events_of(file) if isinstance(event, wire.Waiting | wire.Resumed)]
     assert pauses == [wire.Waiting("Ollama", 300), wire.Resumed("Ollama")]
 
@@ -96,7 +96,7 @@ def test_an_ollama_that_becomes_unavailable_is_waited_for_visibly(file: Path, ho
 def test_an_interrupted_command_reports_130_and_that_the_model_is_unloaded(
     file: Path, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.5) as server:
+    with ScriptedOllama(script=[Fault("hold", calls=(2,))]) as server:
         where = ("--ollama-url", server.url, "--mlflow-url", mlflow_url, "--experiment", fresh("130"))
         process = subprocess.Popen(
             [sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", *where, *SMALL[:2]],
@@ -106,16 +106,13 @@ def test_an_interrupted_command_reports_130_and_that_the_model_is_unloaded(
         )
         until(file, wire.CellFinished)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 130
+        assert process.wait(180) == 130
     assert events_of(file)[-1] == wire.Exit(130)
     assert wire.Message("alpha:135m unloaded") in events_of(file)
 
 
 def until(file: Path, kind: type[object]) -> None:
-    deadline = time.monotonic() + 60
-    while not any(isinstance(event, kind) for event in events_of(file)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert eventually(lambda: any(isinstance(event, kind) for event in events_of(file)))
 
 
 def test_an_event_file_that_cannot_be_written_is_a_usage_error(

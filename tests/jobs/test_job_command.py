@@ -66,9 +66,9 @@ def test_a_judge_request_becomes_its_command() -> None:
         "all": True,
         "rejudge": False,
     }
-    order = judge_request(options, ollama_url=OLLAMA)
-    understood = parsed(command_arguments(order))
-    assert (order.kind, order.experiment) == (JobKind.JUDGE, "tip-bench-a")
+    request = judge_request(options, ollama_url=OLLAMA)
+    understood = parsed(command_arguments(request))
+    assert (request.kind, request.experiment) == (JobKind.JUDGE, "tip-bench-a")
     assert (understood["with_"], understood["judge"], understood["limit"]) == (
         "command:python judge.py --all",
         "ben",
@@ -98,25 +98,25 @@ def test_an_invalid_judge_request_is_refused() -> None:
 
 
 def test_the_operators_program_goes_into_the_environment_and_nowhere_else() -> None:
-    order = judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
-    assert order.private == {"TIPBENCH_JUDGE_COMMAND": "scribe --key hidden"}
-    assert parsed(command_arguments(order))["with_"] == "command"
-    assert "hidden" not in repr(order) + " ".join(command_arguments(order))
+    request = judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
+    assert request.private == {"TIPBENCH_JUDGE_COMMAND": "scribe --key hidden"}
+    assert parsed(command_arguments(request))["with_"] == "command"
+    assert "hidden" not in repr(request) + " ".join(command_arguments(request))
     with pytest.raises(UsageError, match="with takes"):
         judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA)
 
 
 def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
     config = make_config({"mlflow_url": "https://anna:pw@box/mlflow", "ollama_url": "http://tok@gpu:11434"})
-    order = collect_request(config)
-    words = " ".join(command_arguments(order))
-    assert order.private == {
+    request = collect_request(config)
+    words = " ".join(command_arguments(request))
+    assert request.private == {
         "TIPBENCH_MLFLOW_URL": "https://anna:pw@box/mlflow",
         "TIPBENCH_OLLAMA_URL": "http://tok@gpu:11434",
     }
     assert "--mlflow-url" not in words, "a flag would be stronger than the variable"
-    assert order.arguments["mlflow_url"] == "https://box/mlflow"
-    assert not any(secret in words + repr(order) for secret in ("anna", "pw@", "tok"))
+    assert request.arguments["mlflow_url"] == "https://box/mlflow"
+    assert not any(secret in words + repr(request) for secret in ("anna", "pw@", "tok"))
 
 
 def resources(**values: object) -> tuple[str, ...]:
@@ -153,8 +153,8 @@ def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model() -> None:
 
 def test_an_embedded_model_that_judges_occupies_its_own_memory() -> None:
     embedded = "embedded:smollm2:135m"
-    order = judge_request({**RULES, "with": f"ollama:{embedded}"}, ollama_url="http://box:1")
-    assert set(order.resources) == {"the embedded model on this machine", f"judge ollama:{embedded} in tip-bench-a"}
+    request = judge_request({**RULES, "with": f"ollama:{embedded}"}, ollama_url="http://box:1")
+    assert set(request.resources) == {"the embedded model on this machine", f"judge ollama:{embedded} in tip-bench-a"}
 
 
 def test_programs_of_one_judge_name_exclude_each_other() -> None:
@@ -166,5 +166,5 @@ def test_programs_of_one_judge_name_exclude_each_other() -> None:
 
 
 def test_a_request_shows_no_secret() -> None:
-    order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
-    assert "secret" not in repr(order)
+    request = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, {"TIPBENCH_MLFLOW_URL": "secret"})
+    assert "secret" not in repr(request)

@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import pytest
 
-from support.scripted_ollama import ScriptedOllama
+from support.job_processes import kill_jobs
+from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs.command import collect_request
-from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
-from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.store import JobStore
 from tipbench.plan.config import make_config
 from tipbench.record import events as wire
@@ -74,14 +74,10 @@ def panels(home: Path) -> Iterator[Panels]:
 def store(home: Path) -> Iterator[JobStore]:
     with JobStore(home / "jobs" / "jobs.db") as opened:
         yield opened
-        for job in opened.page(limit=200).items:
-            process = JobFolder(home / "jobs", job.id).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(opened, home)
 
 
-def ordered(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
+def submit(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) -> Job:
     values = {
         "models": "baseline:template",
         "prompts": "v1",
@@ -110,16 +106,14 @@ def events_of(home: Path, job: Job, kind: type[Any]) -> list[Any]:
 def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.3) as server:
-        job = ordered(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
+    with ScriptedOllama(script=[Fault("hold", calls=(3,))]) as server:
+        job = submit(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
+        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 3)
         panels.kill(panel)
         assert store.get(job.id).state is JobState.RUNNING
-        before = len(events_of(home, job, wire.CellFinished))
-        until(
-            store, job, lambda _: len(events_of(home, job, wire.CellFinished)) > before
-        )  # it continues without a supervisor
+        server.clear_faults()
+        until(store, job, lambda _: bool(events_of(home, job, wire.Exit)))  # it continues without a supervisor
         panels.start_and_lead()
         done = until(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
@@ -133,7 +127,7 @@ def test_panels_killed_at_seeded_moments_start_every_job_once(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     rng = random.Random(7)
-    jobs = [ordered(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
+    jobs = [submit(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
     for _ in range(4):
         panel = panels.start_and_lead()
         time.sleep(rng.uniform(0.0, 0.35))
@@ -154,10 +148,10 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     first, _second = panels.start_and_lead(), panels.start()
-    jobs = [ordered(store, f"two-{number}", mlflow_url) for number in range(2)]
+    jobs = [submit(store, f"two-{number}", mlflow_url) for number in range(2)]
     until(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
     panels.kill(first)
-    jobs.append(ordered(store, "two-later", mlflow_url))
+    jobs.append(submit(store, "two-later", mlflow_url))
     for job in jobs:
         assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
         assert len(events_of(home, job, wire.Started)) == 1
@@ -166,11 +160,10 @@ def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
 def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
     panels: Panels, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    with ScriptedOllama(call_s=0.3) as server:
-        job = ordered(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
+    with ScriptedOllama(script=[Fault("hold", calls=(2,))]) as server:
+        job = submit(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
         panel = panels.start_and_lead()
-        until(store, job, lambda _: len(events_of(home, job, wire.CellFinished)) >= 1)
-        server.set(call_s=30)  # it does not finish meanwhile
+        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 2)
         panels.kill(panel)
         assert store.request_cancel(job.id).state is JobState.RUNNING
         panels.start_and_lead()

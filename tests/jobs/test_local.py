@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.polling import eventually
 from support.scripted_ollama import ScriptedOllama
 from tipbench.errors import JobStartError, UsageError
 from tipbench.jobs import local
@@ -45,13 +45,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
             os.kill(pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-
-
-def until(wanted: Callable[[], bool], wait_s: float = 90) -> None:
-    deadline = time.monotonic() + wait_s
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def here(pid: int) -> Process:
@@ -104,7 +97,7 @@ def test_a_zombie_process_is_not_alive() -> None:
     known = here(process.pid)
     assert is_alive(known)
     os.kill(process.pid, signal.SIGKILL)
-    until(lambda: not is_alive(known))
+    assert eventually(lambda: not is_alive(known))
     process.wait()
 
 
@@ -119,7 +112,7 @@ def test_a_system_without_proc_uses_ps(
     assert is_alive(known)
     assert process_start(2**22 + 1) is None
     sleeper.kill()
-    until(lambda: not is_alive(known))
+    assert eventually(lambda: not is_alive(known))
 
 
 @pytest.mark.process
@@ -138,7 +131,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         runner.start(job)
         process = JobFolder(home / "jobs", job.id).process
         assert process is not None
-        until(lambda: bool(server.log.calls()))
+        assert eventually(lambda: bool(server.log.calls()))
         os.kill(process.pid, signal.SIGSTOP)  # it ignores SIGTERM
         cancelled = replace(job, cancel_requested=1.0)
         runner.cancel(cancelled)
@@ -147,7 +140,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         assert runner.observe(cancelled).state is JobState.RUNNING
         now[0] += 2
         LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(cancelled)  # the panel may be another one by then
-        until(lambda: runner.observe(cancelled).state is not JobState.RUNNING)
+        assert eventually(lambda: runner.observe(cancelled).state is not JobState.RUNNING)
         assert runner.observe(cancelled).state is JobState.CANCELLED
         assert runner.observe(job).state is JobState.LOST, "without a request to cancel it counts as lost"
 
@@ -172,7 +165,7 @@ def test_the_command_leads_a_new_session_and_inherits_no_open_file(home: Path, m
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
         assert str(tmp_path / "ours") not in opened_by(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
-        until(lambda: not is_alive(process))
+        assert eventually(lambda: not is_alive(process))
 
 
 @pytest.mark.process
@@ -189,7 +182,7 @@ def test_the_command_gets_the_panels_settings_but_not_its_secrets(home: Path) ->
     runner.start(job)
     process = JobFolder(home / "jobs", job.id).process
     assert process is not None
-    until(lambda: b"tipbench\0collect" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+    assert eventually(lambda: b"tipbench\0collect" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
     given = Path(f"/proc/{process.pid}/environ").read_bytes()
     words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
     os.killpg(process.pid, signal.SIGKILL)

@@ -62,31 +62,31 @@ def last(snapshot: ProgressSnapshot) -> str:
 
 
 def test_every_event_is_applied_once(telling: Telling) -> None:
-    book = ProgressCache(lambda _job: telling)
-    assert (book.current(JOB).cursor, last(book.current(JOB))) == (12_000, "line 1200")
+    cache = ProgressCache(lambda _job: telling)
+    assert (cache.current(JOB).cursor, last(cache.current(JOB))) == (12_000, "line 1200")
     telling.lines = 1203
-    assert last(book.current(JOB)) == "line 1203"
+    assert last(cache.current(JOB)) == "line 1203"
     assert telling.given == 1203
 
 
 def test_progress_at_an_earlier_cursor_is_returned(telling: Telling) -> None:
-    book = ProgressCache(lambda _job: telling)
-    assert [last(book.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
+    cache = ProgressCache(lambda _job: telling)
+    assert [last(cache.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
 
 def test_the_cached_progress_is_returned_while_the_runner_is_unavailable(telling: Telling) -> None:
-    book = ProgressCache(lambda _job: telling)
-    book.current(JOB)
+    cache = ProgressCache(lambda _job: telling)
+    cache.current(JOB)
     telling.away = True
-    assert last(book.current(JOB)) == "line 1200"
+    assert last(cache.current(JOB)) == "line 1200"
     assert ProgressCache(lambda _job: telling).current(JOB) == ProgressSnapshot()
 
 
 def test_concurrent_readers_get_the_same_progress(telling: Telling) -> None:
-    book, seen = ProgressCache(lambda _job: telling), []
-    threads = [threading.Thread(target=lambda: seen.append(book.current(JOB))) for _ in range(8)]
+    cache, seen = ProgressCache(lambda _job: telling), []
+    threads = [threading.Thread(target=lambda: seen.append(cache.current(JOB))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -98,7 +98,7 @@ def test_concurrent_readers_get_the_same_progress(telling: Telling) -> None:
 def test_memory_is_bounded(telling: Telling) -> None:
     from dataclasses import replace
 
-    book = ProgressCache(lambda _job: telling, size=3)
+    cache = ProgressCache(lambda _job: telling, size=3)
     for number in range(10):
-        book.current(replace(JOB, id=str(number)))
-    assert list(book._known) == ["7", "8", "9"]
+        cache.current(replace(JOB, id=str(number)))
+    assert list(cache._known) == ["7", "8", "9"]

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from uuid import uuid4
 
 import pytest
 
-from support.scripted_ollama import ScriptedOllama
+from support.job_processes import kill_jobs
+from support.scripted_ollama import Fault, ScriptedOllama
 from support.scripted_runner import progress_of
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED, Job, JobState
-from tipbench.jobs.local import LocalRunner, is_alive
+from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import Phase
 from tipbench.jobs.store import JobStore
 from tipbench.jobs.supervisor import Supervisor, queue_positions, retry
@@ -29,8 +29,7 @@ from tipbench.record import events as wire
 
 pytestmark = pytest.mark.process
 
-MANY = 8  # cells of a job that must not be done too soon
-CALL_S, HANGING_S = 0.15, 30.0
+CELLS = 4
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Panel:
         values = {
             "models": "alpha:135m",
             "prompts": "v1",
-            "n_scenarios": MANY,
+            "n_scenarios": CELLS,
             "n_tips": 2,
             "num_predict": 64,
             "experiment": f"tip-bench-{experiment}-{uuid4().hex[:8]}",
@@ -70,6 +69,10 @@ class Panel:
     def cells(self, job: Job) -> int:
         return sum(isinstance(each.event, wire.CellFinished) for each in self.runner.events(job))
 
+    def hold_call(self, number: int) -> None:
+        """Hold this call to the server until the faults are cleared or the client disconnects."""
+        self.server.add_faults(Fault("hold", calls=(number,)))
+
     def pid(self, job: Job) -> int:
         process = JobFolder(self.home / "jobs", job.id).process
         assert process is not None
@@ -80,24 +83,22 @@ class Panel:
 def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
     runner = LocalRunner(home, grace_s=30)
     with (
-        ScriptedOllama(["alpha:135m", "beta:135m"], call_s=CALL_S) as server,
+        ScriptedOllama(["alpha:135m", "beta:135m"]) as server,
         JobStore(home / "jobs" / "jobs.db") as store,
     ):
         with Supervisor(store, {"local": runner}, home / "jobs" / "supervisor.lock", tick_s=0.05):
             yield Panel(home, store, runner, mlflow_url, server)
-        for job in store.page(limit=100).items:
-            process = JobFolder(home / "jobs", job.id).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(store, home)
 
 
 def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel: Panel) -> None:
+    panel.hold_call(1)
     first = panel.submit("turns-1", n_scenarios=2)
     second = panel.submit("turns-2", models="beta:135m", n_scenarios=1)
     third = panel.submit("turns-3", models="alpha:135m,beta:135m", n_scenarios=1)
     panel.until(first, lambda job: job.state is JobState.RUNNING)
     assert queue_positions(panel.store.in_states({JobState.QUEUED})) == {second.id: 1, third.id: 2}
+    panel.server.clear_faults()
     done = [panel.ended(job) for job in (first, second, third)]
     assert [job.state for job in done] == [JobState.SUCCEEDED] * 3
     for earlier, later in itertools.pairwise(done):
@@ -110,12 +111,11 @@ def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel:
 
 
 def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
+    panel.hold_call(2)
     first, second = panel.submit("room-1"), panel.submit("room-2", models="beta:135m", n_scenarios=1)
-    panel.until(first, lambda job: panel.cells(job) >= 1)
-    panel.server.set(call_s=HANGING_S)
+    panel.until(first, lambda job: panel.cells(job) == 1)
     panel.store.request_cancel(first.id)
     assert panel.ended(first).state is JobState.CANCELLED
-    panel.server.set(call_s=CALL_S)
     assert panel.ended(second).state is JobState.SUCCEEDED
     assert panel.server.log.max_resident == 1
     seen = progress_of(each.event for each in panel.runner.events(first))
@@ -124,20 +124,18 @@ def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
 
 
 def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(panel: Panel) -> None:
+    panel.hold_call(3)
     job = panel.submit("killed")
-    panel.until(job, lambda job: panel.cells(job) >= 2)
-    panel.server.set(call_s=HANGING_S)
+    panel.until(job, lambda job: job.state is JobState.RUNNING and panel.cells(job) == 2)
     os.killpg(panel.pid(job), signal.SIGKILL)
     lost = panel.until(job, lambda job: job.state is not JobState.RUNNING)
     assert (lost.state, lost.exit_code) == (JobState.LOST, None)
-    panel.server.set(call_s=CALL_S)
     again = retry(panel.store, job.id).job
     done = panel.ended(again)
     assert (done.state, done.retry_of) == (JobState.SUCCEEDED, job.id)
     summary = progress_of(each.event for each in panel.runner.events(again)).collected
     assert summary is not None
-    assert summary.recorded_before + summary.generated == MANY
-    assert summary.recorded_before >= 1
+    assert (summary.recorded_before, summary.generated) == (2, CELLS - 2)
     assert panel.store.get(job.id).state is JobState.LOST
     panel.store.request_cancel(job.id)
     assert panel.ended(job).state is JobState.CANCELLED

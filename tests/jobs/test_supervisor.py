@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.polling import eventually
 from tipbench.errors import JobConflict, JobStartError, ServerUnavailable, TipbenchError
 from tipbench.jobs.job import Job, JobKind, JobRequest, JobState, JobStatus, LogTail, RecordedEvent
 from tipbench.jobs.store import JobStore
@@ -40,7 +41,7 @@ class ScriptedRunner:
     def observe(self, job: Job) -> JobStatus:
         if self.trouble is not None:
             raise self.trouble
-        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="never heard of it"))
+        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="unknown job"))
 
     def cancel(self, job: Job) -> None:
         self.cancelled.append(job.id)
@@ -59,18 +60,18 @@ class ScriptedRunner:
 
 
 @dataclass
-class Desk:
+class Queue:
     """A queue with its runner."""
 
     store: JobStore
     runner: ScriptedRunner
     supervisor: Supervisor
 
-    def order(self, *resources: str, runner: str = "local") -> Job:
-        order = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, resources=resources, runner=runner)
-        return self.store.add(order).job
+    def submit(self, *resources: str, runner: str = "local") -> Job:
+        request = JobRequest(JobKind.COLLECT, "tip-bench-a", {}, resources=resources, runner=runner)
+        return self.store.add(request).job
 
-    def sees(self, job: Job, state: JobState, code: int | None = None, reason: str = "") -> Job:
+    def observe_as(self, job: Job, state: JobState, code: int | None = None, reason: str = "") -> Job:
         """Set the runner's status of a job, then process the queue."""
         self.runner.seen[job.id] = JobStatus(state, code, reason)
         return self.tick(job)
@@ -81,165 +82,165 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def queue(tmp_path: Path) -> Iterator[Queue]:
     runner = ScriptedRunner()
     with JobStore(tmp_path / "jobs.db") as store:
         supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock")
-        yield Desk(store, runner, supervisor)
+        yield Queue(store, runner, supervisor)
         supervisor.close()
 
 
-def test_a_job_goes_from_the_queue_to_its_end(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
+def test_a_job_goes_from_the_queue_to_its_end(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
     assert job.state is JobState.RUNNING
     assert job.started is not None
-    done = desk.sees(job, JobState.SUCCEEDED, 0)
+    done = queue.observe_as(job, JobState.SUCCEEDED, 0)
     assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
-    assert desk.runner.started == [job.id]
+    assert queue.runner.started == [job.id]
 
 
-def test_jobs_of_one_resource_run_one_at_a_time_in_order(desk: Desk) -> None:
-    jobs = [desk.order(ONE) for _ in range(3)]
+def test_jobs_of_one_resource_run_one_at_a_time_in_order(queue: Queue) -> None:
+    jobs = [queue.submit(ONE) for _ in range(3)]
     for turn, job in enumerate(jobs):
-        assert desk.tick(job).state is JobState.RUNNING
-        assert desk.runner.started == [each.id for each in jobs[: turn + 1]]
-        desk.sees(job, JobState.SUCCEEDED, 0)
+        assert queue.tick(job).state is JobState.RUNNING
+        assert queue.runner.started == [each.id for each in jobs[: turn + 1]]
+        queue.observe_as(job, JobState.SUCCEEDED, 0)
 
 
-def test_jobs_of_two_resources_run_at_the_same_time(desk: Desk) -> None:
-    first, second = desk.order(ONE), desk.order(TWO)
-    desk.tick(first)
-    assert desk.store.get(second.id).state is JobState.RUNNING
+def test_jobs_of_two_resources_run_at_the_same_time(queue: Queue) -> None:
+    first, second = queue.submit(ONE), queue.submit(TWO)
+    queue.tick(first)
+    assert queue.store.get(second.id).state is JobState.RUNNING
 
 
-def test_a_queue_position_counts_jobs_of_the_same_resources(desk: Desk) -> None:
-    running, next_, other, both, last = (desk.order(*needs) for needs in ((ONE,), (ONE,), (TWO,), (ONE, TWO), (ONE,)))
-    desk.supervisor.tick()
-    assert desk.store.get(other.id).state is JobState.RUNNING
-    queued = desk.store.in_states({JobState.QUEUED})
+def test_a_queue_position_counts_jobs_of_the_same_resources(queue: Queue) -> None:
+    running, next_, other, both, last = (queue.submit(*needs) for needs in ((ONE,), (ONE,), (TWO,), (ONE, TWO), (ONE,)))
+    queue.supervisor.tick()
+    assert queue.store.get(other.id).state is JobState.RUNNING
+    queued = queue.store.in_states({JobState.QUEUED})
     assert queue_positions(queued) == {next_.id: 1, both.id: 2, last.id: 3}
     assert running.id not in queue_positions(queued)
 
 
-def test_a_job_without_resources_waits_only_for_the_running_limit(desk: Desk) -> None:
-    jobs = [desk.order() for _ in range(6)]
-    desk.supervisor.tick()
-    assert desk.runner.started == [job.id for job in jobs[:4]]
+def test_a_job_without_resources_waits_only_for_the_running_limit(queue: Queue) -> None:
+    jobs = [queue.submit() for _ in range(6)]
+    queue.supervisor.tick()
+    assert queue.runner.started == [job.id for job in jobs[:4]]
 
 
-def test_a_lost_job_blocks_no_other_and_is_found_again(desk: Desk) -> None:
-    job, behind = desk.order(ONE), desk.order(ONE)
-    desk.tick(job)
-    lost = desk.sees(job, JobState.LOST, reason="out of sight")
+def test_a_lost_job_blocks_no_other_and_is_found_again(queue: Queue) -> None:
+    job, behind = queue.submit(ONE), queue.submit(ONE)
+    queue.tick(job)
+    lost = queue.observe_as(job, JobState.LOST, reason="out of sight")
     assert (lost.state, lost.reason, lost.ended) == (JobState.LOST, "out of sight", None)
-    assert desk.store.get(behind.id).state is JobState.RUNNING
-    found = desk.sees(job, JobState.RUNNING)
+    assert queue.store.get(behind.id).state is JobState.RUNNING
+    found = queue.observe_as(job, JobState.RUNNING)
     assert (found.state, found.reason) == (JobState.RUNNING, "")
-    assert desk.sees(found, JobState.SUCCEEDED, 0).started == lost.started
+    assert queue.observe_as(found, JobState.SUCCEEDED, 0).started == lost.started
 
 
-def test_a_lost_job_that_ended_gets_its_result(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    desk.sees(job, JobState.LOST)
-    assert desk.sees(job, JobState.FAILED, 1, "no MLflow").reason == "no MLflow"
+def test_a_lost_job_that_ended_gets_its_result(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    queue.observe_as(job, JobState.LOST)
+    assert queue.observe_as(job, JobState.FAILED, 1, "no MLflow").reason == "no MLflow"
 
 
-def test_a_job_waiting_for_a_judge_frees_its_place(desk: Desk) -> None:
-    job, behind = desk.order(ONE), desk.order(ONE)
-    desk.tick(job)
-    assert desk.sees(job, JobState.WAITING).state is JobState.WAITING
-    assert desk.store.get(behind.id).state is JobState.RUNNING
-    assert desk.sees(job, JobState.LOST).state is JobState.LOST
-    assert desk.sees(job, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
+def test_a_job_waiting_for_a_judge_frees_its_place(queue: Queue) -> None:
+    job, behind = queue.submit(ONE), queue.submit(ONE)
+    queue.tick(job)
+    assert queue.observe_as(job, JobState.WAITING).state is JobState.WAITING
+    assert queue.store.get(behind.id).state is JobState.RUNNING
+    assert queue.observe_as(job, JobState.LOST).state is JobState.LOST
+    assert queue.observe_as(job, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
 
 
-def test_a_runner_that_is_unavailable_makes_its_jobs_lost_until_it_is_back(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    desk.runner.trouble = ServerUnavailable("Airflow does not answer")
-    away = desk.tick(job)
-    assert (away.state, away.reason) == (JobState.LOST, "Airflow does not answer")
-    desk.runner.trouble = None
-    assert desk.tick(job).state is JobState.RUNNING
+def test_a_runner_that_is_unavailable_makes_its_jobs_lost_until_it_is_back(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    queue.runner.trouble = ServerUnavailable("Airflow does not answer")
+    lost = queue.tick(job)
+    assert (lost.state, lost.reason) == (JobState.LOST, "Airflow does not answer")
+    queue.runner.trouble = None
+    assert queue.tick(job).state is JobState.RUNNING
 
 
-def test_a_job_whose_runner_is_unavailable_stays_queued_with_a_reason(desk: Desk) -> None:
-    desk.runner.trouble = ServerUnavailable("Airflow does not answer")
-    job = desk.tick(desk.order(ONE))
+def test_a_job_whose_runner_is_unavailable_stays_queued_with_a_reason(queue: Queue) -> None:
+    queue.runner.trouble = ServerUnavailable("Airflow does not answer")
+    job = queue.tick(queue.submit(ONE))
     assert (job.state, job.reason) == (JobState.QUEUED, "Airflow does not answer")
-    desk.runner.trouble = None
-    assert desk.tick(job).state is JobState.RUNNING
+    queue.runner.trouble = None
+    assert queue.tick(job).state is JobState.RUNNING
 
 
-def test_a_job_of_a_runner_that_is_not_configured_waits_and_reports_it(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE, runner="airflow"))
+def test_a_job_of_a_runner_that_is_not_configured_waits_and_reports_it(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE, runner="airflow"))
     assert job.state is JobState.QUEUED
     assert "airflow, which is not configured" in job.reason
 
 
-def test_a_job_that_cannot_be_started_has_failed(desk: Desk) -> None:
-    desk.runner.trouble = JobStartError("no such program")
-    job = desk.tick(desk.order(ONE))
+def test_a_job_that_cannot_be_started_has_failed(queue: Queue) -> None:
+    queue.runner.trouble = JobStartError("no such program")
+    job = queue.tick(queue.submit(ONE))
     assert (job.state, job.reason) == (JobState.FAILED, "no such program")
 
 
-def test_an_exception_at_one_job_does_not_block_the_others(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    broken = desk.tick(desk.order(ONE))
-    desk.runner.trouble = ZeroDivisionError()
+def test_an_exception_at_one_job_does_not_block_the_others(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    broken = queue.tick(queue.submit(ONE))
+    queue.runner.trouble = ZeroDivisionError()
     with caplog.at_level(logging.ERROR):
-        assert desk.tick(broken).state is JobState.RUNNING
+        assert queue.tick(broken).state is JobState.RUNNING
     assert broken.id in caplog.text
-    desk.runner.trouble = None
-    assert desk.sees(broken, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
+    queue.runner.trouble = None
+    assert queue.observe_as(broken, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
 
 
-def test_a_cancel_is_passed_to_the_runner(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    assert desk.store.request_cancel(job.id).state is JobState.RUNNING
-    done = desk.tick(job)
-    assert (done.state, done.exit_code, desk.runner.cancelled) == (JobState.CANCELLED, 130, [job.id])
+def test_a_cancel_is_passed_to_the_runner(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    assert queue.store.request_cancel(job.id).state is JobState.RUNNING
+    done = queue.tick(job)
+    assert (done.state, done.exit_code, queue.runner.cancelled) == (JobState.CANCELLED, 130, [job.id])
 
 
-def test_a_cancel_in_the_queue_never_reaches_the_runner(desk: Desk) -> None:
-    job = desk.order(ONE)
-    assert desk.store.request_cancel(job.id).state is JobState.CANCELLED
-    desk.supervisor.tick()
-    assert (desk.runner.started, desk.runner.cancelled) == ([], [])
+def test_a_cancel_in_the_queue_never_reaches_the_runner(queue: Queue) -> None:
+    job = queue.submit(ONE)
+    assert queue.store.request_cancel(job.id).state is JobState.CANCELLED
+    queue.supervisor.tick()
+    assert (queue.runner.started, queue.runner.cancelled) == ([], [])
 
 
-def test_a_job_cancelled_after_its_leader_died_while_starting_it_is_not_started(desk: Desk) -> None:
-    job = desk.order(ONE)
-    desk.store.claim(job.id)  # and dies
-    assert desk.store.request_cancel(job.id).state is JobState.QUEUED
-    assert desk.tick(job).state is JobState.CANCELLED
-    assert (desk.runner.started, desk.runner.cancelled) == ([], [job.id])
+def test_a_job_cancelled_after_its_leader_died_while_starting_it_is_not_started(queue: Queue) -> None:
+    job = queue.submit(ONE)
+    queue.store.claim(job.id)  # and dies
+    assert queue.store.request_cancel(job.id).state is JobState.QUEUED
+    assert queue.tick(job).state is JobState.CANCELLED
+    assert (queue.runner.started, queue.runner.cancelled) == ([], [job.id])
 
 
-def test_a_job_started_by_a_leader_that_died_before_recording_it_is_running(desk: Desk) -> None:
-    job = desk.order(ONE)
-    claimed = desk.store.claim(job.id)
+def test_a_job_started_by_a_leader_that_died_before_recording_it_is_running(queue: Queue) -> None:
+    job = queue.submit(ONE)
+    claimed = queue.store.claim(job.id)
     assert claimed is not None
-    desk.runner.start(claimed)  # and dies
-    assert desk.tick(job).state is JobState.RUNNING
-    assert desk.runner.started == [job.id]
+    queue.runner.start(claimed)  # and dies
+    assert queue.tick(job).state is JobState.RUNNING
+    assert queue.runner.started == [job.id]
 
 
-def test_a_retry_runs_like_any_other_job(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    desk.sees(job, JobState.FAILED, 1)
-    again = retry(desk.store, job.id).job
-    assert desk.tick(again).state is JobState.RUNNING
+def test_a_retry_runs_like_any_other_job(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    queue.observe_as(job, JobState.FAILED, 1)
+    again = retry(queue.store, job.id).job
+    assert queue.tick(again).state is JobState.RUNNING
     with pytest.raises(JobConflict):
-        retry(desk.store, again.id)
+        retry(queue.store, again.id)
 
 
-def test_of_two_supervisors_one_leads_and_the_other_takes_over(desk: Desk, tmp_path: Path) -> None:
-    job = desk.tick(desk.order(ONE))
+def test_of_two_supervisors_one_leads_and_the_other_takes_over(queue: Queue, tmp_path: Path) -> None:
+    job = queue.tick(queue.submit(ONE))
     other_runner = ScriptedRunner()
-    with JobStore(desk.store.path) as store:
+    with JobStore(queue.store.path) as store:
         other = Supervisor(store, {"local": other_runner}, tmp_path / "lock")
         assert other.tick() is False
         assert not other.leads
-        desk.supervisor.close()
+        queue.supervisor.close()
         other_runner.seen[job.id] = JobStatus(JobState.SUCCEEDED, 0)
         assert other.tick() is True
         assert store.get(job.id).state is JobState.SUCCEEDED
@@ -247,105 +248,101 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(desk: Desk, tmp_p
 
 
 @pytest.fixture
-def keeping(tmp_path: Path) -> Iterator[tuple[Desk, list[float]]]:
+def expiring(tmp_path: Path) -> Iterator[tuple[Queue, list[float]]]:
     """A desk that deletes jobs a day after their end, and its clock."""
     runner, now = ScriptedRunner(), [1_000_000.0]
     with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
         supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)
-        yield Desk(store, runner, supervisor), now
+        yield Queue(store, runner, supervisor), now
         supervisor.close()
 
 
-def ended_long_ago(keeping: tuple[Desk, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
-    desk, now = keeping
-    jobs = [desk.order(runner=runner) for _ in range(number)]
+def ended_long_ago(expiring: tuple[Queue, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
+    queue, now = expiring
+    jobs = [queue.submit(runner=runner) for _ in range(number)]
     for job in jobs:
-        desk.store.move(job.id, JobState.QUEUED, JobState.RUNNING)
-        desk.store.move(job.id, JobState.RUNNING, JobState.SUCCEEDED)
+        queue.store.move(job.id, JobState.QUEUED, JobState.RUNNING)
+        queue.store.move(job.id, JobState.RUNNING, JobState.SUCCEEDED)
     now[0] += 90_000
     return jobs
 
 
-def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(keeping: tuple[Desk, list[float]]) -> None:
-    desk, _ = keeping
-    jobs = ended_long_ago(keeping, 120)
+def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(expiring: tuple[Queue, list[float]]) -> None:
+    queue, _ = expiring
+    jobs = ended_long_ago(expiring, 120)
     for _ in range(3):  # some at a time
-        desk.supervisor.tick()
-    assert sorted(desk.runner.forgotten) == sorted(job.id for job in jobs)
-    assert desk.store.page().items == ()
+        queue.supervisor.tick()
+    assert sorted(queue.runner.forgotten) == sorted(job.id for job in jobs)
+    assert queue.store.page().items == ()
 
 
 def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
-    keeping: tuple[Desk, list[float]], monkeypatch: pytest.MonkeyPatch
+    expiring: tuple[Queue, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk, now = keeping
+    queue, now = expiring
     monotonic = [1e6]
     monkeypatch.setattr("tipbench.jobs.supervisor.time.monotonic", lambda: monotonic[0])
-    ended_long_ago(keeping)
+    ended_long_ago(expiring)
     now[0] += 100 * 86_400
     for _ in range(23):
-        desk.supervisor.tick()
-        desk.order(TWO)  # activity at the wrong time does not confirm it
+        queue.supervisor.tick()
+        queue.submit(TWO)  # activity at the wrong time does not confirm it
         monotonic[0] += 3601
-    assert desk.runner.forgotten == []
+    assert queue.runner.forgotten == []
     monotonic[0] += 2 * 3600
-    desk.supervisor.tick()
-    assert len(desk.runner.forgotten) == 1
+    queue.supervisor.tick()
+    assert len(queue.runner.forgotten) == 1
 
 
-def test_a_job_that_has_just_ended_is_kept(keeping: tuple[Desk, list[float]]) -> None:
-    desk, now = keeping
-    ended_long_ago(keeping)
+def test_a_job_that_has_just_ended_is_kept(expiring: tuple[Queue, list[float]]) -> None:
+    queue, now = expiring
+    ended_long_ago(expiring)
     now[0] -= 80_000
-    desk.supervisor.tick()
-    assert desk.runner.forgotten == []
-    assert len(desk.store.page().items) == 1
+    queue.supervisor.tick()
+    assert queue.runner.forgotten == []
+    assert len(queue.store.page().items) == 1
 
 
 def test_a_job_whose_runner_cannot_delete_it_yet_is_kept(
-    keeping: tuple[Desk, list[float]], caplog: pytest.LogCaptureFixture
+    expiring: tuple[Queue, list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk, _ = keeping
-    (job,) = ended_long_ago(keeping)
-    desk.runner.trouble = TipbenchError("its process is still running")
-    desk.supervisor.tick()
-    assert desk.store.get(job.id).state is JobState.SUCCEEDED
+    queue, _ = expiring
+    (job,) = ended_long_ago(expiring)
+    queue.runner.trouble = TipbenchError("its process is still running")
+    queue.supervisor.tick()
+    assert queue.store.get(job.id).state is JobState.SUCCEEDED
     assert "its process is still running" in caplog.text
 
 
-def test_a_job_of_a_removed_runner_is_deleted(keeping: tuple[Desk, list[float]]) -> None:
-    desk, _ = keeping
-    ended_long_ago(keeping, runner="airflow")
-    desk.supervisor.tick()
-    assert desk.store.page().items == ()
+def test_a_job_of_a_removed_runner_is_deleted(expiring: tuple[Queue, list[float]]) -> None:
+    queue, _ = expiring
+    ended_long_ago(expiring, runner="airflow")
+    queue.supervisor.tick()
+    assert queue.store.page().items == ()
 
 
-def test_without_a_limit_no_job_is_deleted(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    desk.sees(job, JobState.SUCCEEDED, 0)
-    desk.supervisor.tick()
-    assert desk.runner.forgotten == []
+def test_without_a_limit_no_job_is_deleted(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    queue.observe_as(job, JobState.SUCCEEDED, 0)
+    queue.supervisor.tick()
+    assert queue.runner.forgotten == []
 
 
-def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(desk: Desk) -> None:
-    job = desk.tick(desk.order(ONE))
-    desk.sees(job, JobState.LOST)
-    again = retry(desk.store, job.id, key="key-1").job
-    desk.sees(job, JobState.RUNNING)
-    assert retry(desk.store, job.id, key="key-1").job.id == again.id
+def test_the_same_key_gives_the_same_retry_when_the_lost_job_is_found_again(queue: Queue) -> None:
+    job = queue.tick(queue.submit(ONE))
+    queue.observe_as(job, JobState.LOST)
+    again = retry(queue.store, job.id, key="key-1").job
+    queue.observe_as(job, JobState.RUNNING)
+    assert retry(queue.store, job.id, key="key-1").job.id == again.id
     with pytest.raises(JobConflict):
-        retry(desk.store, job.id, key="key-2")
+        retry(queue.store, job.id, key="key-2")
 
 
-def test_a_supervisor_on_its_thread_can_be_woken_and_closed(desk: Desk) -> None:
-    with Supervisor(desk.store, {"local": desk.runner}, desk.store.path.with_name("other"), tick_s=30) as supervisor:
-        job = desk.order(ONE)
-        for _ in range(500):
-            supervisor.wake()
-            if desk.store.get(job.id).state is JobState.RUNNING:
-                break
-            supervisor._stop.wait(0.01)
-    assert desk.store.get(job.id).state is JobState.RUNNING
+def test_a_supervisor_on_its_thread_can_be_woken_and_closed(queue: Queue) -> None:
+    with Supervisor(queue.store, {"local": queue.runner}, queue.store.path.with_name("other"), tick_s=30) as supervisor:
+        job = queue.submit(ONE)
+        supervisor.wake()
+        assert eventually(lambda: queue.store.get(job.id).state is JobState.RUNNING)
 
 
 RESOURCES = st.lists(st.sampled_from("abcd"), max_size=2, unique=True).map(tuple)

@@ -1,4 +1,4 @@
-"""A small valid suite to break: the one that docs/suites.md shows, taken out of the page itself."""
+"""A small valid suite to modify: the example of docs/suites.md, read from that page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FILE_IN_DOCS = re.compile(r"^`my-suite/(\S+)`\n\n```\w+\n(.*?)^```$", re.DOTALL
 
 
 class SuiteFolder:
-    """The example suite on disk, with a way to spoil it."""
+    """The example suite on disk, and a method to change a file of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

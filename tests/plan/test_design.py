@@ -1,4 +1,4 @@
-"""The design: looks and levels of an experiment, and its way through the experiment's tags."""
+"""The design: looks and levels of an experiment, and how tags store it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_built_in_people_have_varied_plausible_tasks() -> None:
 
 
 def test_example_in_the_docs_is_a_complete_suite(folder: SuiteFolder) -> None:
-    """The fixture reads it out of docs/suites.md, so the page cannot go stale."""
+    """The fixture reads the example from docs/suites.md, so the page stays correct."""
     suite = load_suite(str(folder))
     assert suite.name == "my-suite"
     assert [scenario.id for scenario in suite.scenarios] == ["curator@opening"]

@@ -1,10 +1,9 @@
-"""Collect on a scripted server: complete, resumable, and right about what failed and why."""
+"""Collect on a scripted server: complete and resumable, with the right reason for each failure."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from support.collecting import Collecting
+from support.polling import eventually
 from support.scripted_mlflow import ApiError, ScriptedMlflow
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import (
@@ -35,7 +35,7 @@ from tipbench.plan.grid import conditions_of
 from tipbench.plan.suite import load_suite
 from tipbench.record import journal, mlflow_http, writer
 from tipbench.record.collect import dry_run
-from tipbench.record.events import BlockFinished, BlockStarted, Resumed, Waiting
+from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
 from tipbench.record.journal import count_orphaned
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.plan_check import plan_json, read_recorded
@@ -62,19 +62,28 @@ def bench(home: Path, server: ScriptedOllama) -> Collecting:
 
 def after_calls(server: ScriptedOllama, count: int) -> None:
     """Wait until the server has received `count` requests."""
-    deadline = time.monotonic() + 30
-    while len(server.log.calls()) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert eventually(lambda: len(server.log.calls()) >= count)
 
 
-def after_requests(server: ScriptedOllama, count: int, action: Callable[[], None]) -> None:
-    """Call `action` on a thread once the server has received `count` requests."""
+def at_request(server: ScriptedOllama, number: int, action: Callable[[], object]) -> None:
+    """Call `action` on a thread while the server holds request `number`; it answers afterwards."""
+    server.add_faults(Fault("hold", calls=(number,)))
 
     def act() -> None:
-        after_calls(server, count)
+        after_calls(server, number)
         action()
+        server.clear_faults("hold")
 
     threading.Thread(target=act).start()
+
+
+def has_event(bench: Collecting, wanted: Callable[[Event], bool]) -> bool:
+    """Wait until the collect has emitted such an event."""
+    return eventually(lambda: any(map(wanted, bench.events)))
+
+
+def is_waiting(event: Event) -> bool:
+    return isinstance(event, Waiting)
 
 
 def chats(server: ScriptedOllama) -> int:
@@ -228,26 +237,19 @@ def test_a_model_that_will_not_load_is_given_up_after_three_cells(bench: Collect
 
 
 def test_an_ollama_that_restarts_loses_no_cell(bench: Collecting, server: ScriptedOllama) -> None:
-    server.set(call_s=0.1)
-
-    def interrupt() -> None:
-        after_calls(server, 5)
+    def restart() -> None:
         server.pause_listening(lose_models=True)
-        time.sleep(1.0)
+        assert has_event(bench, is_waiting)
         server.resume()
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    at_request(server, 5, restart)
     summary = bench.run()
-    thread.join()
     assert (summary.generated, summary.failed) == (CELLS, 0)
-    assert any(isinstance(event, Waiting) for event in bench.events)
     assert any(isinstance(event, Resumed) for event in bench.events)
 
 
 def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
-    server.set(call_s=0.1)
-    after_requests(server, 4, server.pause_listening)
+    at_request(server, 4, server.pause_listening)
     with pytest.raises(ServerUnavailable, match="was unavailable for 1 s"):
         bench.run(server_wait_s=1)
     done = len(bench.finished())
@@ -257,23 +259,25 @@ def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Coll
     assert bench.run().generated == CELLS - done
 
 
-def go_away(bench: Collecting, server: ScriptedOllama, *, after: int, for_s: float | None) -> None:
-    """MLflow becomes unavailable after some requests, for a while or for good."""
+def lose_mlflow(bench: Collecting, server: ScriptedOllama, at: int, back: Callable[[Event], bool] | None) -> None:
+    """Make MLflow unavailable from a request to Ollama on, until an event, or for good."""
 
     def act() -> None:
-        after_calls(server, after)
         bench.store.away = True
-        if for_s is not None:
-            time.sleep(for_s)
-            bench.store.away = False
+        if back is not None:
+            threading.Thread(target=come_back).start()
 
-    threading.Thread(target=act).start()
+    def come_back() -> None:
+        assert back is not None
+        assert has_event(bench, back)
+        bench.store.away = False
+
+    at_request(server, at, act)
 
 
 def test_without_mlflow_generation_continues_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
-    server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
-    go_away(bench, server, after=6, for_s=1.0)
+    lose_mlflow(bench, server, 6, lambda event: isinstance(event, Message) and "kept in the journal" in event.text)
     summary = bench.run()
     assert summary.generated == CELLS - 2
     assert len(bench.finished()) == CELLS
@@ -281,9 +285,8 @@ def test_without_mlflow_generation_continues_into_the_journal(bench: Collecting,
 
 
 def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
-    server.set(call_s=0.02)
     bench.run(prompts="v1", n_scenarios=1)
-    go_away(bench, server, after=6, for_s=None)
+    lose_mlflow(bench, server, 6, back=None)
     with pytest.raises(MlflowUnavailable, match=r"\d+ results are safe in the journal"):
         bench.run(server_wait_s=1)
     assert chats(server) == CELLS
@@ -297,11 +300,10 @@ def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, serve
     assert count_orphaned((home / "journal").iterdir()) == 0
 
 
-def test_a_damaged_line_of_the_journal_is_counted_and_kept_and_its_cell_generated_anew(
+def test_a_damaged_line_of_the_journal_is_kept_and_its_cell_is_generated_again(
     bench: Collecting, server: ScriptedOllama, home: Path
 ) -> None:
-    server.set(call_s=0.1)
-    go_away(bench, server, after=2, for_s=None)
+    lose_mlflow(bench, server, 2, back=None)
     with pytest.raises(MlflowUnavailable):
         bench.run(models="alpha:135m", prompts="v1", server_wait_s=0.2)
     (path,) = (home / "journal").rglob("*.jsonl")
@@ -386,13 +388,14 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
 
 
 def test_a_second_collect_on_the_same_server_fails_or_waits(bench: Collecting, server: ScriptedOllama) -> None:
-    server.set(call_s=0.1)
-    first = threading.Thread(target=bench.run)
+    server.add_faults(Fault("hold", calls=(1,)))
+    first = threading.Thread(target=lambda: bench.run(timeout_s=60))
     first.start()
     after_calls(server, 1)
     other = Collecting(bench.home, server.url, bench.store)
     with pytest.raises(LockHeld, match=r"in use by a collect into tip-bench-auto \(process \d+ .*--wait"):
         other.run(evict=True)
+    server.clear_faults()
     summary = other.run(wait=True)
     first.join()
     assert summary.generated == 0
@@ -417,8 +420,13 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_cells_are_marked(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    server.set(call_s=0.15)
-    after_requests(server, 4, lambda: server.load_foreign("foreign:7b", keep_alive_s=0.6))
+
+    def load_and_unload() -> None:
+        server.load_foreign("foreign:7b")
+        assert has_event(bench, lambda event: isinstance(event, Message) and "another client" in event.text)
+        server.unload_foreign("foreign:7b")
+
+    at_request(server, 4, load_and_unload)
     summary = bench.run(models="alpha:135m")
     marked = [run for run in bench.finished() if run.tags.get("foreign_resident") == "true"]
     assert 0 < len(marked) < 12
@@ -434,8 +442,7 @@ def test_a_foreign_model_that_stays_does_not_spoil_a_complete_collect(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    server.set(call_s=0.1)
-    after_requests(server, 4, lambda: server.load_foreign("foreign:7b"))
+    at_request(server, 4, lambda: server.load_foreign("foreign:7b"))
     summary = bench.run(models="alpha:135m", server_wait_s=2)
     assert (summary.generated, summary.failed) == (12, 0)
     assert server.resident == ("foreign:7b",)
@@ -445,8 +452,7 @@ def test_a_foreign_model_between_two_models_ends_the_run_at_the_deadline(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    server.set(call_s=0.1)
-    after_requests(server, 4, lambda: server.load_foreign("foreign:7b"))
+    at_request(server, 4, lambda: server.load_foreign("foreign:7b"))
     with pytest.raises(ResidencyError, match=r"foreign:7b is still in memory .* --evict"):
         bench.run(server_wait_s=1)
     assert len(bench.finished()) == 12
@@ -457,32 +463,28 @@ def test_unload_call_pauses_for_an_absent_server_and_tolerates_a_foreign_model(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    server.set(call_s=0.1)
 
     def disturb() -> None:
-        after_calls(server, 3)
         server.pause_listening(lose_models=True)
-        time.sleep(1.0)
-        server.resume()
+        assert has_event(bench, is_waiting)
         server.load_foreign("foreign:7b")
+        server.resume()
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
+    at_request(server, 3, disturb)
     summary = bench.run(models="alpha:135m", unload="call")
-    thread.join()
     assert (summary.generated, summary.failed) == (12, 0)
-    assert any(isinstance(event, Waiting) for event in bench.events)
 
 
 def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Collecting, server: ScriptedOllama) -> None:
-    server.set(call_s=0.1)
+    server.add_faults(Fault("hold", calls=(1,)))
     with ScriptedOllama(["alpha:135m"]) as second:
-        first = threading.Thread(target=lambda: bench.run(models="alpha:135m"))
+        first = threading.Thread(target=lambda: bench.run(models="alpha:135m", timeout_s=60))
         first.start()
         after_calls(server, 1)
         other = Collecting(bench.home, second.url, bench.store)
         with pytest.raises(LockHeld, match="alpha:135m for tip-bench-auto"):
             other.run(models="alpha:135m")
+        server.clear_faults()
         assert other.run(models="alpha:135m", wait=True).generated == 0
         first.join()
     assert len(bench.runs()) == 12
@@ -491,12 +493,16 @@ def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Coll
 def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
-    server.set(call_s=0.1)
-    first = threading.Thread(target=lambda: bench.run(models="alpha:135m"))
+    other = Collecting(bench.home, server.url)
+
+    def move_tag() -> None:
+        assert has_event(other, lambda event: isinstance(event, Message) and "waiting for Ollama" in event.text)
+        server.add_model(ModelSpec("beta:135m", blob="retrained"))
+
+    at_request(server, 1, move_tag)
+    first = threading.Thread(target=lambda: bench.run(models="alpha:135m", timeout_s=60))
     first.start()
     after_calls(server, 1)
-    threading.Timer(0.3, lambda: server.add_model(ModelSpec("beta:135m", blob="retrained"))).start()
-    other = Collecting(bench.home, server.url)
     other.run(models="beta:135m", wait=True)
     first.join()
     assert {run.params["model_digest"] for run in other.runs()} == {ModelSpec("beta:135m", blob="retrained").manifest}
@@ -506,10 +512,13 @@ def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
 def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_old_digest(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ollama, "KEEP_WARM_S", 2)  # the old weights have no name left to unload them by
-    server.set(call_s=0.15)
-    retrained = ModelSpec("alpha:135m", blob="retrained")
-    after_requests(server, 4, lambda: server.add_model(retrained))
+    monkeypatch.setattr(ollama, "KEEP_WARM_S", 2)  # the old weights no longer have a name to unload them by
+
+    def move_tag() -> None:
+        server.add_model(ModelSpec("alpha:135m", blob="retrained"))
+        server.set(call_s=0.5)  # gives the monitor time to take a sample
+
+    at_request(server, 4, move_tag)
     with pytest.raises(OllamaError, match="its tag was moved"):
         bench.run(models="alpha:135m")
     clean = [run for run in bench.finished() if "foreign_resident" not in run.tags]
@@ -527,8 +536,8 @@ def test_an_alias_is_counted_once_and_reported(bench: Collecting, server: Script
 def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(
     bench: Collecting, server: ScriptedOllama
 ) -> None:
-    server.set(call_s=0.1)
-    go_away(bench, server, after=2, for_s=1.5)
+    server.set(call_s=0.1)  # MLflow is unavailable for longer than it is waited for at the end
+    lose_mlflow(bench, server, 2, lambda event: isinstance(event, Recording))
     summary = bench.run(models="alpha:135m", server_wait_s=1)
     assert summary.generated == 12
     assert len(bench.finished()) == 12
@@ -543,7 +552,7 @@ def test_a_result_that_mlflow_rejects_does_not_block_the_others(
         bench.run(models="alpha:135m")
     assert len(bench.finished()) == 11
     refuse.status = 400
-    assert bench.run(models="alpha:135m").generated == 1, "set aside in the drain, and generated anew"
+    assert bench.run(models="alpha:135m").generated == 1, "set aside by the drain, and generated again"
     assert "now in" in bench.messages()
     assert len(list((bench.home / "journal").rglob("*.refused"))) == 1
 
@@ -555,7 +564,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
     monkeypatch.setattr(bench.store, "record", refuse)
     with pytest.raises(MlflowError, match="1 result is safe in the journal"):
         bench.run(models="alpha:135m")
-    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated anew
+    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated again
         bench.run(models="alpha:135m")
         assert not list((bench.home / "journal").rglob("*.refused"))
         assert len(list((bench.home / "journal").rglob("*.jsonl"))) == 1
@@ -615,7 +624,7 @@ def test_odd_lines_of_the_server_do_not_end_the_collect(
 def test_an_mlflow_that_refuses_everything_stops_the_run_and_reports_what_is_safe(
     bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.set(call_s=0.05)
+    server.set(call_s=0.2)
     monkeypatch.setattr(bench.store, "record", _Refusing(bench.store, status=400, nth=None))
     with pytest.raises(MlflowError, match=r"no such experiment.* safe in the journal"):
         bench.run()
@@ -623,7 +632,7 @@ def test_an_mlflow_that_refuses_everything_stops_the_run_and_reports_what_is_saf
 
 
 class _Refusing:
-    """The store's `record`, refusing the nth new result (None: every one) for ever."""
+    """The store's `record`, refusing the nth new result every time (None: all of them)."""
 
     def __init__(self, store: MemoryStore, *, status: int, nth: int | None) -> None:
         self._record = store.record

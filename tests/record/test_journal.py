@@ -1,4 +1,4 @@
-"""The journal: what was appended survives crashes and full disks."""
+"""The journal: appended results survive crashes and full disks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
 from tipbench.record.run import NewRun, RunKind
 
-pytestmark = pytest.mark.real  # the real server and its stand-ins use the same ports
+pytestmark = pytest.mark.real
 
 # Starts in a tenth of a second, and like MLflow: with a second process that does the work.
 STAND_IN = """
@@ -59,9 +59,15 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "ho?me %20's"
 
 
+@pytest.fixture(autouse=True)
+def _free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use ports that the system assigns: another local MLflow on this machine may use those of tipbench."""
+    monkeypatch.setattr(local_mlflow, "PORTS", ())
+
+
 @pytest.fixture
 def local(home: Path, tmp_path: Path) -> Iterator[LocalMlflow]:
-    script = tmp_path / "fake_airflow.py"
+    script = tmp_path / "fake_mlflow.py"
     script.write_text(textwrap.dedent(STAND_IN))
     local = LocalMlflow(home, command=[sys.executable, str(script)])
     yield local

@@ -383,13 +383,12 @@ def test_a_server_that_hangs_is_unavailable() -> None:
 def test_a_response_slower_than_the_deadline_is_unavailable() -> None:
     def trickle(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with connection:
+        with connection, suppress(OSError):  # until the client disconnects
             connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
-            with suppress(OSError):
-                while True:
-                    connection.sendall(b" ")
-                    time.sleep(0.02)
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.02)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=trickle, args=(server,))

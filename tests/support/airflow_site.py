@@ -83,13 +83,13 @@ class Site:
     def job(self, **changes: Any) -> Job:
         wait = changes.pop("wait_for_judge", False)
         config = make_config({"models": MODELS, "experiment": "tip-bench-x", **changes})
-        order = collect_request(config, runner="airflow")
+        request = collect_request(config, runner="airflow")
         if wait:
-            order = replace(order, arguments={**order.arguments, "wait_for_judge": True})
-        return self.store.add(order)[0]
+            request = replace(request, arguments={**request.arguments, "wait_for_judge": True})
+        return self.store.add(request)[0]
 
     def until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not wanted(seen := self.runner.observe(job)):
             assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
             time.sleep(0.02)
@@ -107,14 +107,14 @@ def airflow_site(home: Path) -> Iterator[Site]:
     """One for a test."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
-        with closing(AirflowApi(access, rest_s=0)) as rest:
+        with closing(AirflowApi(access, backoff_s=0)) as rest:
             made = Site(airflow, store, home, rest)
             airflow.collecting = made.collecting
             yield made
 
 
 def wait_for(site: Site, job: Job, state: JobState) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (now := site.store.get(job.id)).state is not state:
         assert time.monotonic() < deadline, now
         time.sleep(0.01)

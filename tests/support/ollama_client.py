@@ -6,10 +6,11 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
+
+from support.polling import eventually
 
 ASK = [{"role": "system", "content": "You are a coach."}, {"role": "user", "content": "Write exactly 2 short tips."}]
 A, B = "alpha:135m", "beta:135m"
@@ -88,19 +89,9 @@ def resident(url: str) -> list[str]:
     return [model["name"] for model in models]
 
 
-def until_empty(url: str, wait_s: float = 10.0) -> bool:
+def until_empty(url: str, wait_s: float = 60.0) -> bool:
     """Whether /api/ps was seen empty in time."""
     return eventually(lambda: not resident(url), wait_s)
-
-
-def eventually(check: Callable[[], bool], wait_s: float = 10.0) -> bool:
-    """Whether the check came true in time."""
-    deadline = time.monotonic() + wait_s
-    while not check():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def leave_early(url: str, after_s: float) -> None:

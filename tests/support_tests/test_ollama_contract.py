@@ -1,4 +1,4 @@
-"""One contract, kept by the scripted server and by the real one."""
+"""One contract for the scripted Ollama and the real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from support.ollama_client import (
     A,
     B,
     chat,
-    eventually,
     get,
     leave_early,
     number,
@@ -24,6 +23,7 @@ from support.ollama_client import (
     resident,
     until_empty,
 )
+from support.polling import eventually
 from support.real_ollama import RealOllama, variant
 from support.scripted_ollama import MemorySettings, ModelSpec, ScriptedOllama
 
@@ -58,7 +58,7 @@ def site(request: pytest.FixtureRequest) -> Site:
     return site
 
 
-SHORT = {"num_predict": 2, "num_ctx": 512, "num_thread": 1}  # its threads spin: two are slow on a busy box
+SHORT = {"num_predict": 2, "num_ctx": 512, "num_thread": 1}  # its threads busy-wait: two are slow on a busy machine
 
 
 class TestContract:

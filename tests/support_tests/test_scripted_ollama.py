@@ -1,4 +1,4 @@
-"""The scripted server's parts, above all its faults."""
+"""The scripted Ollama: its routes, memory and faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from support.ollama_client import (
     B,
     ChatResult,
     chat,
-    eventually,
     get,
     leave_early,
     number,
@@ -31,6 +30,7 @@ from support.ollama_client import (
     resident,
     until_empty,
 )
+from support.polling import eventually
 from support.scripted.durations import NEVER, BadDurationError, go_duration, keep_alive_seconds
 from support.scripted_ollama import (
     Fault,
@@ -100,13 +100,13 @@ class TestAnswers:
 
 class TestMemory:
     def test_model_is_still_listed_while_it_unloads(self, server: ScriptedOllama) -> None:
-        server.set(unload_s=0.6)
+        server.set(unload_s=2)
         chat(server.url, keep_alive=0)
         assert resident(server.url) == [A]
         assert until_empty(server.url)
 
     def test_second_model_in_the_unload_window_is_seen_next_to_the_first(self, server: ScriptedOllama) -> None:
-        server.set(unload_s=0.6)
+        server.set(unload_s=2)
         chat(server.url, A, keep_alive=0)
         chat(server.url, B, keep_alive=0)
         assert server.log.max_resident == 2
@@ -135,12 +135,11 @@ class TestMemory:
         assert eventually(lambda: len(server.log.calls(A, outcome="finished")) == 8)
 
     def test_unload_waits_for_running_calls(self, server: ScriptedOllama) -> None:
-        server.set(call_s=0.6)
+        server.set(call_s=2)
         thread = threading.Thread(target=chat, args=(server.url,))
         thread.start()
         assert eventually(lambda: resident(server.url) == [A])
         post(server.url, "/api/generate", model=A, keep_alive=0)
-        time.sleep(0.05)
         assert resident(server.url) == [A]
         thread.join()
         assert until_empty(server.url)
@@ -158,7 +157,7 @@ class TestMemory:
     def test_stay_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
         chat(server.url, keep_alive="10m")
         chat(server.url, keep_alive="100ms")
-        assert until_empty(server.url, 2)
+        assert until_empty(server.url)
         chat(server.url, keep_alive="150ms")
         chat(server.url, keep_alive="10m")
         time.sleep(0.4)
@@ -174,12 +173,12 @@ class TestMemory:
     def test_unload_delay_of_one_model_does_not_affect_the_others(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("unload_delay", 1.5, model=B))
         chat(server.url, A, keep_alive=0)
-        assert until_empty(server.url, 1.0)
+        assert until_empty(server.url)
         chat(server.url, B, keep_alive=0)
         assert not until_empty(server.url, 0.2)
 
     def test_loading_model_may_be_hidden_though_it_is_in_memory(self, server: ScriptedOllama) -> None:
-        server.add_faults(Fault("hide_loading"), Fault("load_delay", 0.6))
+        server.add_faults(Fault("hide_loading"), Fault("load_delay", 2))
         thread = threading.Thread(target=chat, args=(server.url,))
         thread.start()
         assert eventually(lambda: server.resident == (A,))
@@ -272,9 +271,22 @@ class TestFaults:
         assert chat(server.url, timeout=0.2).error == "ReadTimeout"
         assert eventually(lambda: server.log.requests[-1].outcome == "aborted")
 
+    def test_held_call_is_answered_once_the_fault_is_cleared(self, server: ScriptedOllama) -> None:
+        server.add_faults(Fault("hold", calls=(1,)))
+        with pytest.raises(httpx.ReadTimeout), plain_client(0.2) as client:
+            client.post(f"{server.url}/api/chat", json={"model": A, "messages": ASK})
+        server.add_faults(Fault("hold", calls=(2,)))
+        ended: list[ChatResult] = []
+        thread = threading.Thread(target=lambda: ended.append(chat(server.url)))
+        thread.start()
+        assert eventually(lambda: len(server.log.calls()) == 2)
+        server.clear_faults("hold")
+        thread.join()
+        assert ended[0].last["done"] is True
+
     def test_hang_in_mid_stream_frees_the_model_when_the_client_leaves(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hang_after", 2))
-        got = chat(server.url, timeout=0.2, keep_alive=0)
+        got = chat(server.url, timeout=1, keep_alive=0)
         assert (got.status, len(got.lines), got.error) == (200, 2, "ReadTimeout")
         assert until_empty(server.url)
         assert server.log.calls()[-1].outcome == "aborted"

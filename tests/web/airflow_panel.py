@@ -49,7 +49,7 @@ def followed(
     access = airflow_access(settings)
     assert access is not None
     records = PanelRecords(MlflowConnection(settings, store))
-    runner = AirflowRunner(home, AirflowApi(access, rest_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
+    runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)
     tokens = app.state.panel.guard.tokens

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tipbench.jobs.command import WORDS, command_arguments, simulate_request
+from tipbench.jobs.command import COMMANDS, command_arguments, simulate_request
 from tipbench.jobs.job import JobKind
 from tipbench.jobs.progress import Progress
 from tipbench.record.events import Simulating
@@ -49,7 +49,7 @@ def test_r20_a_simulation_runs_only_as_a_local_subprocess() -> None:
     assert (order.kind, order.runner, order.experiment) == (JobKind.SIMULATE, "local", EXPERIMENT)
     assert not any("Ollama" in resource for resource in order.resources), "it waits for no collect"
     words = command_arguments(order)
-    assert words[:1] == WORDS[JobKind.SIMULATE]
+    assert words[:1] == COMMANDS[JobKind.SIMULATE]
     assert {"--world=drift", "--users=50", "--mlflow-url=http://localhost:5000"} <= set(words)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from math import fsum
 
 MAX_TIPS = 50  # the first ones; the number of pairs grows quadratically
@@ -39,42 +39,28 @@ class Diversity:
 
 def diversity(tips: Sequence[str]) -> Diversity | None:
     """Measure at most 50 tips of 200 words each; returns None below two tips. The order of the tips does not matter."""
-    texts = tips[:MAX_TIPS]
-    if len(texts) < 2:
+    if len(tips) < 2:
         return None
-    words = [_words(text) for text in texts]
-    features = [_features(found) for found in words]
-    similarities = [_jaccard(first, second) for first, second in combinations(features, 2)]
+    unigrams: list[str] = []
+    bigrams: list[str] = []
+    features: list[frozenset[str]] = []  # of each tip, for its similarity to the others
+    for tip in tips[:MAX_TIPS]:
+        text = " ".join(tip.split()).casefold()
+        words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)] or [text]  # such as an emoji
+        content = [word for word in words if word not in _FUNCTION_WORDS] or words
+        unigrams += words
+        bigrams += _pairs(words)
+        features.append(frozenset(content + _pairs(content)))
+    similarities = [len(first & second) / len(first | second) for first, second in combinations(features, 2)]
     mean = fsum(similarities) / len(similarities)
     return Diversity(
-        distinct_1=_distinct([gram for found in words for gram in found]),
-        distinct_2=_distinct([gram for found in words for gram in _pairs(found)]),
+        distinct_1=len(set(unigrams)) / len(unigrams),
+        distinct_2=len(set(bigrams)) / len(bigrams),
         mean_similarity=mean,
         score=1.0 - mean,
     )
 
 
-def _words(text: str) -> list[str]:
-    """Return lower-case words; a text without any, such as an emoji, counts as one word."""
-    folded = " ".join(text.split()).casefold()
-    found = [match[0] for match, _ in zip(_WORD.finditer(folded), range(MAX_WORDS), strict=False)]
-    return found or [folded]
-
-
 def _pairs(words: list[str]) -> list[str]:
     """Return bigrams; a single word is returned as is, so that every tip has something to compare."""
     return [f"{first} {second}" for first, second in pairwise(words)] or words
-
-
-def _features(words: list[str]) -> frozenset[str]:
-    content = [word for word in words if word not in _FUNCTION_WORDS] or words
-    return frozenset(content + _pairs(content))
-
-
-def _jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    shared = len(first & second)
-    return shared / (len(first) + len(second) - shared)
-
-
-def _distinct(grams: list[str]) -> float:
-    return len(set(grams)) / len(grams)

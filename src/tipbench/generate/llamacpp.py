@@ -68,18 +68,18 @@ class LlamaCppEngine(InProcessEngine):
         """Generate one answer; the timeout starts with the generation, so queueing and loading do not count."""
         payload = _payload(request, self._num_ctx)
         began = time.monotonic()
-        if not _RESIDENT.wait_for_turn(request.cancel):
+        if not _RESIDENT.acquire(request.cancel):
             return EngineFailure(FailureKind.CANCELLED, "cancelled while waiting", wall_s=time.monotonic() - began)
         try:
             return self._answer(request, payload, began)
         finally:
             if request.last:
                 _RESIDENT.drop()
-            _RESIDENT.turn.release()
+            _RESIDENT.lock.release()
 
     def release(self, model: str) -> None:  # noqa: ARG002  at most one model is loaded
         """Unload the weights, whichever engine of this process loaded them; waits for a running call."""
-        with _RESIDENT.turn:
+        with _RESIDENT.lock:
             _RESIDENT.drop()
 
     def close(self) -> None:
@@ -115,16 +115,17 @@ class LlamaCppEngine(InProcessEngine):
 
 
 class _Resident:
-    """The only server, and therefore the only weights, of this process; callers must hold `turn`."""
+    """The only server, and therefore the only weights, of this process; callers must hold `lock`."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.server: Any = None
         self._loaded: tuple[Path, int, int] | None = None
 
-    def wait_for_turn(self, cancel: threading.Event) -> bool:
+    def acquire(self, cancel: threading.Event) -> bool:
+        """Wait for the lock; returns False if the request is cancelled first."""
         while not cancel.is_set():
-            if self.turn.acquire(timeout=_QUEUE_POLL_S):
+            if self.lock.acquire(timeout=_QUEUE_POLL_S):
                 return True
         return False
 

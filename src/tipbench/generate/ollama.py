@@ -39,6 +39,7 @@ _BUSY_TRIES = 6
 _BUSY_FIRST_WAIT_S = 0.5
 _RESET_TRIES = 3
 _INTERRUPT_WAIT_S = 15.0  # for a model to be unloaded after Ctrl-C
+_TOO_LONG = ("context", "too long", "truncate", "exceed")  # in the error for a prompt over the context length
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class OllamaEngine:
         if self._lock is not None:
             self._lock.note_empty()
         self._current = None
-        self._api.drop_idle_lines()
+        self._api.close_idle_connections()
 
     def _record_handover(self) -> None:
         """Record how long the memory took to become empty after the previous model; call it once it is."""
@@ -157,7 +158,7 @@ class OllamaEngine:
 
     def abort(self) -> None:
         self._cancelled.set()
-        self._api.cut_lines()
+        self._api.abort_calls()
 
     def close(self) -> None:
         self._monitor.stop()
@@ -245,7 +246,14 @@ class OllamaEngine:
             if may_retry("load", 1):
                 return _RetryAfter(_BUSY_FIRST_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
-        return _failure(_refusal_kind(chat), chat, f"{chat.status}: {chat.error}")
+        kind = FailureKind.REJECTED
+        if chat.status == 404:
+            kind = FailureKind.MISSING_MODEL
+        elif chat.status in (401, 403):
+            kind = FailureKind.NOT_LOCAL  # a local model needs no authentication
+        elif chat.status == 400 and any(word in chat.error.casefold() for word in _TOO_LONG):
+            kind = FailureKind.PROMPT_TOO_LONG
+        return _failure(kind, chat, f"{chat.status}: {chat.error}")
 
 
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
@@ -285,19 +293,9 @@ def was_truncated(request: GenerationRequest, prompt_tokens: int | None) -> bool
 
 def _model_changed(model: str) -> str:
     return (
-        f"{model} is not what it was when the run was planned: its tag was moved on the server. What was finished is "
-        "kept; run the same command again to collect the model as it is now."
+        f"{model} has changed since the run was planned: its tag was moved on the server. Finished cells are kept; run "
+        "the same command again to collect the new model."
     )
-
-
-def _refusal_kind(chat: Chat) -> FailureKind:
-    if chat.status == 404:
-        return FailureKind.MISSING_MODEL
-    if chat.status in (401, 403):
-        return FailureKind.NOT_LOCAL  # a local model needs no authentication
-    text = chat.error.casefold()
-    too_long = chat.status == 400 and any(word in text for word in ("context", "too long", "truncate", "exceed"))
-    return FailureKind.PROMPT_TOO_LONG if too_long else FailureKind.REJECTED
 
 
 def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:

@@ -24,7 +24,7 @@ _PLAIN = {"Accept-Encoding": "identity"}  # the stream is read raw, without a de
 _MOST_CHARS = 8_000_000  # per answer: far beyond any num_predict, so only a broken server exceeds it
 _MOST_BODY = 64_000_000
 _MOST_ERROR = 65_536
-_MOST_WORDS = 2000  # characters of an error message shown to users
+_MOST_MESSAGE = 2000  # characters of an error message shown to users
 
 
 class Ending(Enum):
@@ -62,7 +62,7 @@ class OllamaApi:
         self._tls = tls_for(url)
         self._quick = self._client()
         self._local = threading.local()
-        self._lines: set[_Line] = set()
+        self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
 
     def version(self) -> str:
@@ -77,9 +77,9 @@ class OllamaApi:
         response = self._send("POST", "/api/show", {"model": model})
         if response.status_code == 404:
             return None
-        if response.status_code != 200 and (words := _error_of(response.content)):
+        if response.status_code != 200 and (message := _error_message(response.content)):
             raise ModelRefused(
-                f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {words!r}. "
+                f"{model} cannot be used: Ollama at {self.url} answers {response.status_code}, {message!r}. "
                 "Check the name; `ollama list` shows the installed models."
             )
         return _object(response)
@@ -112,11 +112,12 @@ class OllamaApi:
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
         """Stream one answer; server and network errors are returned. Raises TipbenchError if no file can be opened."""
-        line = self._take_line()
+        connection = self._take_connection()
         started = time.monotonic()
         chat = Chat()
         try:
-            self._stream(line, body, chat, started, timeout_s, cancel)
+            if not cancel.is_set():  # `abort_calls` may have run before the connection was marked as busy
+                self._stream(connection, body, chat, started, timeout_s, cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:
@@ -125,46 +126,46 @@ class OllamaApi:
         except httpx.HTTPError as exc:
             chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
         finally:
-            line.busy = False
+            connection.busy = False
         if cancel.is_set() and chat.ending is not Ending.DONE:
             chat.ending = Ending.CANCELLED
         chat.wall_s = time.monotonic() - started
         return chat
 
-    def cut_lines(self) -> None:
+    def abort_calls(self) -> None:
         """Cancel every running call; the server detects it and stops generating."""
         with self._lock:
-            for line in self._lines:
-                if line.busy:
-                    line.cut()
+            for connection in self._connections:
+                if connection.busy:
+                    connection.cut()
 
-    def drop_idle_lines(self) -> None:
+    def close_idle_connections(self) -> None:
         """Close idle connections; those of finished threads would otherwise stay open until the end of the run."""
         with self._lock:
-            idle = {line for line in self._lines if not line.busy}
-            self._lines -= idle
-        for line in idle:
-            line.client.close()
+            idle = {connection for connection in self._connections if not connection.busy}
+            self._connections -= idle
+        for connection in idle:
+            connection.client.close()
 
     def close(self) -> None:
         self._quick.close()
         with self._lock:
-            for line in self._lines:
-                line.client.close()
-            self._lines.clear()
+            for connection in self._connections:
+                connection.client.close()
+            self._connections.clear()
 
     def _client(self) -> httpx.Client:
         return http_client(self.url, self._tls, base_url=self.url, timeout=_QUICK)
 
-    def _take_line(self) -> _Line:
+    def _take_connection(self) -> _Connection:
         """Return this thread's connection, marked as busy; creates one if it has none or it was dropped."""
         with self._lock:
-            line: _Line | None = getattr(self._local, "line", None)
-            if line is None or line not in self._lines:
-                line = self._local.line = _Line(self._client())
-                self._lines.add(line)
-            line.busy = True
-        return line
+            connection: _Connection | None = getattr(self._local, "connection", None)
+            if connection is None or connection not in self._connections:
+                connection = self._local.connection = _Connection(self._client())
+                self._connections.add(connection)
+            connection.busy = True
+        return connection
 
     def _check_files(self, exc: httpx.HTTPError) -> None:
         if too_many_files(exc):
@@ -172,7 +173,7 @@ class OllamaApi:
 
     def _stream(
         self,
-        line: _Line,
+        connection: _Connection,
         body: Mapping[str, Any],
         chat: Chat,
         started: float,
@@ -181,8 +182,8 @@ class OllamaApi:
     ) -> None:
         deadline = started + timeout_s
         timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
-        with line.client.stream(
-            "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": line.trace}
+        with connection.client.stream(
+            "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": connection.trace}
         ) as response:
             chat.status = response.status_code
             if chat.status != 200:
@@ -192,7 +193,9 @@ class OllamaApi:
                     content += chunk
                     if len(content) > _MOST_ERROR:
                         break
-                chat.error = _error_of(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
+                chat.error = (
+                    _error_message(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
+                )
                 return
             reader = _Reader(chat, started)
             for chunk in response.iter_raw():
@@ -217,7 +220,7 @@ class OllamaApi:
             ) from exc
 
 
-class _Line:
+class _Connection:
     """A client with one connection whose socket is accessible, so that another thread can cut a blocked read."""
 
     def __init__(self, client: httpx.Client) -> None:
@@ -267,7 +270,7 @@ class _Reader:
     def _take(self, line: bytes) -> None:
         try:
             part = json.loads(line)
-            error = str(part.get("error") or "")[:_MOST_WORDS]
+            error = str(part.get("error") or "")[:_MOST_MESSAGE]
         except (ValueError, RecursionError, AttributeError):
             self.end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
@@ -294,8 +297,8 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         value = response.json() if len(response.content) <= _MOST_BODY else None
     except (ValueError, RecursionError):
         value = None
-    if response.status_code != 200 and (words := _error_of(response.content)):
-        raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {words}")
+    if response.status_code != 200 and (message := _error_message(response.content)):
+        raise OllamaError(f"Ollama answered {response.request.url} with {response.status_code}: {message}")
     if response.status_code != 200 or not isinstance(value, dict):
         raise OllamaError(
             f"{response.request.url} answered {response.status_code} {response.text[:120]!r}, which is not an "
@@ -304,10 +307,10 @@ def _object(response: httpx.Response) -> dict[str, Any]:
     return value
 
 
-def _error_of(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """Return Ollama's error message; empty if the body is not in Ollama's error format."""
     try:
-        words = json.loads(body)["error"] if len(body) <= _MOST_ERROR else ""
+        message = json.loads(body)["error"] if len(body) <= _MOST_ERROR else ""
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""
-    return words[:_MOST_WORDS].strip() if isinstance(words, str) else ""
+    return message[:_MOST_MESSAGE].strip() if isinstance(message, str) else ""

@@ -10,7 +10,6 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import count
@@ -152,28 +151,20 @@ class TemplateEngine(InProcessEngine):
 
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
-    """Return the first `n_tips` unique tips for a scenario."""
-    if n_tips <= 0:
-        return []
-    tips: dict[str, dict[str, str]] = {}
-    for tip in _all_tips(scenario, seed):
-        tips.setdefault(tip["tip"].casefold(), tip)
-        if len(tips) >= n_tips:
-            break
-    return list(tips.values())
-
-
-def _all_tips(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
-    """Yield tips without end, one of each kind per round.
+    """Return `n_tips` unique tips for a scenario, one of each kind per round.
 
     Each round has the next task; after all tasks the next wording; after all wordings five more minutes.
     """
-    kinds = [kind for kind in _KINDS if _suits_hour(kind, scenario.slot.time.hour)]
+    hour = scenario.slot.time.hour
+    kinds = [kind for kind in _KINDS if kind.hours[0] <= hour < kind.hours[1] or hour + 24 < kind.hours[1]]
     titles: dict[str, Task] = {}  # one task for each title as displayed
     for task in scenario.persona.tasks:
         titles.setdefault(_quote(task.title).casefold(), task)
     tasks = list(titles.values()) or [Task("the first thing on your mind", 1, None, 0)]
+    tips: dict[str, dict[str, str]] = {}
     for index in count():
+        if len(tips) >= n_tips:
+            break
         round_, place = divmod(index, len(kinds))
         kind = kinds[place]
         task = _ranked(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
@@ -185,12 +176,9 @@ def _all_tips(scenario: Scenario, seed: int) -> Iterator[dict[str, str]]:
         else:
             minutes = kind.minutes[_draw(seed, "minutes", index) % len(kind.minutes)]
         values = _values(scenario, task, minutes, habit=_draw(seed, "habit", index))
-        yield {"tip": words.format_map(values), "rationale": kind.rationale.format_map(values)}
-
-
-def _suits_hour(kind: _Kind, hour: int) -> bool:
-    begin, end = kind.hours
-    return begin <= hour < end or hour + 24 < end
+        tip = words.format_map(values)
+        tips.setdefault(tip.casefold(), {"tip": tip, "rationale": kind.rationale.format_map(values)})
+    return list(tips.values())
 
 
 def _ranked(tasks: list[Task], order: str, day: date) -> list[Task]:

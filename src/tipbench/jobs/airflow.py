@@ -18,9 +18,9 @@ from tipbench.http import is_http_url
 from tipbench.jobs.airflow_api import (
     COMPARE,
     DEFAULT_POOL,
-    FAILED,
-    PARKED,
-    UNSTARTED,
+    TASK_FAILED,
+    TASK_PARKED,
+    TASK_UNSTARTED,
     WAIT,
     AirflowApi,
     AirflowDag,
@@ -29,8 +29,7 @@ from tipbench.jobs.airflow_api import (
 )
 from tipbench.jobs.airflow_progress import RunProgress, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.folder import JobFolder, read_events
-from tipbench.jobs.job import ENDED as JOB_ENDED
-from tipbench.jobs.job import Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
+from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
 from tipbench.record import events
 from tipbench.text import plural
 
@@ -93,10 +92,10 @@ class AirflowRunner:
             raise JobStartError(f"Airflow runs collects; a {job.kind} runs on the panel's own machine.")
         folder = self._folder(job)
         with folder.locked():
-            kept = read_progress(folder)
-            if kept.triggered or folder.never:
+            stored = read_progress(folder)
+            if stored.triggered or folder.start_forbidden:
                 return
-            if not self._resume(job, folder, kept):
+            if not self._resume(job, folder, stored):
                 try:
                     conf = conf_of(job, self._records.address(job))
                 except NotEnoughData as exc:
@@ -105,13 +104,13 @@ class AirflowRunner:
                         "Set MLFLOW_TRACKING_URI, or start one with `tipbench mlflow up`, and retry."
                     ) from exc
                 self._check_unpaused()
-                kept.run_id = run_id_of(job)
-                write_progress(folder, kept)  # before the request: its response may be lost
-                self._dag.trigger(kept.run_id, conf, f"tipbench job {job.id}")
-            kept.triggered = True
-            progress = RunProgress(folder, kept, self._clock)
+                stored.run_id = run_id_of(job)
+                write_progress(folder, stored)  # before the request: its response may be lost
+                self._dag.trigger(stored.run_id, conf, f"tipbench job {job.id}")
+            stored.triggered = True
+            progress = RunProgress(folder, stored, self._clock)
             progress.emit(events.Started("airflow"))
-            progress.log("airflow", f"run {kept.run_id} for {job.experiment}: {self._dag.page_of(kept.run_id)}")
+            progress.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.page_of(stored.run_id)}")
             if job.private:
                 progress.warn_once(
                     "A login in an address is not sent to Airflow, which shows what it is sent; its workers use their "
@@ -129,45 +128,45 @@ class AirflowRunner:
             self._paused, self._paused_until = str(exc), self._clock() + self._poll_s
             raise
 
-    def _resume(self, job: Job, folder: JobFolder, kept: StoredProgress) -> bool:
+    def _resume(self, job: Job, folder: JobFolder, stored: StoredProgress) -> bool:
         """Continue in the DAG run of the retried job if some of its tasks failed; returns whether it did."""
-        if job.retry_of is None or kept.run_id == run_id_of(job):
+        if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         old = read_progress(JobFolder(self._jobs, job.retry_of))
         if old.state is not JobState.FAILED or not old.run_id:
             return False
-        seen = self._dag.look(old.run_id)
-        if seen is None or (not seen.ended and kept.run_id != old.run_id):
+        run = self._dag.get_run(old.run_id)
+        if run is None or (not run.ended and stored.run_id != old.run_id):
             return False
-        failed = [task for task in seen.tasks if task.state in FAILED]
-        if not failed and kept.run_id != old.run_id:
+        failed = [task for task in run.tasks if task.state in TASK_FAILED]
+        if not failed and stored.run_id != old.run_id:
             return False
-        if kept.run_id != old.run_id:
-            kept.run_id, kept.base = old.run_id, {task.key: task.try_number for task in seen.tasks}
-            write_progress(folder, kept)
-        if failed and seen.ended:
-            self._dag.clear(kept.run_id, failed)
+        if stored.run_id != old.run_id:
+            stored.run_id, stored.base = old.run_id, {task.key: task.try_number for task in run.tasks}
+            write_progress(folder, stored)
+        if failed and run.ended:
+            self._dag.clear(stored.run_id, failed)
         return True
 
     def cancel(self, job: Job) -> None:
         """Mark the DAG run as failed: tasks get SIGTERM, teardown tasks still run. Sent again after GRACE_S."""
         folder = self._folder(job)
         with folder.locked():
-            kept = read_progress(folder)
-            if not kept.run_id:
-                folder.note_never()
+            stored = read_progress(folder)
+            if not stored.run_id:
+                folder.forbid_start()
                 return
-        if kept.state in JOB_ENDED:
+        if stored.state in ENDED:
             return
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is not None and now - cancel_sent < GRACE_S:
             return
-        seen = self._dag.look(kept.run_id)
-        if seen is None and not kept.triggered:
-            folder.note_never()
-        elif seen is not None and not seen.ended:
+        run = self._dag.get_run(stored.run_id)
+        if run is None and not stored.triggered:
+            folder.forbid_start()
+        elif run is not None and not run.ended:
             try:
-                self._dag.cancel(kept.run_id)
+                self._dag.cancel(stored.run_id)
             except AirflowError as exc:  # ended or deleted in the meantime: the next poll shows which
                 if exc.status == _FORBIDDEN:
                     self._warn(folder, f"{exc} Cancel the run in Airflow, or give tipbench's user the role op.")
@@ -183,8 +182,8 @@ class AirflowRunner:
     def forget(self, job: Job) -> None:
         """Remove the job's folder; Airflow keeps its history. Raises TipbenchError while the DAG run is active."""
         folder = self._folder(job)
-        kept = read_progress(folder)
-        if kept.triggered and kept.state not in JOB_ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
+        stored = read_progress(folder)
+        if stored.triggered and stored.state not in ENDED | {JobState.LOST}:  # LOST: deleted in Airflow
             raise TipbenchError(f"The DAG run of {job.id} is still running; its folder is kept.")
         folder.remove()
 
@@ -193,16 +192,16 @@ class AirflowRunner:
     def observe(self, job: Job) -> JobStatus:
         """Return the job's status from Airflow, or the stored one if it is recent enough."""
         folder = self._folder(job)
-        kept = read_progress(folder)
-        if not kept.triggered:
-            if folder.never:
+        stored = read_progress(folder)
+        if not stored.triggered:
+            if folder.start_forbidden:
                 return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
-            if kept.run_id and self._dag.look(kept.run_id) is not None:
+            if stored.run_id and self._dag.get_run(stored.run_id) is not None:
                 self.start(job)  # the trigger request arrived, but its response was lost
                 return JobStatus(JobState.RUNNING)
             return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
-        if kept.state in JOB_ENDED or self._clock() - kept.looked < self._max_age(job, kept):
-            return kept.status
+        if stored.state in ENDED or self._clock() - stored.looked < self._max_age(job, stored):
+            return stored.status
         return self._poll(job, folder)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
@@ -218,71 +217,71 @@ class AirflowRunner:
     def _refresh(self, job: Job) -> None:
         """Poll if the supervisor has not done so recently; ignores errors, which the supervisor reports."""
         folder = self._folder(job)
-        kept = read_progress(folder)
-        due = self._clock() - kept.looked >= 2 * self._max_age(job, kept) and not self._rest.failing
-        if kept.triggered and kept.state not in JOB_ENDED and due:
+        stored = read_progress(folder)
+        due = self._clock() - stored.looked >= 2 * self._max_age(job, stored) and not self._rest.failing
+        if stored.triggered and stored.state not in ENDED and due:
             with suppress(TipbenchError):
                 self._poll(job, folder)
 
-    def _max_age(self, job: Job, kept: StoredProgress) -> float:
+    def _max_age(self, job: Job, stored: StoredProgress) -> float:
         """Return how long a stored status stays valid; longer for parked and lost runs, which may stay so for weeks."""
-        parked = kept.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
+        parked = stored.state in (JobState.WAITING, JobState.LOST) and job.cancel_requested is None
         return self._poll_s * (PARKED_POLLS if parked else 1)
 
     def _poll(self, job: Job, folder: JobFolder) -> JobStatus:
         with file_lock(folder.path / "turn", wait=False) as locked:  # one process at a time polls Airflow
-            kept = read_progress(folder)
-            if not locked or kept.state in JOB_ENDED:
-                return kept.status
-            progress = RunProgress(folder, kept, self._clock)
-            seen = self._dag.look(kept.run_id)
-            if seen is not None:
-                status = self._seen(job, folder, progress, seen)
+            stored = read_progress(folder)
+            if not locked or stored.state in ENDED:
+                return stored.status
+            progress = RunProgress(folder, stored, self._clock)
+            run = self._dag.get_run(stored.run_id)
+            if run is not None:
+                status = self._status_of(job, folder, progress, run)
             elif job.cancel_requested is not None:
                 status = JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; Airflow no longer has the run.")
             else:
-                reason = f"Airflow no longer has the run {kept.run_id}. Finished cells are kept; a retry continues."
-                status = JobStatus(JobState.LOST, reason=reason, links=kept.links)
-            if status.state in JOB_ENDED:
+                reason = f"Airflow no longer has the run {stored.run_id}. Finished cells are kept; a retry continues."
+                status = JobStatus(JobState.LOST, reason=reason, links=stored.links)
+            if status.state in ENDED:
                 progress.close(status)
-            kept.looked = self._clock()
-            kept.see(status)
+            stored.looked = self._clock()
+            stored.set_status(status)
             progress.save()
             return status
 
-    def _seen(self, job: Job, folder: JobFolder, progress: RunProgress, seen: DagRun) -> JobStatus:
-        kept = progress.kept
-        progress.read_logs(self._dag, seen)
-        urls = [tally.collected.url for tally in kept.tallies.values() if tally.collected is not None]
-        mlflow = next((url for url in urls if url and is_http_url(url)), kept.links.get("mlflow"))
-        links = {"airflow": self._dag.page_of(kept.run_id), **({"mlflow": mlflow} if mlflow else {})}
-        if seen.ended and self._settled(kept, seen):
+    def _status_of(self, job: Job, folder: JobFolder, progress: RunProgress, run: DagRun) -> JobStatus:
+        stored = progress.stored
+        progress.read_logs(self._dag, run)
+        urls = [tally.collected.url for tally in stored.tallies.values() if tally.collected is not None]
+        mlflow = next((url for url in urls if url and is_http_url(url)), stored.links.get("mlflow"))
+        links = {"airflow": self._dag.page_of(stored.run_id), **({"mlflow": mlflow} if mlflow else {})}
+        if run.ended and self._settled(stored, run):
             # The response to the cancel request may have been lost.
             cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
-            return _ending(seen, kept, links, cancel_sent=cancel_sent)
-        waiting = seen.task(WAIT)
-        if waiting is not None and waiting.state in PARKED:
+            return _ending(run, stored, links, cancel_sent=cancel_sent)
+        waiting = run.task(WAIT)
+        if waiting is not None and waiting.state in TASK_PARKED:
             reason = self._await_judge(job, progress, waiting)
             return JobStatus(JobState.RUNNING if reason == _ANSWERED else JobState.WAITING, reason=reason, links=links)
-        for task in seen.tasks:
-            totals = kept.tallies.get(task.key)
+        for task in run.tasks:
+            totals = stored.tallies.get(task.key)
             if task.state == "up_for_retry" and totals is not None and totals.failure:
                 return JobStatus(JobState.RUNNING, reason=f"{totals.failure} Airflow tries again.", links=links)
-        return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, seen), links=links)
+        return JobStatus(JobState.RUNNING, reason=self._blocked_reason(progress, run), links=links)
 
-    def _settled(self, kept: StoredProgress, seen: DagRun) -> bool:
+    def _settled(self, stored: StoredProgress, run: DagRun) -> bool:
         """Whether all collect tasks have reported an exit code; True after `settle_s`, as logs may never arrive."""
-        collects = [task for task in seen.tasks if task.collects and task.state in ("success", "failed")]
-        totals = [kept.tallies.get(task.key) for task in collects if task.try_number > kept.base.get(task.key, 0)]
+        collects = [task for task in run.tasks if task.collects and task.state in ("success", "failed")]
+        totals = [stored.tallies.get(task.key) for task in collects if task.try_number > stored.base.get(task.key, 0)]
         if all(tally is not None and tally.exit_code is not None for tally in totals):
             return True
-        kept.ended_since = kept.ended_since or self._clock()
-        return self._clock() - kept.ended_since >= self._settle_s
+        stored.ended_since = stored.ended_since or self._clock()
+        return self._clock() - stored.ended_since >= self._settle_s
 
     def _await_judge(self, job: Job, progress: RunProgress, waiting: TaskInstance) -> str:
         """Return why the run waits; resumes it in Airflow once no cell of the job is pending."""
-        if not self._check_due(progress.kept):
-            return progress.kept.reason
+        if not self._check_due(progress.stored):
+            return progress.stored.reason
         try:
             number = self._records.pending(job)
         except TipbenchError as exc:  # MLflow being unavailable does not make the job lost
@@ -290,36 +289,36 @@ class AirflowRunner:
         if number:
             return f"{plural(number, 'cell waits', 'cells wait')} for a judge."
         try:
-            self._dag.answer(progress.kept.run_id, waiting)
+            self._dag.answer(progress.stored.run_id, waiting)
         except AirflowError as exc:
             return f"Every cell is judged, but Airflow rejects the answer: {exc} Answer it in Airflow."
-        if progress.kept.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
+        if progress.stored.reason != _ANSWERED:  # otherwise Airflow is still processing the answer
             progress.emit(events.Message(_ANSWERED))
         return _ANSWERED
 
-    def _blocked_reason(self, progress: RunProgress, seen: DagRun) -> str:
+    def _blocked_reason(self, progress: RunProgress, run: DagRun) -> str:
         """Return why no task is running, if an operator can fix it; empty otherwise."""
-        idle = not any(task.state == "running" for task in seen.tasks)
-        if not idle or not self._check_due(progress.kept):
-            return progress.kept.reason if idle and progress.kept.state is JobState.RUNNING else ""
+        idle = not any(task.state == "running" for task in run.tasks)
+        if not idle or not self._check_due(progress.stored):
+            return progress.stored.reason if idle and progress.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
-            pools = {task.pool for task in seen.tasks if task.state in UNSTARTED} - {DEFAULT_POOL}
+            pools = {task.pool for task in run.tasks if task.state in TASK_UNSTARTED} - {DEFAULT_POOL}
             if missing := self._dag.missing_pools(pools):
                 reason = (
                     f"Airflow has no pool {missing[0]}, so its tasks never start. Create it with one slot: "
                     f"`airflow pools set {missing[0]} 1 tipbench`; the run then continues."
                 )
-            elif seen.state == "queued" and self._dag.is_paused():
+            elif run.state == "queued" and self._dag.is_paused():
                 reason = f"The DAG {self._dag.dag_id} is paused in Airflow; unpause it there to start the run."
         if reason:
             progress.warn_once(reason)
         return reason
 
-    def _check_due(self, kept: StoredProgress) -> bool:
-        if self._clock() - kept.checked < self._check_s:
+    def _check_due(self, stored: StoredProgress) -> bool:
+        if self._clock() - stored.checked < self._check_s:
             return False
-        kept.checked = self._clock()
+        stored.checked = self._clock()
         return True
 
     def _folder(self, job: Job) -> JobFolder:
@@ -336,21 +335,21 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
-def _ending(seen: DagRun, kept: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
-    compared = seen.task(COMPARE)
+def _ending(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
+    compared = run.task(COMPARE)
     if cancel_sent and (compared is None or compared.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
-    failed = [task for task in seen.tasks if task.state == "failed"]
-    if seen.state == "success" and not any(task.collects for task in failed):
-        collected = merged_collected(list(kept.tallies.values()))
+    failed = [task for task in run.tasks if task.state == "failed"]
+    if run.state == "success" and not any(task.collects for task in failed):
+        collected = merged_collected(list(stored.tallies.values()))
         return JobStatus(JobState.SUCCEEDED, 0, refused_reason(collected.refused if collected else ()), links)
-    codes = [tally.exit_code for tally in kept.tallies.values() if tally.exit_code]
-    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _why(failed, kept), links)
+    codes = [tally.exit_code for tally in stored.tallies.values() if tally.exit_code]
+    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _why(failed, stored), links)
 
 
-def _why(failed: Sequence[TaskInstance], kept: StoredProgress) -> str:
+def _why(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
     """Return the root causes: all failed collect tasks, otherwise the first failed task."""
-    failures = [(task, kept.tallies[task.key].failure) for task in failed if task.key in kept.tallies]
+    failures = [(task, stored.tallies[task.key].failure) for task in failed if task.key in stored.tallies]
     causes = [(task, why) for task, why in failures if why and task.collects]
     causes = causes or [(task, why) for task, why in failures if why][:1]
     if not causes:

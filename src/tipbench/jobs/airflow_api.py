@@ -18,12 +18,12 @@ from tipbench.http import TOO_MANY_FILES, http_client, is_http_url, read_body, t
 
 MAX_BYTES = 32 * 1024 * 1024
 TIMEOUT_S = 10.0
-REST_S = 5.0  # back-off after a failure: requests fail immediately, so that one server does not block all jobs
-LOGIN_REST_S = 30.0  # longer after a failed login, to avoid locking the account
-_SILENT = 6  # multiplier after a timeout, because each further timeout delays all other jobs
-_DRIBBLE = 3  # total limit for a slow response, in timeouts
-_AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOST_WORDS = 600
+BACKOFF_S = 5.0  # back-off after a failure: requests fail immediately, so that one server does not block all jobs
+LOGIN_BACKOFF_S = 30.0  # longer after a failed login, to avoid locking the account
+_TIMEOUT_BACKOFF = 6  # multiplier after a timeout, because each further timeout delays all other jobs
+_MOST_TIMEOUTS = 3  # total limit for a slow response, in timeouts
+_UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MOST_MESSAGE = 600
 TOO_LONG = 413  # status of a response longer than MAX_BYTES
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ class AirflowApi:
         access: AirflowAccess,
         *,
         timeout_s: float = TIMEOUT_S,
-        rest_s: float = REST_S,
+        backoff_s: float = BACKOFF_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         access.check()
@@ -80,7 +80,7 @@ class AirflowApi:
         self.url = access.url.rstrip("/")
         self.public_url = (access.public_url or access.url).rstrip("/")
         self._timeout_s = timeout_s
-        self._rest_s = rest_s
+        self._backoff_s = backoff_s
         self._clock = clock
         self._lock = threading.Lock()
         self._token = access.token
@@ -134,16 +134,16 @@ class AirflowApi:
         """Return the token, after a login if there is none."""
         with self._lock:
             if self._token is None:
-                who = {"username": self.access.username, "password": self.access.password}
-                status, content = self._send("POST", f"{self.url}/auth/token", who, None, None)
-                token, words = _object(content).get("access_token"), self._words(content)
-                if status in _AWAY:
-                    raise self._away(f"Airflow at {self.url} is not available: HTTP {status}, {words}.")
+                login = {"username": self.access.username, "password": self.access.password}
+                status, content = self._send("POST", f"{self.url}/auth/token", login, None, None)
+                token, reason = _object(content).get("access_token"), self._error_message(content)
+                if status in _UNAVAILABLE:
+                    raise self._unavailable(f"Airflow at {self.url} is not available: HTTP {status}, {reason}.")
                 if status not in (200, 201) or not isinstance(token, str) or not token:
-                    raise self._away(
-                        f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {words}). "
+                    raise self._unavailable(
+                        f"Airflow at {self.url} rejects the login of {self.access.username} (HTTP {status}, {reason}). "
                         "Check TIPBENCH_AIRFLOW_USERNAME and TIPBENCH_AIRFLOW_PASSWORD, and that this is an Airflow 3.",
-                        LOGIN_REST_S,
+                        LOGIN_BACKOFF_S,
                     )
                 self._token = token
             return self._token
@@ -154,20 +154,28 @@ class AirflowApi:
             if answer or content.strip() in (b"{}", b""):
                 self._error = ""
                 return answer
-            raise self._away(f"Not an Airflow server at {self.url}: {self._words(content)}. Check airflow_url.")
-        if status in _AWAY:
-            words = f"Airflow at {self.url} is not available: HTTP {status}, {self._words(content)}."
-            raise self._away(words, 0.0 if status == 500 else None)  # no back-off: a 500 may concern this path only
+            raise self._unavailable(
+                f"Not an Airflow server at {self.url}: {self._error_message(content)}. Check airflow_url."
+            )
+        if status in _UNAVAILABLE:
+            message = f"Airflow at {self.url} is not available: HTTP {status}, {self._error_message(content)}."
+            raise self._unavailable(
+                message, 0.0 if status == 500 else None
+            )  # no back-off: a 500 may concern this path only
         if _token_refused(status, content):
-            raise self._away(
+            raise self._unavailable(
                 f"Airflow at {self.url} rejects the token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
                 "fresh one, or set a user name and password, which renew it.",
-                LOGIN_REST_S,
+                LOGIN_BACKOFF_S,
             )
         if 300 <= status < 400:
-            raise self._away(f"Airflow at {self.url} redirects (HTTP {status}). Set airflow_url to the final address.")
+            raise self._unavailable(
+                f"Airflow at {self.url} redirects (HTTP {status}). Set airflow_url to the final address."
+            )
         self._error = ""
-        raise AirflowError(f"Airflow at {self.url} refused (HTTP {status}): {self._words(content)}", status=status)
+        raise AirflowError(
+            f"Airflow at {self.url} refused (HTTP {status}): {self._error_message(content)}", status=status
+        )
 
     def _send(
         self,
@@ -178,33 +186,33 @@ class AirflowApi:
         bearer: str | None,
     ) -> tuple[int, bytes]:
         headers = {"accept": "application/json", **({"authorization": f"Bearer {bearer}"} if bearer else {})}
-        deadline = time.monotonic() + self._timeout_s * _DRIBBLE
+        deadline = time.monotonic() + self._timeout_s * _MOST_TIMEOUTS
         try:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
         except httpx.TimeoutException as exc:
             message = f"Airflow at {self.url} did not answer within {self._timeout_s:g} s. Trying again."
-            raise self._away(message, _SILENT * self._rest_s) from exc
+            raise self._unavailable(message, _TIMEOUT_BACKOFF * self._backoff_s) from exc
         except (httpx.RequestError, httpx.DecodingError) as exc:
             if too_many_files(exc):
-                raise self._away(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
+                raise self._unavailable(f"Airflow at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
             reason = str(exc).rstrip(".") or type(exc).__name__
-            raise self._away(
+            raise self._unavailable(
                 f"Airflow at {self.url} cannot be reached: {reason}. Is its API server running? Trying again."
             ) from exc
         if content is None:
             raise AirflowError(f"Airflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", status=TOO_LONG)
         return response.status_code, bytes(content)
 
-    def _words(self, content: bytes) -> str:
+    def _error_message(self, content: bytes) -> str:
         """Return an error message with our credentials redacted, as some servers echo the request."""
         for secret in filter(None, (self.access.password, self._token)):
             content = content.replace(secret.encode(), b"***")
-        return _words(content)
+        return _error_message(content)
 
-    def _away(self, message: str, rest_s: float | None = None) -> AirflowUnavailable:
+    def _unavailable(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
         """Return the exception to raise, and fail further requests with it until the back-off ends."""
-        self._error, self._closed_until = message, self._clock() + (self._rest_s if rest_s is None else rest_s)
+        self._error, self._closed_until = message, self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
         return AirflowUnavailable(message)
 
 
@@ -223,10 +231,10 @@ def _object(content: bytes) -> Json:
 
 def _token_refused(status: int, content: bytes) -> bool:
     """Whether the token was rejected: 401 if expired, 403 if signed with another key (or for missing permissions)."""
-    return status == 401 or (status == 403 and "Invalid JWT token" in _words(content))
+    return status == 401 or (status == 403 and "Invalid JWT token" in _error_message(content))
 
 
-def _words(content: bytes) -> str:
+def _error_message(content: bytes) -> str:
     """Return the message of an error response, whose `detail` is a string, an object or a list of objects."""
     detail = _object(content[:100_000]).get("detail")
     found = []
@@ -237,16 +245,16 @@ def _words(content: bytes) -> str:
             found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
         elif part:
             found.append(str(part))
-    text = "; ".join(found) or content[:_MOST_WORDS].decode("utf-8", "replace")
-    return " ".join(text.split())[:_MOST_WORDS] or "no message"
+    text = "; ".join(found) or content[:_MOST_MESSAGE].decode("utf-8", "replace")
+    return " ".join(text.split())[:_MOST_MESSAGE] or "no message"
 
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
 DEFAULT_POOL = "default_pool"
-ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-FAILED = frozenset({"failed", "upstream_failed"})
-PARKED = frozenset({"awaiting_input", "deferred"})
-UNSTARTED = frozenset({None, "scheduled", "queued"})
+TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+TASK_FAILED = frozenset({"failed", "upstream_failed"})
+TASK_PARKED = frozenset({"awaiting_input", "deferred"})
+TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
 _PAGE = 100
 _MOST_TASKS = 2000
 _MOST_LINE = 65_536
@@ -380,7 +388,7 @@ class AirflowDag:
             return JobStartError(f"{exc} The user needs the role op, or another that may trigger the DAG.")
         return JobStartError(str(exc))
 
-    def look(self, run_id: str) -> DagRun | None:
+    def get_run(self, run_id: str) -> DagRun | None:
         """Return the current run with its tasks; None if it does not exist."""
         try:
             run = _read(DagRun, self._rest.get(self._run(run_id)))

@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tipbench.errors import AirflowError, AirflowUnavailable
 from tipbench.files import home_errors, open_private, write_atomic
-from tipbench.jobs.airflow_api import ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
+from tipbench.jobs.airflow_api import TASK_ENDED, TOO_LONG, AirflowDag, DagRun, LogLine, TaskInstance
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import JobState, JobStatus
 from tipbench.record import events
 from tipbench.record.events import event_json, event_line, parse_line
 
 MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
-_KEPT = "airflow.json"
+_FILE = "airflow.json"
 _MAX_SERVERS = 10
 
 
@@ -77,7 +77,7 @@ class StoredProgress(_Disk):
         """The last observed status."""
         return JobStatus(self.state or JobState.RUNNING, self.exit_code, self.reason, dict(self.links))
 
-    def see(self, status: JobStatus) -> None:
+    def set_status(self, status: JobStatus) -> None:
         """Store an observed status."""
         self.state, self.exit_code = status.state, status.exit_code
         self.reason, self.links = status.reason, dict(status.links)
@@ -86,43 +86,43 @@ class StoredProgress(_Disk):
 def read_progress(folder: JobFolder) -> StoredProgress:
     """Read the stored state; returns an empty one if it is missing or invalid."""
     try:
-        return StoredProgress.model_validate_json((folder.path / _KEPT).read_bytes())
+        return StoredProgress.model_validate_json((folder.path / _FILE).read_bytes())
     except (OSError, ValidationError):
         return StoredProgress()
 
 
-def write_progress(folder: JobFolder, kept: StoredProgress) -> None:
+def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
     """Save the state atomically."""
     with home_errors(folder.path, "cannot be written"):
         folder.make()
-        write_atomic(folder.path / _KEPT, kept.model_dump_json().encode())
+        write_atomic(folder.path / _FILE, stored.model_dump_json().encode())
 
 
 class RunProgress:
     """Buffers events and log lines, and appends them on `save`; unsaved output of a crashed process is overwritten."""
 
-    def __init__(self, folder: JobFolder, kept: StoredProgress, clock: Callable[[], float]) -> None:
-        self.kept = kept
+    def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
+        self.stored = stored
         self._folder = folder
         self._clock = clock
         self._events: list[bytes] = []
         self._log: list[str] = []
 
-    def read_logs(self, dag: AirflowDag, seen: DagRun) -> None:
+    def read_logs(self, dag: AirflowDag, run: DagRun) -> None:
         """Read the new log lines of all tasks."""
-        for task in seen.tasks:
-            if self.kept.states.get(task.key) != task.state:
-                self.kept.states[task.key] = task.state
+        for task in run.tasks:
+            if self.stored.states.get(task.key) != task.state:
+                self.stored.states[task.key] = task.state
                 self.log("airflow", f"{task.title}: {task.state}" if task.state else "")
-            if task.try_number > self.kept.base.get(task.key, 0):
+            if task.try_number > self.stored.base.get(task.key, 0):
                 self._read_task(dag, task)
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
         """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
-        place = self.kept.places.setdefault(task.key, LogPosition(attempt=self.kept.base.get(task.key, 0) + 1))
+        place = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
         while place.attempt <= task.try_number and not (place.over and place.attempt == task.try_number):
             try:
-                part = dag.log(self.kept.run_id, task, place.attempt, place.token, place.lines)
+                part = dag.log(self.stored.run_id, task, place.attempt, place.token, place.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
@@ -136,13 +136,13 @@ class RunProgress:
             place.lines += len(part.lines)
             place.token = part.token
             if place.attempt == task.try_number:
-                place.over = part.token is None and task.state in ENDED
+                place.over = part.token is None and task.state in TASK_ENDED
                 return
             self._next_attempt(task, place)
 
     def _next_attempt(self, task: TaskInstance, place: LogPosition) -> None:
         place.attempt, place.lines, place.token, place.over = place.attempt + 1, 0, None, False
-        tally = self.kept.tallies.get(task.key)
+        tally = self.stored.tallies.get(task.key)
         if tally is not None:
             self._close_waits(tally)
             tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
@@ -150,7 +150,7 @@ class RunProgress:
         self.emit(events.Message(f"{task.title}: attempt {place.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
-        tally = self.kept.tallies.setdefault(task.key, TaskTotals())
+        tally = self.stored.tallies.setdefault(task.key, TaskTotals())
         for line in lines:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
             parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
@@ -199,8 +199,8 @@ class RunProgress:
 
     def warn_once(self, text: str) -> None:
         """Buffer a warning, unless the same text was emitted before."""
-        if text not in self.kept.told:
-            self.kept.told.append(text)
+        if text not in self.stored.told:
+            self.stored.told.append(text)
             self.emit(events.Message(text, warning=True))
             self.log("airflow", text)
 
@@ -215,14 +215,14 @@ class RunProgress:
     @property
     def _full(self) -> bool:
         """Whether task output exceeds MOST_KEPT; emits a warning if so."""
-        if self.kept.events_size + self.kept.log_size <= MOST_KEPT:
+        if self.stored.events_size + self.stored.log_size <= MOST_KEPT:
             return False
         self.warn_once(f"Its tasks have printed more than {MOST_KEPT >> 20} MB; see Airflow for the rest.")
         return True
 
     def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
-        tallies = list(self.kept.tallies.values())
+        tallies = list(self.stored.tallies.values())
         memory = merged_memory([tally.memory for tally in tallies if tally.memory is not None])
         collected = merged_collected(tallies)
         for event in (memory, collected):
@@ -235,10 +235,10 @@ class RunProgress:
     def save(self) -> None:
         """Write the buffered output, then the state with its file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
-        self.kept.events_size = _append(self._folder.events, self.kept.events_size, b"".join(self._events))
-        self.kept.log_size = _append(self._folder.log, self.kept.log_size, text)
+        self.stored.events_size = _append(self._folder.events, self.stored.events_size, b"".join(self._events))
+        self.stored.log_size = _append(self._folder.log, self.stored.log_size, text)
         self._events, self._log = [], []
-        write_progress(self._folder, self.kept)
+        write_progress(self._folder, self.stored)
 
 
 def merged_memory(seen: list[events.Evidence]) -> events.Evidence | None:

@@ -15,7 +15,7 @@ from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 
-WORDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
+COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 _MOST_TEXT = 4000
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
@@ -23,7 +23,7 @@ _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLO
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
     """Return the request for `tipbench collect` with exactly this configuration."""
-    arguments, private = _apart(config.model_dump(mode="json"))
+    arguments, private = _split_secrets(config.model_dump(mode="json"))
     return JobRequest(
         JobKind.COLLECT,
         config.experiment,
@@ -56,7 +56,7 @@ def judge_request(
         raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
-            raise UsageError(f"{key} takes a text, a number or yes and no, of at most {_MOST_TEXT} characters.")
+            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MOST_TEXT} characters.")
     check_judge_options(with_, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))
@@ -67,9 +67,9 @@ def judge_request(
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
     needed = {f"judge {options.get('judge') or with_} in {experiment}"}  # a judge runs once at a time per experiment
-    if with_.startswith("ollama:"):
+    if with_.startswith("ollama:"):  # the kind of judge; the model's name decides which engine runs it
         needed |= engine_resources(make_config({"models": with_.removeprefix("ollama:"), "ollama_url": server}))
-    arguments, private = _apart(options)
+    arguments, private = _split_secrets(options)
     if program and with_ == "command":
         private[PROGRAM_VARIABLE] = program
     return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by)
@@ -78,13 +78,13 @@ def judge_request(
 def simulate_request(config: SimulationConfig, *, mlflow_url: str | None = None, started_by: str = "") -> JobRequest:
     """Return the request for `tipbench simulate`: a local subprocess, one at a time, parallel to other jobs."""
     options = {**config.model_dump(mode="json", exclude_defaults=True), "world": config.world.value}
-    arguments, private = _apart({**options, "mlflow_url": mlflow_url})
+    arguments, private = _split_secrets({**options, "mlflow_url": mlflow_url})
     return JobRequest(JobKind.SIMULATE, SIMULATIONS, arguments, private, ("simulations on this machine",), started_by)
 
 
 def command_arguments(job: JobRequest) -> tuple[str, ...]:
     """Return the arguments after `tipbench`, as `--option=value`, so that no value is parsed as an option."""
-    words = list(WORDS[job.kind])
+    words = list(COMMANDS[job.kind])
     for key, value in job.arguments.items():
         flag = "--" + key.replace("_", "-")
         if value is None or _VARIABLES.get(key) in job.private:
@@ -98,7 +98,7 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _split_secrets(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Split options into public arguments and environment variables for URLs with credentials."""
     arguments, private = dict(options), {}
     for key, variable in _VARIABLES.items():

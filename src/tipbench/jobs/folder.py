@@ -105,11 +105,11 @@ class JobFolder:
             write_atomic(self._cancel, str(now).encode())
 
     @property
-    def never(self) -> bool:
+    def start_forbidden(self) -> bool:
         """Whether the job must not be started."""
         return self._never.exists()
 
-    def note_never(self) -> None:
+    def forbid_start(self) -> None:
         """Mark the job as never to be started."""
         with home_errors(self._never, "cannot be written"):
             write_atomic(self._never, b"")

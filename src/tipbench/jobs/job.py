@@ -54,15 +54,15 @@ def check_transition(old: JobState, new: JobState) -> None:
 
 def transitions_between(old: JobState, new: JobState) -> tuple[JobState, ...]:
     """Return the shortest sequence of transitions that ends in `new`; empty if there is none."""
-    roads: list[tuple[JobState, ...]] = [()]
+    paths: list[tuple[JobState, ...]] = [()]
     seen = {old}
-    for road in roads:  # grows during iteration: breadth-first search
-        here = road[-1] if road else old
+    for path in paths:  # grows during iteration: breadth-first search
+        here = path[-1] if path else old
         if here is new:
-            return road
+            return path
         for target in sorted(MOVES[here] - seen):
             seen.add(target)
-            roads.append((*road, target))
+            paths.append((*path, target))
     return ()
 
 

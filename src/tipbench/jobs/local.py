@@ -50,13 +50,13 @@ class LocalRunner:
         """Start the job, once; its process identity is saved before this returns."""
         folder = self._folder(job)
         folder.make()
-        if folder.process is not None or folder.never:
+        if folder.process is not None or folder.start_forbidden:
             return
         error = self._launch(job, folder)
         with folder.locked():
             process = folder.process
             if process is None:
-                folder.note_never()  # a launch that timed out must not start later
+                folder.forbid_start()  # a launch that timed out must not start later
         if process is None or (error and not is_alive(process)):
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
@@ -91,7 +91,7 @@ class LocalRunner:
         """Return the job's status from its process and its exit event."""
         folder = self._folder(job)
         process = folder.process
-        if process is None and folder.never:
+        if process is None and folder.start_forbidden:
             return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
@@ -124,7 +124,7 @@ class LocalRunner:
         folder = self._folder(job)
         with folder.locked():
             if folder.process is None:
-                folder.note_never()
+                folder.forbid_start()
                 return
         process = folder.process
         if process is None or not is_alive(process) or read_result(folder.events) is not None:
@@ -163,7 +163,7 @@ class LocalRunner:
 
 def _last_line(folder: JobFolder) -> str:
     lines = [line for line in folder.tail(4096).text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it left no message."
+    return lines[-1][:300] if lines else "no message."
 
 
 # Processes
@@ -230,7 +230,7 @@ def _become_command(path: Path, words: Sequence[str]) -> int:
         os.setsid()
         folder = JobFolder(path.parent, path.name)
         with folder.locked():
-            if folder.process is None and not folder.never:
+            if folder.process is None and not folder.start_forbidden:
                 start = process_start(os.getpid())
                 if start is None:
                     raise OSError("this system does not report when a process started; /proc or ps is needed")  # noqa: TRY301

@@ -153,7 +153,7 @@ class JobStore:
         if not 1 <= limit <= MOST_ITEMS:
             raise UsageError(f"limit is from 1 to {MOST_ITEMS} (got {limit}).")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
-            raise UsageError(f"after is what an earlier page gave as next (got {after[:40]!r}).")
+            raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
         wanted = {key: value for key, value in vars(which or JobFilter()).items() if value is not None}
         clauses = [f"{key} = ?" for key in wanted] + (["seq < ?"] if after else [])
         where = f"WHERE {' AND '.join(clauses)}" if clauses else ""

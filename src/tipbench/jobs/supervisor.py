@@ -46,8 +46,8 @@ def retry(
     if old.state not in (JobState.FAILED, JobState.CANCELLED, JobState.LOST):
         still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
-    order = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
-    again = replace(order, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
+    request = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
+    again = replace(request, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
     return store.add(again, key)
 
 

@@ -143,17 +143,17 @@ def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[st
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
-        raise UsageError("; ".join(_problem(error, sources) for error in exc.errors())) from exc
-
-
-def _problem(error: Any, sources: Mapping[str, str]) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    place = sources.get(key.partition(".")[0], key)
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        return f"{place} is not a setting of collect; see `tipbench collect --help`"
-    seen = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
-    return f"{place}: {message}{seen}" if place else str(message)
+        problems = []
+        for error in exc.errors():
+            key = ".".join(str(part) for part in error["loc"])
+            source = sources.get(key.partition(".")[0], key)
+            message = error["msg"].removeprefix("Value error, ")
+            if error["type"] == "extra_forbidden":
+                problems.append(f"{source} is not a setting of collect; see `tipbench collect --help`")
+                continue
+            found = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
+            problems.append(f"{source}: {message}{found}" if source else message)
+        raise UsageError("; ".join(problems)) from exc
 
 
 def check_experiment_name(name: str) -> str:

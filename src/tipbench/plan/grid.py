@@ -60,8 +60,28 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
     for model in models:
         own = prompts if model.has_prompt else [WITHOUT_PROMPT]
         for prompt, scenario, repeat in product(own, scenarios, repeats):
-            cell = _plan_cell(suite, config, model, prompt, scenario, repeat)
-            planned.setdefault(cell.key, cell)
+            rendered = render(prompt, scenario, n_tips=config.n_tips, diversity=config.diversity)
+            options: dict[str, float | int] = {
+                **suite.sampling,
+                "temperature": config.temperature,
+                "num_ctx": config.num_ctx,
+                "num_predict": config.num_predict,
+                "seed": cell_seed(config.seed, scenario.id, prompt.version, repeat),
+            }
+            content: dict[str, object] = {
+                "digest": model.digest,
+                "scenario": scenario.id,
+                "options": options,
+                "repeat": repeat,
+            }
+            if model.has_prompt:
+                think = False if model.thinking else None
+                content |= {"system": rendered.system, "user": rendered.user, "think": think}
+            else:
+                content |= {"n_tips": config.n_tips, "diversity": config.diversity}
+            key = fingerprint(content)
+            cell = Cell(model.model, prompt.version, scenario.id, repeat)
+            planned.setdefault(key, PlannedCell(cell, scenario, prompt, rendered, options, key))
     return list(planned.values())
 
 
@@ -112,31 +132,3 @@ def cell_seed(seed: int, scenario: str, prompt: str, repeat: int) -> int:
     """Return the sampling seed of a cell; it does not depend on the model, so that all models get the same seeds."""
     text = f"{seed}|{scenario}|{prompt}|{repeat}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
-
-
-def _plan_cell(
-    suite: Suite, config: CollectConfig, model: ModelIdentity, prompt: Prompt, scenario: Scenario, repeat: int
-) -> PlannedCell:
-    rendered = render(prompt, scenario, n_tips=config.n_tips, diversity=config.diversity)
-    options: dict[str, float | int] = {
-        **suite.sampling,
-        "temperature": config.temperature,
-        "num_ctx": config.num_ctx,
-        "num_predict": config.num_predict,
-        "seed": cell_seed(config.seed, scenario.id, prompt.version, repeat),
-    }
-    content: dict[str, object] = {
-        "digest": model.digest,
-        "think": False if model.thinking else None,
-        "system": rendered.system,
-        "user": rendered.user,
-        "scenario": scenario.id,
-        "options": options,
-        "repeat": repeat,
-    }
-    if not model.has_prompt:
-        requested = {"n_tips": config.n_tips, "diversity": config.diversity}
-        content = {name: content[name] for name in ("digest", "scenario", "options", "repeat")} | requested
-    key = fingerprint(content)
-    cell = Cell(model.model, prompt.version, scenario.id, repeat)
-    return PlannedCell(cell, scenario, prompt, rendered, options, key)

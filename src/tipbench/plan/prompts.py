@@ -78,7 +78,17 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
 
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     """Parse the two sections of a prompt file; text before the first heading is a comment and is not sent."""
-    sections = _split(text, path)
+    sections: dict[str, tuple[int, list[str]]] = {}  # the number of the first line, and the lines
+    current: list[str] = []
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        if heading := _HEADING.fullmatch(line):
+            name = heading[1].lower()
+            if name in sections:
+                raise SuiteError(path, number, f"a second '# {name}' section; a prompt has one of each.")
+            current = []
+            sections[name] = (number + 1, current)
+        else:
+            current.append(line)
     for name in SECTIONS:
         if name not in sections:
             raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
@@ -99,22 +109,6 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     if "n_tips" not in _names("".join(templates.values())):
         raise SuiteError(path, None, "the prompt does not give the number of tips. Use {{ n_tips }}.")
     return Prompt(version, templates["system"], templates["user"])
-
-
-def _split(text: str, path: Path) -> dict[str, tuple[int, list[str]]]:
-    """Return the first line number and the lines of each section, by name."""
-    sections: dict[str, tuple[int, list[str]]] = {}
-    current: list[str] = []
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        if heading := _HEADING.fullmatch(line):
-            name = heading[1].lower()
-            if name in sections:
-                raise SuiteError(path, number, f"a second '# {name}' section; a prompt has one of each.")
-            current = []
-            sections[name] = (number + 1, current)
-        else:
-            current.append(line)
-    return sections
 
 
 def _names(template: str) -> list[str]:

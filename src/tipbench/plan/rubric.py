@@ -139,13 +139,29 @@ def load_rubric(path: Path, scenario_ids: Iterable[str]) -> Rubric:
 
 def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = None) -> Rubric:
     """Parse a rubric; `path` is used in errors. Without `scenario_ids`, anchors may use any scenario."""
-    source = _head(path, text)
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
+    if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
+        raise SuiteError(
+            path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
+        )
+    source = TomlText(path, "\n".join(lines[fences[0] + 1 : fences[1]]), first_line=fences[0] + 2)
     head = source.validated(_HeadSchema)
-    scales = tuple(_scale(source, index, scale) for index, scale in enumerate(head.scales))
-    names = [scale.name for scale in scales]
+    for index, each in enumerate(head.scales):
+        if each.min >= each.max:
+            place = ("scales", index, "max")
+            raise source.error(place, f"'max' must be above 'min'; found {each.min} to {each.max}.")
+        needed = each.max - each.min + 1
+        if len(each.steps) != needed:
+            place = ("scales", index, "steps")
+            raise source.error(
+                place, f"'steps' must describe each of the {needed} steps; it has {len(each.steps)} entries."
+            )
+    names = [each.name for each in head.scales]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise source.error(("scales", index, "name"), f"there are two scales named '{name}'.")
+    scales = tuple(Scale(each.name, each.min, each.max, each.about, tuple(each.steps)) for each in head.scales)
     for table, values in (("weights", head.weights), ("floor", head.floor)):
         _check_complete(source, (table,), values, names + list(FLAGS))
     for scale in scales:
@@ -181,30 +197,6 @@ def load_controls(path: Path, rubric: Rubric, scenario_ids: Iterable[str]) -> tu
                 "this tip is an anchor of the rubric; judges see it there, so it cannot test them. Write another.",
             )
     return tuple(Control(**dict(control)) for control in controls)
-
-
-def _head(path: Path, text: str) -> TomlText:
-    lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if line.strip() == FENCE]
-    if len(fences) < 2 or any(line.strip() for line in lines[: fences[0]]):
-        raise SuiteError(
-            path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
-        )
-    head = "\n".join(lines[fences[0] + 1 : fences[1]])
-    return TomlText(path, head, first_line=fences[0] + 2)
-
-
-def _scale(source: TomlText, index: int, scale: _ScaleSchema) -> Scale:
-    place = ("scales", index)
-    if scale.min >= scale.max:
-        raise source.error((*place, "max"), f"'max' must be above 'min'; found {scale.min} to {scale.max}.")
-    needed = scale.max - scale.min + 1
-    if len(scale.steps) != needed:
-        raise source.error(
-            (*place, "steps"),
-            f"'steps' must describe each of the {needed} steps; it has {len(scale.steps)} entries.",
-        )
-    return Scale(scale.name, scale.min, scale.max, scale.about, tuple(scale.steps))
 
 
 def _check_complete(source: TomlText, place: Place, values: Mapping[str, float], needed: list[str]) -> None:

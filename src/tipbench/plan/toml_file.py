@@ -105,7 +105,7 @@ class TomlText:
         return SuiteError(self.path, self.first_line - 1 + find_line(self.text, place), reason)
 
 
-def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
+def _explain(error: ErrorDetails, schema: type[BaseModel]) -> str:
     *parents, last = error["loc"] or ("",)
     name = f"'{last}'" if isinstance(last, str) else f"'{parents[-1] if parents else ''}', entry {last + 1},"
     context = error.get("ctx", {})
@@ -115,8 +115,10 @@ def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
         case "missing":
             return f"{name} is missing."
         case "extra_forbidden":
-            known = ", ".join(_known_keys(schema, tuple(parents)))
-            return f"unknown key {name}. Known here: {known}."
+            for parent in parents:
+                if isinstance(parent, str) and parent in schema.model_fields:
+                    schema = next(_schemas_in(schema.model_fields[parent].annotation), schema)
+            return f"unknown key {name}. Known here: {', '.join(schema.model_fields)}."
         case "too_short":
             return f"{name} must have at least {context['min_length']} entries; it has {context['actual_length']}."
         case "too_long":
@@ -130,13 +132,6 @@ def _explain(error: ErrorDetails, schema: type[Schema]) -> str:
         case _:
             rule = re.sub(r"^(Input|String|Value) ", "", error["msg"]).replace("should", "must", 1)
             return f"{name} {rule}; found {seen}."
-
-
-def _known_keys(schema: type[BaseModel], place: Place) -> list[str]:
-    for name in place:
-        if isinstance(name, str) and name in schema.model_fields:
-            schema = next(_schemas_in(schema.model_fields[name].annotation), schema)
-    return list(schema.model_fields)
 
 
 def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:

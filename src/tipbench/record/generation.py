@@ -54,7 +54,7 @@ class Pause:
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(
                         f"The {engine.name} server was unavailable for {self._wait_s:g} s; unfinished cells "
-                        "stay to be generated. Start the server and run the same command again."
+                        "are left for the next run. Start the server and run the same command again."
                     )
 
 

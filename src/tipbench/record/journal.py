@@ -118,10 +118,7 @@ def parse_line(line: bytes) -> NewRun | str | UnknownLine | None:
         return None
     if isinstance(value.get("kept"), str):
         return str(value["kept"])
-    return _run_of(value.get("put"))
-
-
-def _run_of(fields: Any) -> NewRun | UnknownLine:
+    fields = value.get("put")
     if not isinstance(fields, dict):
         return UnknownLine(f"version {FORMAT}, but neither a result nor a note")
     if unknown := fields.keys() - _FIELDS.keys():
@@ -210,7 +207,7 @@ class Journal:
         return run
 
     def mark_stored(self, entry: Entry) -> None:
-        """Mark an entry as stored; not synced, since a lost mark only means that MLflow is queried once more."""
+        """Mark an entry as stored; not synced, since a lost mark only means that MLflow is queried again."""
         with self._lock, _journal_errors("written", self.path):
             if entry.record_id not in self._open:
                 return
@@ -332,7 +329,7 @@ def _load(path: Path, fd: int) -> Contents:
     """Read a locked file and cut off an incomplete last line, since marks are appended; closes it on an error."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
-        with open(fd, "rb", closefd=False) as file:  # by descriptor: its path may belong to another file by now
+        with open(fd, "rb", closefd=False) as file:  # by descriptor: another file may have taken its path
             contents = read_lines(file)
         if contents.foreign is not None:
             raise JournalError(

@@ -89,7 +89,7 @@ class LocalMlflow:
             for path in self.folder.glob("mlflow.db*"):
                 path.chmod(0o600)
         deadline = time.monotonic() + wait_s
-        with self._alone(deadline, report):
+        with self._locked(deadline, report):
             if self._running():
                 return self._wait(deadline, wait_s, report, since=0)
             taken: set[int] = set()
@@ -105,7 +105,7 @@ class LocalMlflow:
         """Stop the server with all its processes; returns False if it was not running."""
         if not self._running():
             return False
-        with self._alone(time.monotonic() + STOP_S, lambda _: None):
+        with self._locked(time.monotonic() + STOP_S, lambda _: None):
             pid = _read_facts(self._facts).get("pid")
             if pid is None:
                 raise LocalServerError(
@@ -138,7 +138,7 @@ class LocalMlflow:
             return not try_lock(log.fileno(), self._log, shared=True)
 
     @contextmanager
-    def _alone(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
+    def _locked(self, deadline: float, report: Callable[[str], None]) -> Iterator[None]:
         """Serialise commands that start or stop the server."""
         path = self.folder / "starting.lock"
         with home_errors(path, "cannot be opened"):
@@ -150,7 +150,9 @@ class LocalMlflow:
                     report("Waiting for another tipbench that is starting or stopping the local MLflow …")
                     reported = True
                 if time.monotonic() > deadline:
-                    raise LocalServerError("Another tipbench has been starting the local MLflow for too long.")
+                    raise LocalServerError(
+                        "Another tipbench is still starting or stopping the local MLflow. Try again later."
+                    )
                 time.sleep(POLL_S)
             yield
 
@@ -213,9 +215,9 @@ class LocalMlflow:
                 report(f"Starting the local MLflow on port {port} … {now - began:.0f} s")
                 next_report = now + 5.0
             time.sleep(POLL_S)
-        raise self._died(since)
+        raise self._start_error(since)
 
-    def _died(self, since: int) -> LocalServerError:
+    def _start_error(self, since: int) -> LocalServerError:
         tail = self._tail(since)
         if "address already in use" in tail.lower():
             return _PortTakenError(f"The port of the local MLflow is taken.\n{tail}")

@@ -104,21 +104,21 @@ class MlflowStore:
     def experiments(self) -> list[Experiment]:
         """Return all experiments that are not deleted."""
         body = {"max_results": EXPERIMENTS_PAGE}
-        return [self._experiment(raw) for raw in self._listed("experiments/search", body, "experiments")]
+        return [self._experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         """Write a complete run and return its id; the run counts once the last request has set its status."""
         tags = wire.checked_tags(run)
         found = wire.ExistingRuns()
         if maybe_there:
-            there = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
-            found = wire.classify_existing(run, there)
+            existing = list(self.search(experiment_id, where=wire.same_run(run), half_written=True))
+            found = wire.classify_existing(run, existing)
         run_id = found.done or self._write(experiment_id, run, tags, found.half)
         for old in run.supersedes:
             if old != run_id:
-                self._unless_gone("runs/set-tag", {"run_id": old, "key": wire.SUPERSEDED_TAG, "value": "true"})
+                self._post_if_exists("runs/set-tag", {"run_id": old, "key": wire.SUPERSEDED_TAG, "value": "true"})
         for half in found.abandoned:
-            self._unless_gone("runs/delete", {"run_id": half})
+            self._post_if_exists("runs/delete", {"run_id": half})
         return run_id
 
     def search(
@@ -153,8 +153,8 @@ class MlflowStore:
             "order_by": ["attributes.start_time DESC"],
             "max_results": min(left, PAGE),
         }
-        for raw in self._listed("runs/search", body, "runs"):
-            run = self._understood(raw, wire.stored_run)
+        for raw in self._pages("runs/search", body, "runs"):
+            run = self._parsed(raw, wire.stored_run)
             if (half_written or run.status in wire.DONE) and wire.matches(run, where):
                 yield run, raw
                 left -= 1
@@ -164,12 +164,12 @@ class MlflowStore:
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         """Return one run with all its texts, each verified against its hash."""
         answer = self._http.get("runs/get", {"run_id": run_id})
-        run = self._understood(answer, lambda answer: wire.stored_run(answer["run"]))
-        return run, from_tags(self._understood(answer, lambda answer: wire.stored_texts(answer["run"])))[0]
+        run = self._parsed(answer, lambda answer: wire.stored_run(answer["run"]))
+        return run, from_tags(self._parsed(answer, lambda answer: wire.stored_texts(answer["run"])))[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
         """Update a recorded run, in one request if it fits."""
-        before = self._present(run_id)
+        before = self._current_run(run_id)
         requests = wire.changes(change, before)
         for batch in requests:
             self._http.post("runs/log-batch", batch.body(run_id))
@@ -178,15 +178,15 @@ class MlflowStore:
         if not any(leftovers(key, expected) for key in change.texts):
             return
         with suppress(MlflowUnavailable, MlflowError):
-            now = self._present(run_id).texts
+            now = self._current_run(run_id).texts
             for key in change.texts:
                 if own_tags(key, now) == own_tags(key, expected):
                     for tag in leftovers(key, now):
-                        self._unless_gone("runs/delete-tag", {"run_id": run_id, "key": tag})
+                        self._post_if_exists("runs/delete-tag", {"run_id": run_id, "key": tag})
 
-    def _present(self, run_id: str) -> wire.CurrentRun:
+    def _current_run(self, run_id: str) -> wire.CurrentRun:
         answer = self._http.get("runs/get", {"run_id": run_id})
-        return self._understood(answer, lambda answer: wire.parse_current_run(answer["run"]))
+        return self._parsed(answer, lambda answer: wire.parse_current_run(answer["run"]))
 
     def touch(self, experiment_id: str) -> None:
         """Give the experiment a new `tipbench.revision`."""
@@ -205,10 +205,10 @@ class MlflowStore:
             if exc.code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return self._understood(answer, lambda answer: dict(answer["experiment"]))
+        return self._parsed(answer, lambda answer: dict(answer["experiment"]))
 
     def _experiment(self, raw: wire.Json) -> Experiment:
-        experiment_id, name, tags = self._understood(raw, wire.experiment_facts)
+        experiment_id, name, tags = self._parsed(raw, wire.experiment_facts)
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], half: str | None) -> str:
@@ -216,7 +216,7 @@ class MlflowStore:
         if half is None:
             body = {"experiment_id": experiment_id, "start_time": run.start_ms, "tags": first.tags}
             answer = self._http.post("runs/create", body)
-            run_id = self._understood(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
+            run_id = self._parsed(answer, lambda answer: str(answer["run"]["info"]["run_id"]))
         else:
             run_id = half
             more = [first, *more]
@@ -227,13 +227,13 @@ class MlflowStore:
         except MlflowError as exc:
             if exc.status == 400:  # it never will be complete
                 with suppress(MlflowUnavailable, MlflowError):
-                    self._unless_gone("runs/delete", {"run_id": run_id})
+                    self._post_if_exists("runs/delete", {"run_id": run_id})
             raise
         status = "FINISHED" if run.ok else "FAILED"
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
 
-    def _listed(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
+    def _pages(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
         """Yield the items under `name` of all pages, with one page in memory at a time."""
         token: str | None = None
         while True:
@@ -246,13 +246,13 @@ class MlflowStore:
                 body = {**body, "max_results": body["max_results"] // 2}
                 continue
             last, token = token, page.get("next_page_token")
-            yield from self._understood(page.pop(name, []), list)
+            yield from self._parsed(page.pop(name, []), list)
             if not token:
                 return
             if token == last:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
 
-    def _understood(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
+    def _parsed(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
             return parse(raw)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -262,7 +262,7 @@ class MlflowStore:
                 code="UNEXPECTED",
             ) from exc
 
-    def _unless_gone(self, path: str, body: wire.Json) -> None:
+    def _post_if_exists(self, path: str, body: wire.Json) -> None:
         try:
             self._http.post(path, body)
         except MlflowError as exc:

@@ -14,11 +14,11 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-DRIBBLE = 4  # a response may take this many timeouts in total, however slowly it arrives
-_AWAY_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
+MOST_TIMEOUTS = 4  # a response may take this many timeouts in total, however slowly it arrives
+_UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
-_AWAY_STATUS = frozenset({408, 429, 502, 503, 504})
+_UNAVAILABLE_STATUS = frozenset({408, 429, 502, 503, 504})
 _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 
@@ -102,7 +102,7 @@ class MlflowHttp:
             return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
-        deadline = time.monotonic() + self._timeout_s * DRIBBLE
+        deadline = time.monotonic() + self._timeout_s * MOST_TIMEOUTS
         try:
             response = self._client.send(request, stream=True)
             try:
@@ -143,7 +143,7 @@ class MlflowHttp:
             code, message = str(answer["error_code"]), str(answer.get("message", ""))[:2000]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             code, message = "", _excerpt(body)
-        if status in _AWAY_STATUS or code in _AWAY_CODES:
+        if status in _UNAVAILABLE_STATUS or code in _UNAVAILABLE_CODES:
             return MlflowUnavailable(f"MLflow at {self._where()} is not available: HTTP {status}, {message}.")
         text = f"MLflow at {self.url} refused (HTTP {status}{', ' + code if code else ''}): {message}"
         if status == 401:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,40 +146,35 @@ def make_plan(
         for fact in facts.values()
     ]
     cells = plan_grid(suite, config, identities)
-    models = [_model_plan(config, facts[model], group, recorded, free(model)) for model, group in blocks(cells)]
+    models = []
+    for model, group in blocks(cells):
+        fact = facts[model]
+        keys = [cell.key for cell in group]
+        done = [recorded.finished[key] for key in keys if key in recorded.finished]
+        finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
+        needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
+        latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
+        cell_s = None
+        if latencies:
+            cell_s = statistics.fmean(latencies)
+        elif not engine_of(model).holds_weights:
+            cell_s = 0.0
+        elif fact.file_bytes:  # each token reads all weights once
+            tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
+            cell_s = tokens * max(fact.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
+        models.append(
+            ModelPlan(
+                model=model,
+                cells=len(keys),
+                recorded=finished,
+                params_b=fact.params_b,
+                memory_bytes=needed,
+                seconds=None if cell_s is None else cell_s * (len(keys) - finished) / config.workers,
+                measured=bool(latencies),
+                warning=memory_warning(fact, needed, free(model)),
+            )
+        )
     return Plan(suite, config, facts, refused, tuple(cells), recorded, tuple(models))
-
-
-def _model_plan(
-    config: CollectConfig,
-    facts: ModelFacts,
-    cells: Iterable[PlannedCell],
-    recorded: Recorded,
-    free: Memory,
-) -> ModelPlan:
-    keys = [cell.key for cell in cells]
-    done = [recorded.finished[key] for key in keys if key in recorded.finished]
-    finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
-    needed = memory_needed(facts, num_ctx=config.num_ctx, concurrency=config.workers)
-    latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
-    each = None
-    if latencies:
-        each = statistics.fmean(latencies)
-    elif not engine_of(facts.model).holds_weights:
-        each = 0.0
-    elif facts.file_bytes:  # each token reads all weights once
-        tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
-        each = tokens * max(facts.file_bytes / _ROUGH_BYTES_PER_S, 0.005)
-    return ModelPlan(
-        model=facts.model,
-        cells=len(keys),
-        recorded=finished,
-        params_b=facts.params_b,
-        memory_bytes=needed,
-        seconds=each * (len(keys) - finished) / config.workers if each is not None else None,
-        measured=bool(latencies),
-        warning=memory_warning(facts, needed, free),
-    )
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -104,32 +104,32 @@ class MemoryStore:
         return next((each for each in self.experiments() if each.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
-        with self._reached():
-            there = self.experiment(name)
-            if there is None:
-                there = Experiment(str(len(self._experiments) + 1), name)
-                self._experiments[there.experiment_id] = there
-                return replace(there, created=True)
-            return there
+        with self._available():
+            found = self.experiment(name)
+            if found is None:
+                found = Experiment(str(len(self._experiments) + 1), name)
+                self._experiments[found.experiment_id] = found
+                return replace(found, created=True)
+            return found
 
     def experiments(self) -> list[Experiment]:
-        with self._reached():
+        with self._available():
             return list(self._experiments.values())
 
     def record(self, experiment_id: str, run: NewRun, *, maybe_there: bool = False) -> str:
         tags = wire.checked_tags(run)
-        with self._reached():
+        with self._available():
             found = wire.ExistingRuns()
             if maybe_there:
-                there = self.search(experiment_id, where=wire.same_run(run), half_written=True)
-                found = wire.classify_existing(run, there)
+                existing = self.search(experiment_id, where=wire.same_run(run), half_written=True)
+                found = wire.classify_existing(run, existing)
             run_id = found.done
             if run_id is None:
                 run_id = found.half or self.begin(experiment_id, run)
-                kept = self._runs[run_id]
-                kept.texts = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
-                kept.run = replace(
-                    kept.run,
+                stored = self._runs[run_id]
+                stored.texts = {key: value for key, value in tags.items() if key.startswith(PREFIX)}
+                stored.run = replace(
+                    stored.run,
                     status="FINISHED" if run.ok else "FAILED",
                     end_ms=run.end_ms,
                     params=dict(run.params),
@@ -146,7 +146,7 @@ class MemoryStore:
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
         """Create a half-written run, as an interrupted `record` leaves it."""
-        with self._reached():
+        with self._available():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
@@ -171,8 +171,10 @@ class MemoryStore:
     def _found(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
-        with self._reached():
-            runs = [(kept.run, kept.texts) for kept in self._runs.values() if kept.experiment_id == experiment_id]
+        with self._available():
+            runs = [
+                (stored.run, stored.texts) for stored in self._runs.values() if stored.experiment_id == experiment_id
+            ]
         runs.sort(key=lambda found: (-found[0].start_ms, found[0].run_id))
         hits = [
             (run, texts)
@@ -182,37 +184,39 @@ class MemoryStore:
         return hits if limit is None else hits[: max(0, limit)]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        with self._reached():
-            kept = self._kept(run_id)
-            return kept.run, from_tags(kept.texts)[0]
+        with self._available():
+            stored = self._get(run_id)
+            return stored.run, from_tags(stored.texts)[0]
 
     def update(self, run_id: str, change: RunChange) -> None:
-        with self._reached():
-            kept = self._kept(run_id)
-            texts = wire.texts_after(kept.texts, wire.changes(change, wire.CurrentRun(kept.run, kept.texts)))
+        with self._available():
+            stored = self._get(run_id)
+            texts = wire.texts_after(stored.texts, wire.changes(change, wire.CurrentRun(stored.run, stored.texts)))
             for key in change.texts:
                 for tag in leftovers(key, texts):
                     del texts[tag]
-            kept.texts = texts
+            stored.texts = texts
             metrics = {key: float(number) for key, number in change.metrics.items()}
-            kept.run = replace(kept.run, metrics={**kept.run.metrics, **metrics}, tags={**kept.run.tags, **change.tags})
+            stored.run = replace(
+                stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}
+            )
 
     def touch(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        with self._reached():
-            there = self._experiments[experiment_id]
-            tags = {**there.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
-            self._experiments[experiment_id] = replace(there, tags=tags)
+        with self._available():
+            found = self._experiments[experiment_id]
+            tags = {**found.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
+            self._experiments[experiment_id] = replace(found, tags=tags)
 
-    def _kept(self, run_id: str) -> _Stored:
-        kept = self._runs.get(run_id)
-        if kept is None:
+    def _get(self, run_id: str) -> _Stored:
+        stored = self._runs.get(run_id)
+        if stored is None:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
-        return kept
+        return stored
 
-    def _reached(self) -> threading.RLock:
+    def _available(self) -> threading.RLock:
         if self.away:
             raise MlflowUnavailable("The store in memory is set to be unreachable.")
         return self._lock

@@ -119,11 +119,9 @@ def collection_run(
         "seconds": summary.seconds,
     }
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
-    shown = {
-        "ollama_url": strip_login(config.ollama_url),
-        "mlflow_url": strip_login(config.mlflow_url or "") or None,
-    }
-    texts = {"artifact:config.json": json.dumps(config.model_dump() | shown, indent=1)}
+    values = config.model_dump()
+    addresses = {key: strip_login(value) for key, value in values.items() if key.endswith("_url") and value}
+    texts = {"artifact:config.json": json.dumps(values | addresses, indent=1)}
     if evidence is not None:
         metrics |= {
             "most_resident": evidence.most_resident,

@@ -12,6 +12,7 @@ EARLY = {
     "reset": "connection reset before the first byte",
     "hang": "no byte, until the client leaves",
     "delay": "answers `value` seconds later",
+    "hold": "answers once the fault is cleared",
 }
 CHAT = {
     "prompt_too_long": "400 after the load",

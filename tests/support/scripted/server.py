@@ -140,6 +140,8 @@ class Server:
         entry.faults = tuple(struck)
         if "delay" in struck:
             await asyncio.sleep(struck["delay"].value or 0.0)
+        while "hold" in struck and self.script.holds(struck["hold"]):
+            await asyncio.sleep(0.01)
         if "reset" in struck:
             entry.outcome = "reset"
             connection.reset()

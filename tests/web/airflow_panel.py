@@ -18,8 +18,8 @@ from tipbench.record.events import Exit, event_line
 from tipbench.record.store import RunStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
+from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords, airflow_access
-from tipbench.web.mlflow_connection import MlflowConnection
 from web.panels import API, BASE, JUDGE, Served, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"

@@ -22,8 +22,8 @@ from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
+from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords
-from tipbench.web.mlflow_connection import MlflowConnection
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.batching import Clerk, kept
 from web.panel_process import PanelProcess

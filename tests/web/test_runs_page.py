@@ -15,7 +15,7 @@ import pytest
 
 from support.hostile import HOSTILE, MARK, hostile_words
 from tipbench.record.store import MemoryStore
-from tipbench.web.run_queries import RunFilters, filters_of
+from tipbench.web.queries import RunFilters, filters_of
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import Served, serving
 

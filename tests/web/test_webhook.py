@@ -22,14 +22,19 @@ from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import panel_database
 from tipbench.web.signing import DELIVERY, Seen, verify
-from tipbench.web.webhook import RESTLESS_S, WAITS_S, Poster, Webhook, WebhookOptions, WebhookWatcher
-from tipbench.web.webhook_store import (
+from tipbench.web.webhook import (
     KEPT,
+    RESTLESS_S,
+    WAITS_S,
     Attempt,
     Delivery,
     DeliveryState,
     Message,
+    Poster,
+    Webhook,
+    WebhookOptions,
     WebhookStore,
+    WebhookWatcher,
 )
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 

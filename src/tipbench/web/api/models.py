@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
@@ -11,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tipbench.jobs.job import Job, JobKind
 from tipbench.record.events import strip_logins
 from tipbench.text import iso
-from tipbench.web.webhook_store import Delivery
 
 NextCursor = Annotated[
     str | None,
@@ -549,29 +547,6 @@ class DeliveryShape(_Shape):
     next_try: str | None
     attempts: list[AttemptShape]
     payload: dict[str, Any] = Field(description="The message.", examples=[{"event": "cells.pending", "pending": 40}])
-
-    @classmethod
-    def of(cls, delivery: Delivery) -> Self:
-        """Return a delivery for clients."""
-        return cls(
-            id=delivery.message.id,
-            event=delivery.message.event,
-            experiment=delivery.message.experiment,
-            state=delivery.state.value,
-            created=iso(delivery.created),
-            next_try=iso(delivery.next_try),
-            attempts=[
-                AttemptShape(
-                    number=attempt.number,
-                    time=iso(attempt.time),
-                    took_s=attempt.took_s,
-                    status=attempt.status,
-                    reason=attempt.reason or None,
-                )
-                for attempt in delivery.attempts
-            ],
-            payload=json.loads(delivery.message.body),
-        )
 
 
 class DeliveryList(BaseModel):

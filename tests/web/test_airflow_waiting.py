@@ -180,6 +180,6 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     first = store.reads
     now[0] += LIFE_S
     records.pending(job)
-    assert store.reads == 2 * first, "somebody may have written without saying so"
+    assert store.reads == 2 * first, "a write may not have changed the revision"
     Desk(store, experiment).judged_by("anna", agreed)
     assert records.pending(job) == 0

@@ -1,4 +1,4 @@
-"""The end of a batch: counted, held, revised, accepted or sent back; and what MLflow is not needed for."""
+"""Closing a batch: applied, held, revised, accepted or sent back; and what works without MLflow."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
         store.close()
 
 
-# what is kept meanwhile
+# uploads awaiting confirmation
 
 
 def test_uploads_expire() -> None:

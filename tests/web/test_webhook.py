@@ -68,7 +68,7 @@ class Bench:
         self.open()
 
     def open(self) -> None:
-        """As a panel that has just been started."""
+        """Start the webhook as a new panel does."""
         options = WebhookOptions(self.url or self.receiver.url, SECRET)
         self.database = panel_database(self.home)
         self.store = WebhookStore(self.database, options.receiver, self.clock)
@@ -113,7 +113,7 @@ def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
 
 
 def answers(*statuses: int) -> Callable[[Got], int]:
-    """These, one after another, then 204."""
+    """Return these statuses in order, then 204."""
     left = list(statuses)
     return lambda _got: left.pop(0) if left else 204
 

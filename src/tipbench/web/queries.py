@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -385,19 +386,14 @@ class Queries:
         found = self.counts.get(experiment.experiment_id, revision(experiment), count)
         scored = found["judged"] or found["provisional"]
         has_board = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
-        leader = self._leader(store, experiment) if scored and (use_snapshot or has_board) else None
+        leader: dict[str, Any] | None = None
+        if scored and (use_snapshot or has_board):
+            with suppress(TipbenchError):  # shown on the board's page
+                board = self.board(store, experiment, BoardQuery())
+                if pair := board.ranking.leader:
+                    state = {"decided": board.ranking.decided, "provisional": board.provisional}
+                    leader = {"model": pair.model, "prompt_version": pair.prompt, **state}
         return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
-
-    def _leader(self, store: RunStore, experiment: Experiment) -> dict[str, Any] | None:
-        try:
-            board = self.board(store, experiment, BoardQuery())
-        except TipbenchError:  # shown on the board's page
-            return None
-        pair = board.ranking.leader
-        if pair is None:
-            return None
-        state = {"decided": board.ranking.decided, "provisional": board.provisional}
-        return {"model": pair.model, "prompt_version": pair.prompt, **state}
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
         """Return the store with this experiment's runs cached."""

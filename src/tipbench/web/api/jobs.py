@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -321,7 +322,9 @@ class JobStream:
     def more(self) -> tuple[bytes, bool]:
         """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
         current = self._look()
-        found = self._events()
+        found: list[RecordedEvent] = []
+        with suppress(ServerUnavailable):
+            found = list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
         frames = []
         for recorded in found:
             self._snapshot = self._snapshot.after(recorded)
@@ -336,12 +339,6 @@ class JobStream:
         if ended:
             frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
-
-    def _events(self) -> list[RecordedEvent]:
-        try:
-            return list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
-        except ServerUnavailable:
-            return []
 
     def _look(self) -> dict[str, Any]:
         self._job, place = self._jobs.placed(self._job.id)

@@ -118,6 +118,15 @@ def test_scores_beyond_the_limit_are_held_and_revised_by_their_judge(clerk: Cler
     assert (body["batch"]["status"], body["outcome"]["held"]) == ("applied", 0)
 
 
+def test_revisions_by_file_and_by_batch_are_limited_together(clerk: Clerk) -> None:
+    sheet = clerk.judged(always(1), limit=6)["batch"]["sheet"]
+    for score in (2, 1, 2, 1, 2):
+        file = {**fill(kept(clerk.served, sheet), always(score)), "judge": JUDGE}
+        assert clerk.served.post(APPLY, token=clerk.token, json=file).status_code == 200
+    clerk.ask("POST", f"/{sheet}/reopen")
+    assert clerk.served.error(clerk.close(sheet)) == (403, "too_many_revisions")
+
+
 def test_an_admin_accepts_a_held_batch_with_a_reason(clerk: Clerk, admin: Clerk) -> None:
     sheet = clerk.judged(always(5))["batch"]["sheet"]
     for _ in range(2):

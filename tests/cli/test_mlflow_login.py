@@ -13,7 +13,7 @@ import pytest
 from tipbench.cli.options import open_store, open_tracking_store
 from tipbench.errors import TipbenchError
 from tipbench.settings import Settings, load_settings
-from tipbench.web.mlflow_connection import MlflowConnection
+from tipbench.web.deps import MlflowConnection
 
 
 @contextmanager

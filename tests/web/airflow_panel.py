@@ -1,4 +1,4 @@
-"""A panel that follows runs in a little Airflow, more closely than a real one would."""
+"""A panel that follows runs in a scripted Airflow, polling more often than usual."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tipbench.record.events import Exit, event_line
 from tipbench.record.store import RunStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
+from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords, airflow_access
-from tipbench.web.mlflow_connection import MlflowConnection
 from web.panels import API, BASE, JUDGE, Served, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
 
 
 def quietly(_model: str, log: list[str]) -> int:
-    """A collect of what is recorded already."""
+    """A collect whose cells are all recorded already."""
     log += ["nothing to do", event_line(Exit(0), time.time()).decode().rstrip()]
     return 0
 
@@ -44,7 +44,7 @@ def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
 def followed(
     home: Path, airflow: ScriptedAirflow, store: RunStore, environment: Mapping[str, str] | None = None
 ) -> Iterator[Served]:
-    """Its own jobs end at once, on paper."""
+    """Local jobs end at once, without a process."""
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
@@ -61,8 +61,8 @@ def followed(
 
 
 def job_once(served: Served, job_id: str, state: str, reason: str = "") -> Any:
-    """The job as the API shows it, once it is so."""
-    deadline = time.monotonic() + 30
+    """Return the job once it has this state and reason."""
+    deadline = time.monotonic() + 120
     while True:
         job = served.get(f"{JOBS}/{job_id}").json()["job"]
         if job["state"] == state and reason in (job["reason"] or ""):

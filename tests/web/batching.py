@@ -1,4 +1,4 @@
-"""A judge at work in the browser's stead: opens batches, answers items by a rule, closes."""
+"""A scripted judge: opens batches, answers items by a rule, closes."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Clerk:
         return cls(served, served.panel.guard.tokens.create(role, name, life_s=3600)[1])
 
     def ask(self, method: str, path: str = "", **options: Any) -> Any:
-        """A request below the batches."""
+        """Send a request to a path under the batches."""
         return self.served.ask(method, f"{BATCHES}{path}", token=self.token, **options)
 
     def open(self, **options: Any) -> dict[str, Any]:
-        """The judge's batch."""
+        """Open the judge's batch."""
         response = self.ask("POST", json=options)
         assert response.status_code in (200, 201), response.text
         batch: dict[str, Any] = response.json()["batch"]
         return batch
 
     def whole(self, sheet: str) -> dict[str, Any]:
-        """All of a batch."""
+        """Return a whole batch."""
         response = self.ask("GET", f"/{sheet}")
         assert response.status_code == 200, response.text
         body: dict[str, Any] = response.json()
@@ -62,7 +62,7 @@ class Clerk:
         return self.ask("PUT", f"/{sheet}/items/{item}", json={"version": version, "state": state, **body})
 
     def undo(self, sheet: str, item: str, version: int) -> Any:
-        """Go back."""
+        """Undo the last change of an item."""
         return self.ask("POST", f"/{sheet}/items/{item}/undo", json={"version": version})
 
     def answer(self, raw: Mapping[str, Any], *, but: int = 0) -> None:
@@ -74,7 +74,7 @@ class Clerk:
             assert response.status_code == 200, response.text
 
     def close(self, sheet: str) -> Any:
-        """Have it counted."""
+        """Close a batch."""
         return self.ask("POST", f"/{sheet}/close")
 
     def judged(self, rule: Rule = agreed, *, but: int = 0, **options: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Clerk:
 
 
 def given(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a filled item, as it is sent."""
+    """Return the content of a filled item, as it is sent."""
     if "winner" in item:
         return {"winner": item["winner"]}
     tips = [{"scores": tip["scores"], "overlong": tip["overlong"], "note": tip["note"]} for tip in item["tips"]]

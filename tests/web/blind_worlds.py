@@ -1,4 +1,4 @@
-"""A panel with everything there is to give away to a judge, and an ear for all that the judge is answered."""
+"""A panel with secrets of every kind, and a record of all responses to its judge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIED, OTHER = "tip-bench-tied", "tip-bench-not-for-judges-08bd"
 
 
 def marked_suite() -> Suite:
-    """The built-in one, with prompts that would be known anywhere."""
+    """The built-in suite, with prompts whose names occur nowhere else."""
     suite = load_suite("tips")
     prompt = suite.prompts["v1"]
     return replace(
@@ -41,14 +41,14 @@ def marked_suite() -> Suite:
 
 @dataclass(frozen=True)
 class World:
-    """A panel with everything there is to give away, and all that its judge was ever answered."""
+    """A panel with secrets of every kind, and all responses to its judge."""
 
     served: Served
     clerk: Clerk
     exchanges: list[tuple[str, str]] = field(default_factory=list)  # request and whole response
 
     def record(self, response: Any) -> None:
-        """Keep an answer unless it is an admin's."""
+        """Record a response unless it is an admin's."""
         response.read()
         request = response.request
         if request.headers.get("authorization") != f"Bearer {self.served.admin}":
@@ -119,7 +119,7 @@ def _recorded() -> MemoryStore:
 
 @contextmanager
 def blind_world(home: Path) -> Iterator[World]:
-    """Three experiments with marked names, a job that names the models, a program; the judge's answers are kept."""
+    """Three experiments with marked names, a job with models, a program; responses to the judge are recorded."""
     with serving(home, copied(_recorded()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
         assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
         made = World(served, Clerk(served, served.judge))

@@ -1,4 +1,4 @@
-"""Boards to look at in pages: judged cells under any names, and a page as a browser finds it."""
+"""Panels with judged boards under any names, and a parser for their pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HTML = {"Accept": "text/html"}
 
 
 class RenamingStore(MemoryStore):
-    """Records some models and prompts under other names, such as no command line would take."""
+    """Records some models and prompts under names that the command line would reject."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def levels(run: StoredRun, tip: int) -> int:
 
 @contextmanager
 def judged_panel(home: Path, **options: Any) -> Iterator[Served]:
-    """A panel on one experiment, all of it judged."""
+    """A panel with one fully judged experiment."""
     names = tuple(options.pop("names", {}).items())
     with serving(home, copied(_judged(names, **options))) as served:
         yield served
@@ -66,7 +66,7 @@ def _judged(
 
 
 def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any) -> None:
-    """One more experiment, all of it judged."""
+    """Add another fully judged experiment."""
     found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
     store.touch(found.experiment_id)
     judge_at(Desk(store, found), levels, judge)
@@ -83,7 +83,7 @@ def board_path(name: str = EXPERIMENT) -> str:
 
 
 class Page(HTMLParser):
-    """A page: its elements, and its text piece by piece."""
+    """A parsed page: its elements and its texts."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()
@@ -108,11 +108,11 @@ class Page(HTMLParser):
         return [found for each, found in self.elements if each == tag and attributes.items() <= {**found}.items()]
 
     def links(self, path: str) -> list[str]:
-        """Addresses of links to a path, whatever their query."""
+        """URLs of links to a path, with any query."""
         return [found["href"] for found in self.all("a") if urlsplit(found.get("href", "")).path == path]
 
     def pictures(self) -> list[str]:
-        """Addresses of every form of every chart."""
+        """URLs of all variants of all charts."""
         sources = [each["srcset"] for each in self.all("source")]
         return [*sources, *(each["src"] for each in self.all("img") if "/charts/" in each["src"])]
 

@@ -1,4 +1,4 @@
-"""One panel for a test."""
+"""Fixtures of the web tests: a panel, fixed draws, patient limits."""
 
 from __future__ import annotations
 
@@ -8,25 +8,38 @@ from pathlib import Path
 import pytest
 
 from support.panel_site import fixed_draws
+from tipbench.web import deps, security
 from tipbench.web import judge_service as judging
 from web.panels import Served, answered, serving
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judges may ask for a few answers here: most tests need no drift, and small sheets are quick."""
+    """Allow small sheets for judges: most tests need no drift, and small sheets are fast."""
     monkeypatch.setattr(judging, "FEWEST", 1)
 
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No result depends on which answers and controls are drawn."""
+    """Answers and controls are drawn with a fixed seed."""
     fixed_draws(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for a slot or lock as long as a loaded machine needs; tests of the limits set their own."""
+    for module, name in (
+        (security, "WAIT_S"),
+        (security, "SHEET_WAIT_S"),
+        (security, "REQUEST_WAIT_S"),
+        (deps, "JUDGING_WAIT_S"),
+    ):
+        monkeypatch.setattr(module, name, 300.0)
 
 
 @pytest.fixture
 def served(home: Path) -> Iterator[Served]:
-    """On a store with answered cells."""
+    """A panel on a store with answered cells."""
     store, _ = answered()
     with serving(home, store) as panel:
         yield panel
@@ -34,6 +47,6 @@ def served(home: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def empty(home: Path) -> Iterator[Served]:
-    """On a store in which nothing was ever recorded."""
+    """A panel on an empty store."""
     with serving(home) as panel:
         yield panel

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from tipbench.web.options import PanelOptions
 from tipbench.web.server import listen, server_url
 
-START_S = 30.0
+START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Frame:
 
 
 class Reader:
-    """The events of an open answer, one after the other."""
+    """The events of an open response, in order."""
 
     def __init__(self, response: httpx.Response) -> None:
         assert response.status_code == 200, response.read()
@@ -39,7 +39,7 @@ class Reader:
         self._lines = response.iter_lines()
 
     def next(self) -> Frame | None:
-        """The next one; None when the server has closed the stream."""
+        """Return the next event; None if the server has closed the stream."""
         fields: dict[str, str] = {}
         for line in self._lines:
             if line.startswith(":"):
@@ -54,7 +54,7 @@ class Reader:
         return None
 
     def until(self, event: str, most: int = 2000) -> list[Frame]:
-        """All of them up to the first of that name."""
+        """Return all events up to the first with that name."""
         found: list[Frame] = []
         for _ in range(most):
             frame = self.next()
@@ -65,7 +65,7 @@ class Reader:
         raise AssertionError(f"no {event} among {most}")
 
     def rest(self, most: int = 2000) -> list[Frame]:
-        """All of them until the server closes."""
+        """Return all events until the server closes the stream."""
         found: list[Frame] = []
         for _ in range(most):
             frame = self.next()
@@ -77,7 +77,7 @@ class Reader:
 
 @contextmanager
 def reading(client: httpx.Client, job_id: str, query: str = "", **headers: str) -> Iterator[Reader]:
-    """A job's stream, open."""
+    """Open the event stream of a job."""
     with client.stream("GET", f"/api/bench/jobs/{job_id}/events{query}", headers=headers) as response:
         yield Reader(response)
 
@@ -102,9 +102,9 @@ def on_a_port(app: FastAPI) -> Iterator[str]:
         sock.close()
 
 
-def until(wanted: Callable[[], object], wait_s: float = 30.0) -> None:
-    """Wait for it, not for ever."""
+def until(wanted: Callable[[], object], wait_s: float = 120.0) -> None:
+    """Wait until the condition holds; fails after `wait_s`."""
     deadline = time.monotonic() + wait_s
     while not wanted():
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "the condition does not hold"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A panel on an experiment with something of everything, for tests that only look."""
+"""A panel on an experiment with runs of every kind, for tests that only read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 @dataclass(frozen=True)
 class Look:
-    """The panel and what is in it."""
+    """The panel and its experiment."""
 
     served: Served
     content: SampleExperiment
@@ -40,7 +40,7 @@ class Look:
         return self.served.get(self.path(*rest) + query, headers=HTML, **options)
 
     def run(self, sort: str, query: str = "") -> str:
-        """The page of a run of a sort."""
+        """Return the page of a run of this kind."""
         response = self.get("runs", self.content.runs[sort], query=query)
         assert response.status_code == 200, response.text
         return str(response.text)
@@ -48,7 +48,7 @@ class Look:
 
 @contextmanager
 def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", words: Words | None = None) -> Iterator[Look]:
-    """Furnish a store and serve it."""
+    """Fill a store and serve it."""
     store, rng = MemoryStore(), random.Random(1)
     with pytest.MonkeyPatch.context() as patch:  # run ids and draws decide which tips an automatic judge is measured by
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))

@@ -40,7 +40,7 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    def wait(self, number: int, wait_s: float = 60) -> list[Got]:
+    def wait(self, number: int, wait_s: float = 120) -> list[Got]:
         """All requests, once there are `number`."""
         deadline = time.monotonic() + wait_s
         while len(self.got) < number:

@@ -1,4 +1,4 @@
-"""A page's form as a browser without scripts sees it: its fields with their values, ready to be sent."""
+"""A page's form as in a browser without scripts: its fields and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEADERS = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "text/
 
 
 class PageForm(HTMLParser):
-    """The fields of one form by its action: what would be sent, and what could be ticked."""
+    """The fields of a form, found by its action: the values it would send, and its check boxes."""
 
     def __init__(self, html: str, action: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -52,11 +52,11 @@ class PageForm(HTMLParser):
         self.sent.append((name, value))
 
     def value(self, name: str) -> list[str]:
-        """All that would be sent under a name, without what is empty."""
+        """Return the values sent under a name, without empty ones."""
         return [value for key, value in self.sent if key == name and value]
 
     def body(self, **changes: str | list[str] | None) -> str:
-        """What is sent, with some fields filled otherwise; None leaves a field out."""
+        """Return the body with some fields changed; None omits a field."""
         kept = [(key, value) for key, value in self.sent if key not in changes]
         for key, value in changes.items():
             kept += [(key, each) for each in ([value] if isinstance(value, str) else value or [])]

@@ -20,12 +20,12 @@ from tipbench.jobs.job import ENDED
 from tipbench.jobs.local import is_alive
 from web.panels import API, OPERATOR
 
-START_S = 60.0
+START_S = 120.0
 _ENDED = {str(state) for state in ENDED}
 
 
 class PanelProcess:
-    """One process on the home; `with` kills it, and every job that still runs."""
+    """A panel process on a home folder; `with` kills it and its running jobs at the end."""
 
     def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
         self.home = home
@@ -50,7 +50,7 @@ class PanelProcess:
         return self._files.with_suffix(".err").read_text()
 
     def start(self) -> Self:
-        """Start it and wait until it answers."""
+        """Start the process and wait until it responds."""
         with self._files.with_suffix(".err").open("wb") as err:
             command = [sys.executable, "-m", "tipbench", "panel", "--port", "0"]
             self.process = subprocess.Popen(
@@ -65,7 +65,7 @@ class PanelProcess:
         return self
 
     def kill(self) -> None:
-        """SIGKILL to it and to all that shares its session: not to its jobs."""
+        """Send SIGKILL to the process and its session, which does not include its jobs."""
         assert self.process is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -73,14 +73,14 @@ class PanelProcess:
         self.client.close()
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM; its exit code, and how long it took."""
+        """Send SIGTERM; return the exit code and the duration."""
         assert self.process is not None
         began = time.monotonic()
         self.process.terminate()
         return self.process.wait(60), time.monotonic() - began
 
     def run(self, key: str | None = None, **config: Any) -> Any:
-        """Order a run; its job."""
+        """Start a run and return its job."""
         headers = {} if key is None else {"Idempotency-Key": key}
         response = self.client.post(f"{API}/run", json=config, headers=headers)
         assert response.status_code == 202, response.text
@@ -90,7 +90,7 @@ class PanelProcess:
         return self.client.get(f"{API}/jobs/{job_id}").json()
 
     def until(self, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
-        """Ask until the job is as wanted."""
+        """Poll until the job fulfils the condition."""
         deadline = time.monotonic() + wait_s
         while not wanted(now := self.job(job_id)):
             log = self.client.get(f"{API}/jobs/{job_id}/log").text
@@ -117,5 +117,5 @@ class PanelProcess:
 
 
 def done(now: Any) -> int:
-    """How many cells are generated, of all models."""
+    """Return the number of generated cells, over all models."""
     return sum(int(model["done"]) for model in now["progress"]["models"])

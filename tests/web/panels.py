@@ -1,4 +1,4 @@
-"""A panel for tests: the real application on a store with answered cells, and a client for each who may knock."""
+"""A panel for tests: the real application on a store with answered cells, and a client for each role."""
 
 from __future__ import annotations
 
@@ -63,27 +63,27 @@ class Served:
         return self.ask("POST", path, token=token, **options)
 
     def ask(self, method: str, path: str, *, token: str | None = "", **options: Any) -> Any:
-        """With the admin's token, another one, or none."""
+        """Send a request with the admin's token, another one, or none."""
         headers = dict(options.pop("headers", {}))
         if token is not None:
             headers["Authorization"] = f"Bearer {token or self.admin}"
         return self.client.request(method, path, headers=headers, follow_redirects=False, **options)
 
     def error(self, response: Any) -> tuple[int, str]:
-        """Status and code of a refusal, which must have the one shape."""
+        """Return status and code of an error response, whose format is checked."""
         body = response.json()
         assert {"code", "message", "path"} == set(body["error"]), body
         assert body["error"]["message"]
         return response.status_code, body["error"]["code"]
 
     def log_in(self, secret: str) -> str:
-        """A session in the client's cookie jar; returns its CSRF token."""
+        """Log in, with the session in the client's cookie jar; return its CSRF token."""
         response = self.client.post("/login", json={"token": secret})
         assert response.status_code == 200, response.text
         return str(response.json()["csrf"])
 
     def stop_clock(self) -> None:
-        """No time passes for a guesser who has to wait, however slow this machine is."""
+        """Stop the clock of the rate limits, so that a slow machine changes nothing."""
         attempts = self.panel.guard._attempts
         now = attempts._clock()
         attempts._clock = lambda: now
@@ -118,7 +118,7 @@ def serving(
 
 @contextmanager
 def another_leads(home: Path) -> Iterator[None]:
-    """While it lasts another process seems to look after the jobs of this home: ours leaves them in the queue."""
+    """Hold the supervisor's lock, as another process would: the panel leaves its jobs in the queue."""
     folder = home / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -157,7 +157,7 @@ def copied(store: S) -> S:
 
 
 def route_list(app: FastAPI) -> list[tuple[str, str]]:
-    """Every (method, path) the application answers, however it came in; of a mounted folder one path for all."""
+    """Return every (method, path) of the application; one path for a mounted folder."""
     import fastapi.routing
 
     walk = getattr(fastapi.routing, "iter_route_contexts", lambda routes: routes)  # older ones keep a flat list

@@ -25,8 +25,8 @@ from tipbench.plan.config import make_config
 from tipbench.record import events as wire
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
+from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords, airflow_access, default_runner, make_runners
-from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.panel.jobs import JobText
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.page_forms import HEADERS, PageForm

@@ -22,8 +22,8 @@ from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
+from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelRecords
-from tipbench.web.mlflow_connection import MlflowConnection
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.batching import Clerk, kept
 from web.panel_process import PanelProcess
@@ -180,6 +180,6 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     first = store.reads
     now[0] += LIFE_S
     records.pending(job)
-    assert store.reads == 2 * first, "somebody may have written without saying so"
+    assert store.reads == 2 * first, "a write may not have changed the revision"
     Desk(store, experiment).judged_by("anna", agreed)
     assert records.pending(job) == 0

@@ -38,7 +38,7 @@ MODELS = ("alpha:135m", "beta:1b")
 
 
 class CountingStore(SeededStore):
-    """Counts the calls, and the characters of their texts, as a clock would feel them."""
+    """Counts the calls and the characters of their texts, in place of their duration."""
 
     calls: Counter[str]
     size = 0
@@ -328,7 +328,7 @@ def test_long_notes_do_not_make_a_change_of_a_control_slower_than_of_an_answer()
 
 
 def test_the_attacker_finds_controls_that_are_visible() -> None:
-    """Else finding nothing would prove nothing."""
+    """Shows that the attacker's strategies can find controls."""
     attacker = Attacker(1)
     kinds = {entry.item.id: str(entry.kind) for entry in attacker.sheet.entries}
     controls = sum(kind == "control" for kind in kinds.values())

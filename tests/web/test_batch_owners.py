@@ -1,4 +1,4 @@
-"""Whose batches: each judge's own, blind; what an admin may see; and duels, which have the same life."""
+"""Owners of batches: each judge sees only its own, blind; what an admin may see; duels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_batch_of_another_experiment_is_not_found_under_this_one(clerk: Clerk)
 
 
 def test_no_response_of_any_route_reveals_models_or_controls_to_a_judge(clerk: Clerk) -> None:
-    """Every road a judge can take here, also the refused ones, is searched for models, prompts, runs and keys."""
+    """All responses to a judge, errors included, are searched for models, prompts, runs and keys."""
     served, desk = clerk.served, desk_of(clerk.served)
     other = Clerk.named(served, "anna")
     theirs, their_item = first_item(other)

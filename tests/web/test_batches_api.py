@@ -1,4 +1,4 @@
-"""Judging in the browser over HTTP: a batch is opened, looked at, and its items are saved and undone."""
+"""Batches over HTTP: opened, read, items saved and undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch ends as a file does: the same by page, by JSON and by CSV; and however often the panel dies on the way."""
+"""A batch and a file end in the same scores: by page, JSON and CSV, and after crashes at any write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clerk(served: Served) -> Clerk:
 
 
 def _numbers(served: Served, judging: StoredSheet) -> dict[str, Any]:
-    """What counts afterwards: all metrics and states, the single scores, the drift."""
+    """Return the result: all metrics and states, the single scores, the drift."""
     desk, stored = desk_of(served), kept(served, judging.sheet.id)
     scores = {run_id: [given.tips for given in found.counted] for run_id, found in desk.scores().items()}
     cells = {run_id: (run.metrics, run.state) for run_id, run in desk.cells().items()}
@@ -70,11 +70,11 @@ def test_the_same_answers_by_page_by_json_and_by_csv_end_the_same(home: Path, ru
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class Mortal(MemoryStore):
-    """Dies at the n-th write, before or after it was carried out."""
+    """Raises Killed at the n-th write, before or after executing it."""
 
     left: int | None = None
     after = False

@@ -1,4 +1,4 @@
-"""The end of a batch: counted, held, revised, accepted or sent back; and what MLflow is not needed for."""
+"""Closing a batch: applied, held, revised, accepted or sent back; and what works without MLflow."""
 
 from __future__ import annotations
 
@@ -116,6 +116,15 @@ def test_scores_beyond_the_limit_are_held_and_revised_by_their_judge(clerk: Cler
     clerk.answer(fill(kept(clerk.served, sheet)))
     body = clerk.close(sheet).json()
     assert (body["batch"]["status"], body["outcome"]["held"]) == ("applied", 0)
+
+
+def test_revisions_by_file_and_by_batch_are_limited_together(clerk: Clerk) -> None:
+    sheet = clerk.judged(always(1), limit=6)["batch"]["sheet"]
+    for score in (2, 1, 2, 1, 2):
+        file = {**fill(kept(clerk.served, sheet), always(score)), "judge": JUDGE}
+        assert clerk.served.post(APPLY, token=clerk.token, json=file).status_code == 200
+    clerk.ask("POST", f"/{sheet}/reopen")
+    assert clerk.served.error(clerk.close(sheet)) == (403, "too_many_revisions")
 
 
 def test_an_admin_accepts_a_held_batch_with_a_reason(clerk: Clerk, admin: Clerk) -> None:

@@ -19,7 +19,7 @@ TRIES = 50
 
 
 def together(works: Sequence[Callable[[], object]]) -> None:
-    """Do all at once; the first failure is raised."""
+    """Run all functions concurrently; raise the first failure."""
     failed: list[BaseException] = []
 
     def guarded(work: Callable[[], object]) -> None:
@@ -39,7 +39,7 @@ def together(works: Sequence[Callable[[], object]]) -> None:
 
 
 def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Random) -> int:
-    """Submit until an answer arrives; how many requests arrived at the panel."""
+    """Submit until a response arrives; return the number of requests that reached the panel."""
     arrived = 0
     for _ in range(TRIES):
         if rng.random() < LOST:
@@ -52,7 +52,7 @@ def submitted(clerk: Clerk, sheet: str, item: Mapping[str, Any], rng: random.Ran
         assert [answer.status_code for answer in answers] == [200] * times, answers[0].text
         assert answers[-1].json()["answer"]["version"] == 1
         return arrived
-    raise AssertionError("the network never let it through")
+    raise AssertionError("every request was lost")
 
 
 def test_concurrent_submissions_are_not_lost_doubled_or_shown_to_others(served: Served) -> None:
@@ -79,7 +79,7 @@ def test_concurrent_submissions_are_not_lost_doubled_or_shown_to_others(served: 
 
 
 def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
-    """Nothing lost, nothing doubled: in the batch, in the sheet's run and with the cells."""
+    """Check that no score is lost or duplicated in the batch, the sheet's run and the cells."""
     body, judging = clerk.whole(raw["sheet"]), kept(clerk.served, raw["sheet"])
     assert (body["batch"]["done"], body["batch"]["status"]) == (len(raw["items"]), "applied")
     store = clerk.served.app.state.batches._store
@@ -94,7 +94,7 @@ def check_whole(clerk: Clerk, raw: Mapping[str, Any]) -> None:
 
 
 def check_alone(clerk: Clerk, name: str, raws: Mapping[str, Any]) -> None:
-    """No judge sees another's scores, notes or batches."""
+    """Check that a judge does not see another's scores, notes or batches."""
     other = next(each for each in JUDGES if each != name)
     theirs = raws[other]
     responses = [clerk.ask("GET"), clerk.ask("GET", f"/{raws[name]['sheet']}"), clerk.close(raws[name]["sheet"])]
@@ -108,7 +108,7 @@ def check_alone(clerk: Clerk, name: str, raws: Mapping[str, Any]) -> None:
 
 
 def test_two_tabs_on_one_item_share_out_every_version(served: Served) -> None:
-    """Whatever the order: each version was made by one tab, and every refusal showed what was there."""
+    """In any order, each version is made by one tab, and every 409 shows the current version."""
     clerk = Clerk(served, served.judge)
     sheet, item = first_item(clerk)
     made: list[int] = []

@@ -32,7 +32,7 @@ def world(home: Path) -> Iterator[World]:
 
 
 def places(world: World, sheet: str, item: str) -> dict[str, str]:
-    """Something real for every place in a path."""
+    """Return an existing value for every path parameter."""
     served = world.served
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
@@ -55,7 +55,7 @@ def places(world: World, sheet: str, item: str) -> dict[str, str]:
 
 
 def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Every route with real values in its path."""
+    """Return every route with existing values in its path."""
     for method, path in route_list(served.app):
         yield method, re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
 
@@ -191,7 +191,7 @@ def test_no_failure_of_mlflow_unblinds(world: World, as_judge: Callable[..., Any
 
 
 def test_a_search_like_this_finds_what_an_admin_is_answered(world: World) -> None:
-    """Else finding nothing would prove nothing."""
+    """Shows that the search finds secrets."""
     served = world.served
     served.log_in(served.admin)
     for path in (f"/experiments/{EXPERIMENT}/runs", "/settings", f"/experiments/{EXPERIMENT}/judges", "/"):

@@ -1,4 +1,4 @@
-"""The cache: one answer for one revision, made once, and never more of them than allowed."""
+"""The cache: one value per revision, computed once, and a bounded size."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SCRIPT = (
     "app.add_typer(token.app, name='token')\n"
     "app()\n"
 )
-START_S = 60.0
+START_S = 120.0
 
 
 def invoke(*arguments: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tipbench.web import mlflow_connection, security
+from tipbench.web import deps, security
 from tipbench.web.security import ADMINS_AT_ONCE, JUDGES_BYTES
 from web.panels import API, EXPERIMENT, Served, answered, serving
 
@@ -88,7 +88,7 @@ def test_each_judge_has_its_own_slots(served: Served) -> None:
 
 
 def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 120)
+    monkeypatch.setattr(deps, "JUDGING_WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
     with served.panel.tracker.judging_lock():  # each would wait for this, in a thread

@@ -1,4 +1,4 @@
-"""A job's events live: nothing missed, nothing doubled, and closed for readers who left or may not read."""
+"""A job's event stream: no event missed or duplicated; closed when a reader leaves or is not authorised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CELL = wire.CellFinished("a:1b", "v1", "p@s", 1, 8, output_tokens=40, tokens_per
 
 @dataclass
 class Watched:
-    """A panel on a port, one job on its list, and the pen of the command that reports."""
+    """A panel on a port with one job, and the writer of the job's events."""
 
     app: FastAPI
     client: httpx.Client
@@ -59,7 +59,7 @@ class Watched:
             assert self.store.move(self.job.id, self.store.get(self.job.id).state, state) is not None
 
     def read(self, query: str = "", **headers: str) -> list[Frame]:
-        """A stream that ends, whole."""
+        """Read a stream until it ends."""
         with reading(self.client, self.job.id, query, **headers) as reader:
             return reader.rest()
 
@@ -78,7 +78,7 @@ def watched(home: Path) -> Iterator[Watched]:
         folder.make()
         headers = {"Authorization": f"Bearer {secret}"}
         pen = EventWriter(folder.events)
-        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20) as client:
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
             yield Watched(app, client, job, pen, token.id, secret)
         pen.close()
 
@@ -232,7 +232,7 @@ def test_a_revoked_tokens_stream_ends(watched: Watched) -> None:
 
 def test_a_stream_ends_when_its_reader_logs_out(watched: Watched) -> None:
     watched.panel.streams.heartbeat_s = 0.2
-    with httpx.Client(base_url=watched.client.base_url, trust_env=False, timeout=20) as browser:
+    with httpx.Client(base_url=watched.client.base_url, trust_env=False, timeout=120) as browser:
         csrf = browser.post("/login", json={"token": watched.secret}).json()["csrf"]
         cookies = dict(browser.cookies)
         with reading(browser, watched.job.id) as reader:
@@ -246,7 +246,7 @@ def test_the_operators_own_stream_stays(watched: Watched) -> None:
     watched.panel.streams.heartbeat_s = 0.05
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     with (
-        httpx.Client(base_url=watched.client.base_url, headers=headers, trust_env=False, timeout=20) as operator,
+        httpx.Client(base_url=watched.client.base_url, headers=headers, trust_env=False, timeout=120) as operator,
         reading(operator, watched.job.id) as reader,
     ):
         for _ in range(3):
@@ -271,7 +271,11 @@ def test_many_streams_block_no_other_request(watched: Watched) -> None:
     limits = httpx.Limits(max_connections=100)
     with (
         httpx.Client(
-            base_url=watched.client.base_url, headers=watched.client.headers, trust_env=False, timeout=30, limits=limits
+            base_url=watched.client.base_url,
+            headers=watched.client.headers,
+            trust_env=False,
+            timeout=120,
+            limits=limits,
         ) as client,
         ExitStack() as open_,
     ):

@@ -1,4 +1,4 @@
-"""Health for everybody, counters for admins."""
+"""Health endpoints without authentication, metrics for admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real panel, killed and started again: its jobs run on, are found, and none is started twice."""
+"""A real panel, killed and restarted: its jobs keep running, are found, and none is started twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def slowly(experiment: str) -> dict[str, Any]:
 
 
 def until_broken(reader: Reader) -> list[Frame]:
-    """What comes before the server is gone."""
+    """Return the events before the connection breaks."""
     frames: list[Frame] = []
     with suppress(httpx.TransportError):
         frames += reader.rest()

@@ -44,7 +44,7 @@ def working(home: Path, mlflow_url: str, **environment: str) -> Iterator[Served]
 
 
 def fresh(name: str) -> str:
-    """An experiment that no other test has, nor this one when it is run once more."""
+    """Return a new experiment name."""
     return f"tip-bench-http-{name}-{uuid4().hex[:8]}"
 
 

@@ -15,8 +15,8 @@ from tipbench.http import canonical_url
 from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.sheet import sheet_text
 from tipbench.judge.sheet_file import sheet_csv
+from tipbench.web import deps
 from tipbench.web import judge_service as web_judging
-from tipbench.web import mlflow_connection
 from web.batching import desk_of, kept
 from web.panels import API, EXPERIMENT, JUDGE, Served
 
@@ -183,7 +183,7 @@ def test_an_apply_waits_for_the_lock_and_then_fails_with_a_message(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock is that of `judge apply` on the command line."""
-    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 0.0)
+    monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.0)
     raw = filled(served, exported(served, judge="anna", limit=6))
     server = canonical_url(served.panel.tracker.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and true of the answers that are given."""
+"""The OpenAPI document: complete, and consistent with the responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: every item once, in order, whatever is added meanwhile."""
+"""Pages: every item once, in order, while items are added."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ places = st.lists(
 
 
 def walked(items: list[SortKey], limit: int, added: list[SortKey] | None = None) -> list[SortKey]:
-    """All pages one after the other; after the first, more items stand in front."""
+    """Return all pages in order; after the first, items are added in front."""
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     found = list(page)
     items = sorted({*items, *(added or [])})

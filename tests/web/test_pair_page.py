@@ -1,4 +1,4 @@
-"""One row closely: the scenarios by difference, both sides' answers, each with its own run."""
+"""The page of one row: scenarios by difference, and both answers with their runs."""
 
 from __future__ import annotations
 

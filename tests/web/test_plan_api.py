@@ -1,4 +1,4 @@
-"""The plan over HTTP, the schema of its configuration, and what a configuration may name."""
+"""The plan over HTTP, the configuration schema, and the allowed servers and suites."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from tipbench.web.security import HEADERS
 from tipbench.web.server import listen, server_url
 from web.panels import API
 
-START_S = 30.0
+START_S = 120.0
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
-    """A command of the command line: how it ended, and what it printed."""
+    """Run a command; return its exit code and output."""
     result = CliRunner().invoke(commands, list(arguments), catch_exceptions=False)
     return result.exit_code, result.stdout
 
@@ -73,7 +73,7 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, Desk, str
         desk = Desk(store, experiment)
         with running(app) as url:
             headers = {"Authorization": f"Bearer {secret}"}
-            with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as client:
+            with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
                 yield client, desk, mlflow_url
 
 
@@ -136,9 +136,9 @@ def test_judging_over_http_ends_in_the_scores_that_files_give(bench: tuple[httpx
 
 
 def raw_request(url: str, *lines: str) -> bytes:
-    """What a server answers to bytes that no client library would send."""
+    """Send raw bytes and return the response."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with socket.create_connection((host, int(port)), timeout=120) as sock:
         sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
         sock.shutdown(socket.SHUT_WR)
         answer = b""
@@ -175,7 +175,7 @@ def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, De
 def test_an_endless_body_is_cut_off(bench: tuple[httpx.Client, Desk, str]) -> None:
     client, _, _ = bench
     host, port = str(client.base_url).removeprefix("http://").rstrip("/").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=120)
     sent = 0
     try:
         connection.putrequest("POST", f"{API}/plan")

@@ -1,4 +1,4 @@
-"""Every route without a token, with a wrong, an expired and a revoked one, a judge's and an admin's."""
+"""Every route without a token, with an invalid, expired and revoked one, a judge's and an admin's."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PAGE = {"Accept": "text/html,application/xhtml+xml"}
 
 
 def filled(path: str) -> str:
-    """The path with something in each of its places."""
+    """Return the path with its parameters filled in."""
     path = path.replace("{run_id:run_id}", "0" * 32).replace("{experiment:path}", EXPERIMENT)
     return re.sub(r"\{[^}]*\}", "1", path)
 
 
 def closed(served: Served) -> list[Route]:
-    """Every route but the open ones."""
+    """Return every route that requires authentication."""
     return [route for route in route_list(served.app) if route not in OPEN]
 
 
@@ -51,13 +51,13 @@ def for_judges(route: Route) -> bool:
 
 
 def answer(served: Served, response: Any) -> tuple[int, str]:
-    """Status, and the code of a refusal."""
+    """Return the status, and the code of an error."""
     refused = response.status_code in (401, 403, 429)
     return served.error(response) if refused else (response.status_code, "")
 
 
 def refusals(served: Served, token: str | None, **options: Any) -> dict[Route, tuple[int, str]]:
-    """How every route but the open ones answers to this token."""
+    """Return the responses of all routes that require authentication."""
     return {
         (method, path): answer(served, served.ask(method, filled(path), token=token, **options))
         for method, path in closed(served)

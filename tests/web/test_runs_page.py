@@ -1,4 +1,4 @@
-"""The list of runs: filtered by its address, page by page, the same as its JSON and its table."""
+"""The list of runs: filters in the URL, pages, and the same content as its JSON and CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from support.hostile import HOSTILE, MARK, hostile_words
 from tipbench.record.store import MemoryStore
-from tipbench.web.run_queries import RunFilters, filters_of
+from tipbench.web.queries import RunFilters, filters_of
 from web.furnished_panel import HTML, Look, looking, words_of
 from web.panels import Served, serving
 
@@ -195,7 +195,7 @@ def test_a_judge_does_not_see_it(look: Look) -> None:
 
 
 def planted(html: str) -> list[str]:
-    """Elements that a text has made of itself."""
+    """Return elements created by unescaped text."""
     found: list[str] = []
 
     class Reader(HTMLParser):

@@ -52,7 +52,7 @@ REAL = 0.8  # share of the values that name something there is
 
 @pytest.fixture
 def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
-    """A panel with something behind every kind of name, which lets wrong tokens be tried without a pause."""
+    """A panel with an object of every kind, and without a rate limit for invalid tokens."""
     monkeypatch.setattr(limits, "FREE_FAILURES", 10**9)
     monkeypatch.setattr(limits, "FAILURE_BURST", 10**9)
     store = MemoryStore()
@@ -69,7 +69,7 @@ def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sit
 
 
 def _ending(job: Job) -> JobStatus:
-    """Some run on, some fail, some succeed."""
+    """Jobs that run, fail or succeed."""
     ends = {
         "0": JobStatus(JobState.RUNNING),
         "1": JobStatus(JobState.FAILED, 1, "It had to."),

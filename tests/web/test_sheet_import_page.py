@@ -12,8 +12,16 @@ import pytest
 from support.judging import EXPERIMENT, Desk, always, fill, fill_csv, record_cells
 from tipbench.judge.export import ExportResult
 from tipbench.judge.sheet_file import sheet_csv
-from tipbench.web import uploads as uploads_module
-from tipbench.web.uploads import ADMINS, KEPT, LIFE_S, UploadQuota, UploadStore, uploads_of
+from tipbench.web import deps, judge_service
+from tipbench.web.judge_service import (
+    ADMINS_QUOTA,
+    JUDGES_QUOTA,
+    MOST_UPLOADS,
+    UPLOAD_LIFE_S,
+    UploadQuota,
+    UploadStore,
+    uploads_of,
+)
 from web.furnished_panel import HTML, words_of
 from web.panels import Served, serving
 
@@ -264,9 +272,8 @@ def test_during_another_apply_the_page_shows_to_try_again(
 ) -> None:
     from tipbench.files import ResourceLock
     from tipbench.http import canonical_url
-    from tipbench.web import mlflow_connection
 
-    monkeypatch.setattr(mlflow_connection, "JUDGING_WAIT_S", 0.0)
+    monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.0)
     place, page = preview_of(served, fill(exported.stored))
     server = canonical_url(served.panel.tracker.open().url)
     lock = ResourceLock(served.home, f"judging at {server}", "a test")
@@ -310,26 +317,26 @@ def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
         store.close()
 
 
-# what is kept meanwhile
+# uploads awaiting confirmation
 
 
 def test_uploads_expire() -> None:
     now = [0.0]
     kept = UploadStore(lambda: now[0])
     upload = kept.keep("me", "tip-bench-a", "x.json", b"{}")
-    now[0] = LIFE_S - 1
+    now[0] = UPLOAD_LIFE_S - 1
     assert kept.find(upload.id, "me", "tip-bench-a") == upload
-    now[0] = LIFE_S + 1
+    now[0] = UPLOAD_LIFE_S + 1
     assert kept.find(upload.id, "me", "tip-bench-a") is None
     assert len(kept) == 0
 
 
 def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = UploadStore()
-    made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(KEPT + 5)]
-    assert len(kept) == KEPT
+    made = [kept.keep(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(MOST_UPLOADS + 5)]
+    assert len(kept) == MOST_UPLOADS
     assert kept.find(made[0].id, "judge 0", "tip-bench-a") is None
-    monkeypatch.setattr(uploads_module, "MOST_BYTES", 12)
+    monkeypatch.setattr(judge_service, "MOST_UPLOAD_BYTES", 12)
     newest = kept.keep("me", "tip-bench-a", "x", b"1234567")
     assert len(kept) == 2
     large = kept.keep("me", "tip-bench-a", "x", b"1" * 100)
@@ -338,7 +345,7 @@ def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_uploads_of_one_token_evict_only_its_own() -> None:
-    cases: list[UploadQuota] = [uploads_module.JUDGES, ADMINS]
+    cases: list[UploadQuota] = [JUDGES_QUOTA, ADMINS_QUOTA]
     for share in cases:
         kept = UploadStore()
         first = kept.keep("me", "tip-bench-a", "x", b"1")

@@ -1,4 +1,4 @@
-"""Static files: ours only, kept by browsers for good, and no way out of their folder."""
+"""Static files: only the package's own, cached permanently, no path outside their folder."""
 
 from __future__ import annotations
 

@@ -22,14 +22,19 @@ from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import panel_database
 from tipbench.web.signing import DELIVERY, Seen, verify
-from tipbench.web.webhook import RESTLESS_S, WAITS_S, Poster, Webhook, WebhookOptions, WebhookWatcher
-from tipbench.web.webhook_store import (
+from tipbench.web.webhook import (
     KEPT,
+    RESTLESS_S,
+    WAITS_S,
     Attempt,
     Delivery,
     DeliveryState,
     Message,
+    Poster,
+    Webhook,
+    WebhookOptions,
     WebhookStore,
+    WebhookWatcher,
 )
 from web.hook_receiver import SECRET, Got, Receiver, receiving
 
@@ -63,7 +68,7 @@ class Bench:
         self.open()
 
     def open(self) -> None:
-        """As a panel that has just been started."""
+        """Start the webhook as a new panel does."""
         options = WebhookOptions(self.url or self.receiver.url, SECRET)
         self.database = panel_database(self.home)
         self.store = WebhookStore(self.database, options.receiver, self.clock)
@@ -108,7 +113,7 @@ def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
 
 
 def answers(*statuses: int) -> Callable[[Got], int]:
-    """These, one after another, then 204."""
+    """Return these statuses in order, then 204."""
     left = list(statuses)
     return lambda _got: left.pop(0) if left else 204
 

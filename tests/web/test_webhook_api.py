@@ -1,4 +1,4 @@
-"""The webhook over HTTP and on the settings page: for admins, without secrets, and never in a request's way."""
+"""The webhook over HTTP and on the settings page: for admins, without secrets, without blocking requests."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def environment(receiver: Receiver, **more: str) -> dict[str, str]:
     return {"TIPBENCH_HOOK_URL": f"{receiver.url}?key=s3cret", "TIPBENCH_HOOK_SECRET": SECRET, **more}
 
 
-def until(served: Served, state: str, wait_s: float = 30) -> Any:
-    """The deliveries, once the newest is so far."""
+def until(served: Served, state: str, wait_s: float = 120) -> Any:
+    """Return the deliveries once the newest has this state."""
     deadline = time.monotonic() + wait_s
     while True:
         items = served.get(f"{HOOK}/deliveries").json()["items"]

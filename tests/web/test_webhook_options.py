@@ -1,4 +1,4 @@
-"""Where the webhook may lead: this machine and listed hosts, with a secret that never shows."""
+"""Options of the webhook: allowed hosts, and a secret that is never shown."""
 
 from __future__ import annotations
 

@@ -15,32 +15,18 @@ from tipbench.settings import Settings
 from tipbench.sqlite import Database
 from tipbench.web import errors, login
 from tipbench.web import panel as pages
-from tipbench.web.api import (
-    batches,
-    experiments,
-    health,
-    hook,
-    jobs,
-    judge,
-    leaderboard,
-    plan,
-    policies,
-    runs,
-    simulations,
-    tokens,
-)
+from tipbench.web.api import experiments, health, hook, jobs, judge, leaderboard, policies, runs, tokens
 from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key, panel_database
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
-from tipbench.web.deps import Panel
+from tipbench.web.deps import MlflowConnection, Panel
 from tipbench.web.errors import Json
 from tipbench.web.job_service import JobService, make_runners
+from tipbench.web.judge_service import UploadStore
 from tipbench.web.metrics import Metrics
-from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.options import PanelOptions, RunPolicy, panel_options
 from tipbench.web.queries import Queries
 from tipbench.web.security import CompressionMiddleware, LoginLimiter, SecurityMiddleware, StreamLimits
-from tipbench.web.uploads import UploadStore
 from tipbench.web.webhook import hook_options, make_webhook
 
 PUBLIC_ROUTERS = (health.router, login.router)  # no authentication
@@ -51,18 +37,16 @@ ROUTERS: tuple[APIRouter, ...] = (
     experiments.router,
     runs.router,
     leaderboard.router,
-    plan.router,
-    jobs.running,
+    jobs.planning,
     jobs.router,
-    judge.router,
+    judge.sheets,
     judge.watching,
-    batches.router,
-    batches.deciding,
+    judge.batching,
+    judge.deciding,
     jobs.judging,
     hook.router,
     tokens.router,
     policies.router,
-    simulations.router,
 )
 _ABOUT = """Start runs, follow jobs, judge and compare.
 

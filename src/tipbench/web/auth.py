@@ -105,7 +105,7 @@ _NOTE_USE_S = 60  # minimum interval between updates of last_used
 _TOKEN = re.compile(r"tipbench_([0-9a-f]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 _LIFE = re.compile(r"([1-9][0-9]{0,5})([mhdw])", re.ASCII)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_UNKNOWN_HASH = hashlib.sha256(b"nobody has this token").hexdigest()
+_UNKNOWN_HASH = hashlib.sha256(b"no token has this hash").hexdigest()
 _COLUMNS = "id, role, name, created, expires, revoked, last_used"
 
 

@@ -8,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import Field, StrictBool, StrictInt
 
 from tipbench.judge.check import MAX_NOTE, check_item
 from tipbench.judge.duels import SIDES
 from tipbench.judge.sheet import Item, SheetTip
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
 from tipbench.text import iso
+from tipbench.web.api.models import NextCursor, RequestBody, Shape
 from tipbench.web.batch_store import ItemAnswer, ItemVersion, Kind, State
 from tipbench.web.errors import Invalid, NotFound
 
@@ -25,14 +26,9 @@ LONGEST_REASON = 500
 LONGEST_ACCEPTANCE = 1000
 LONGEST_RETURN = 2000
 _DAY_S = 86_400.0
-_NEXT = "Pass it as `next` for the page after this one; null at the end."
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BatchRequest(_Request):
+class BatchRequest(RequestBody):
     """What to judge; optional."""
 
     kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
@@ -41,7 +37,7 @@ class BatchRequest(_Request):
     )
 
 
-class TipRequest(_Request):
+class TipRequest(RequestBody):
     scores: dict[str, StrictInt | None] = Field(
         default_factory=dict, max_length=MOST_SCALES, description="By scale; null or missing is not scored yet."
     )
@@ -49,7 +45,7 @@ class TipRequest(_Request):
     note: str = Field("", max_length=MAX_NOTE)
 
 
-class ItemRequest(_Request):
+class ItemRequest(RequestBody):
     """The judge's answer to an item, and the version of the item it is based on."""
 
     version: StrictInt = Field(ge=0, lt=2**53, description="The version the client has read; 0 for an untouched item.")
@@ -65,29 +61,25 @@ class ItemRequest(_Request):
     )
 
 
-class UndoRequest(_Request):
+class UndoRequest(RequestBody):
     """The version of the item to undo."""
 
     version: StrictInt = Field(ge=0, lt=2**53)
 
 
-class AcceptRequest(_Request):
+class AcceptRequest(RequestBody):
     """Reason for accepting the drift."""
 
     reason: str = Field(min_length=1, max_length=LONGEST_ACCEPTANCE, description="In words on one line.")
 
 
-class ReturnRequest(_Request):
+class ReturnRequest(RequestBody):
     """Note to the judge about what to revise."""
 
     note: str = Field(min_length=1, max_length=LONGEST_RETURN)
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class BatchLinks(_Shape):
+class BatchLinks(Shape):
     self: str
     items: str
     close: str
@@ -95,7 +87,7 @@ class BatchLinks(_Shape):
     page: str = Field(description="Its page in the panel.", examples=["/judge/batches/3f9a1c0b7e52"])
 
 
-class BatchShape(_Shape):
+class BatchShape(Shape):
     """A sheet judged in the browser."""
 
     sheet: str = Field(examples=["3f9a1c0b7e52"])
@@ -119,7 +111,7 @@ class BatchShape(_Shape):
     links: BatchLinks
 
 
-class BatchAnswer(_Shape):
+class BatchAnswer(Shape):
     batch: BatchShape
 
 
@@ -127,12 +119,12 @@ class BatchOpened(BatchAnswer):
     new: bool = Field(description="False when an open batch is continued.")
 
 
-class BatchList(_Shape):
+class BatchList(Shape):
     items: list[BatchShape]
-    next: str | None = Field(description=_NEXT)
+    next: NextCursor
 
 
-class AnswerShape(_Shape):
+class AnswerShape(Shape):
     """The current answer to an item, with its scores and flags, or the winner of a duel."""
 
     version: int
@@ -143,7 +135,7 @@ class AnswerShape(_Shape):
     can_undo: bool
 
 
-class ItemShape(_Shape):
+class ItemShape(Shape):
     item: str = Field(examples=["9c1d5d6e8f0a"])
     number: int = Field(description="Its place on the sheet, from 1.")
     scenario: dict[str, Any]
@@ -164,9 +156,9 @@ class ItemSaved(BatchAnswer):
     answer: AnswerShape
 
 
-class HistoryShape(_Shape):
+class HistoryShape(Shape):
     items: list[AnswerShape] = Field(description="Newest first.")
-    next: str | None = Field(description=_NEXT)
+    next: NextCursor
 
 
 class BatchClosedShape(BatchAnswer):

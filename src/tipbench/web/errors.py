@@ -206,7 +206,10 @@ def wants_page(request: Request) -> bool:
 async def _web_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, WebError)  # noqa: S101 - Starlette's signature is wider than what it calls us with
     if isinstance(exc, Unauthorised) and wants_page(request):
-        there = _address(request) if request.method == "GET" else "/"  # a form is not submitted again
+        there = "/"  # a form is not submitted again
+        if request.method == "GET":  # the path is decoded here and may contain a question mark, so it is quoted again
+            path, query = quote(request.scope["path"], safe="/"), request.url.query
+            there = f"{path}?{query}" if query else path
         return RedirectResponse(f"/login?next={quote(there, safe='')}", status_code=303)
     detail = {} if exc.detail is None else {"detail": exc.detail}
     return _answer(request, exc.status, {**error_json(exc.code, str(exc), exc.path), **detail}, exc.headers)
@@ -301,9 +304,3 @@ def _answer(request: Request, status: int, body: dict[str, Any], headers: Mappin
         response.headers.update(headers or {})
         return response
     return Json(body, status, headers=dict(headers or {}))
-
-
-def _address(request: Request) -> str:
-    """Return path and query, quoting the path again: it is decoded here and may contain a question mark."""
-    path = quote(request.scope["path"], safe="/")
-    return f"{path}?{request.url.query}" if request.url.query else path

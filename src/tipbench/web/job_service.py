@@ -28,12 +28,11 @@ from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Forbidden, Invalid, options_at
-from tipbench.web.mlflow_connection import MlflowConnection
 from tipbench.web.queries import get_experiment, revision
 from tipbench.workflows.board import judge_name
 
 if TYPE_CHECKING:
-    from tipbench.web.deps import Panel
+    from tipbench.web.deps import MlflowConnection, Panel
 
 _WAITING_JOBS = 64  # with cached counts
 

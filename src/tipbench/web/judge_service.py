@@ -1,10 +1,21 @@
-"""Export and apply of sheets over HTTP: admins as on the command line, judges blind and for themselves only."""
+"""Sheets over HTTP: admins export and apply as on the command line, judges blind and for themselves only.
+
+A file uploaded on a page is kept in memory between its preview and its confirmation. After a restart it has to be
+uploaded again; nothing else is lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from fastapi import FastAPI
 
 from tipbench.charts import THEMES, to_svg
 from tipbench.judge.apply import SheetApplier
@@ -221,3 +232,106 @@ def drift_svg(queries: Queries, store: RunStore, name: str, query: DriftChart) -
             return to_svg(drift_chart(points, THEMES[query.theme]), THEMES[query.theme])
 
     return queries.charts.get(("drift", experiment.experiment_id, query), revision(experiment), make)
+
+
+UPLOAD_LIFE_S = 3600.0
+MOST_UPLOADS = 32  # uploads of all tokens together
+MOST_UPLOAD_BYTES = 128_000_000  # of all uploads together; the oldest are dropped first
+
+
+@dataclass(frozen=True)
+class UploadQuota:
+    """Storage limit of one token; exceeding it drops the token's own oldest uploads."""
+
+    files: int
+    bytes: int
+
+
+JUDGES_QUOTA = UploadQuota(4, 16_000_000)
+ADMINS_QUOTA = UploadQuota(16, 96_000_000)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file uploaded for an experiment."""
+
+    id: str
+    owner: str  # token id
+    experiment: str
+    name: str  # file name given by the client
+    content: bytes
+    sha256: str
+    kept_at: float
+    judge: str | None = None  # if missing in the sheet
+    outcome: Mapping[str, Any] | None = None  # once applied; the content is dropped then
+
+
+class UploadStore:
+    """Uploads awaiting confirmation. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Upload] = OrderedDict()
+
+    def keep(
+        self,
+        owner: str,
+        experiment: str,
+        name: str,
+        content: bytes,
+        judge: str | None = None,
+        *,
+        share: UploadQuota = JUDGES_QUOTA,
+    ) -> Upload:
+        """Store a file, dropping older ones above the limits, the owner's first."""
+        digest = hashlib.sha256(content).hexdigest()
+        upload = Upload(secrets.token_hex(16), owner, experiment, name[:200], content, digest, self._clock(), judge)
+        with self._lock:
+            self._kept[upload.id] = upload
+            self._shrink(share, owner)
+            self._tidy()
+        return upload
+
+    def find(self, id_: str, owner: str, experiment: str) -> Upload | None:
+        """Return an upload of this token and experiment, or None if it is unknown or expired."""
+        with self._lock:
+            self._tidy()
+            upload = self._kept.get(id_)
+        fits = upload is not None and (upload.owner, upload.experiment) == (owner, experiment)
+        return upload if fits else None
+
+    def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
+        """Save the result of applying an upload, and drop its content."""
+        with self._lock:
+            if upload.id in self._kept:
+                self._kept[upload.id] = replace(upload, content=b"", outcome=outcome)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _tidy(self) -> None:
+        old = self._clock() - UPLOAD_LIFE_S
+        for id_ in [id_ for id_, upload in self._kept.items() if upload.kept_at < old]:
+            del self._kept[id_]
+        self._shrink(UploadQuota(MOST_UPLOADS, MOST_UPLOAD_BYTES))
+
+    def _shrink(self, share: UploadQuota, owner: str | None = None) -> None:
+        """Drop the oldest uploads, of one owner or of all, until they fit; the newest is kept."""
+        mine = [upload for upload in self._kept.values() if owner in (None, upload.owner)]
+        size = sum(len(upload.content) for upload in mine)
+        while len(mine) > share.files or (len(mine) > 1 and size > share.bytes):
+            oldest = mine.pop(0)
+            size -= len(oldest.content)
+            del self._kept[oldest.id]
+
+
+def quota_of(who: Identity) -> UploadQuota:
+    """Return the storage limit of a client."""
+    return JUDGES_QUOTA if who.is_judge else ADMINS_QUOTA
+
+
+def uploads_of(app: FastAPI) -> UploadStore:
+    """Return the application's uploads."""
+    uploads: UploadStore = app.state.uploads
+    return uploads

@@ -1,15 +1,19 @@
-"""Read queries of the panel, on snapshots of experiments cached per revision."""
+"""Read queries of the panel, on snapshots of experiments cached per revision; the filters of a list of runs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
-from urllib.parse import quote
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
 from tipbench.compare.cells import BoardCells, read_board
@@ -20,15 +24,15 @@ from tipbench.judge.scores import SCORES
 from tipbench.judge.sheet_store import SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
-from tipbench.record.mlflow_wire import RECORD_TAG, REVISION_TAG, matches
-from tipbench.record.reader import cells, run_json
+from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
+from tipbench.record.reader import FILTERS, cells, run_json, stale_runs
 from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.text import iso
+from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
-from tipbench.web.errors import Invalid, NotFound
-from tipbench.web.forms import SortKey, page_of
-from tipbench.workflows.board import BoardQuery
+from tipbench.web.errors import Invalid, NotFound, checked, options_at
+from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
+from tipbench.workflows.board import BoardQuery, parse_filters
 
 SNAPSHOTS = 4  # of 2400 cells each take about 40 MB
 # Texts cached with a snapshot, needed for boards, answers and judging status. They are read along with the runs, so
@@ -146,17 +150,82 @@ class ExperimentsPage:
 RunSort = Literal["-started", "composite", "-composite"]
 
 
-@dataclass(frozen=True)
-class RunListQuery:
-    """Filter and page of a list of runs."""
+MOST_WHERE = 20
+_LONGEST_VALUE = 250
+_LONGEST_MARK = 400
+_LONGEST_WHERE = 500
+_PREVIEW = 140  # characters of an answer in the list
+_NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
+_Text = Annotated[str | None, Field(max_length=_LONGEST_VALUE)]
 
-    where: tuple[tuple[str, str], ...] = ()
-    kind: str = str(RunKind.CELL)
-    limit: int = 50
-    after: str | None = None
-    superseded: bool = False
-    text: str = ""  # in the tips or the raw answer, ignoring case
-    sort: RunSort = "-started"
+
+class RunFilters(BaseModel):
+    """Query parameters of a list of runs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: _Text = None
+    prompt: _Text = None
+    scenario: _Text = None
+    persona: _Text = None
+    state: RunState | None = None
+    kind: RunKind = RunKind.CELL
+    judge_pending: bool | None = Field(None, description="Whether the run waits for a judge.")
+    superseded: bool = Field(False, description="Include runs replaced by a later attempt.")
+    q: str | None = Field(None, max_length=_LONGEST_VALUE, description="Only answers with this text, ignoring case.")
+    sort: RunSort = Field("-started", description="Order: newest first, or by composite, lowest or highest first.")
+    where: list[str] = Field(
+        [],
+        max_length=MOST_WHERE,
+        description="KEY=VALUE: any tag, or params.NAME; repeatable.",
+        examples=["suite=tips"],
+    )
+    limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")
+    next: str | None = Field(
+        None, max_length=_LONGEST_MARK, description="The `next` value of the previous page; omit it for the first page."
+    )
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The filters on params and tags, by key. Raises Invalid if a key has two values."""
+        named = {name: _text(getattr(self, name)) for name in _NAMED}
+        filters = {_NAMED[name]: value for name, value in named.items() if value is not None}
+        with options_at("query"):
+            where = parse_filters([text[:_LONGEST_WHERE] for text in self.where], filters)
+        return {"kind": str(self.kind), **dict(where)}
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether any filter other than kind is set."""
+        return any(getattr(self, name) is not None for name in (*_NAMED, "q")) or bool(self.where)
+
+    def query(self, **changes: object) -> str:
+        """Return the filters with `changes` as a query string; defaults are omitted."""
+        values = {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
+        usual = {name: field.get_default() for name, field in type(self).model_fields.items()}
+        pairs = [
+            (name, _text(each))
+            for name, value in values.items()
+            if value != usual[name]
+            for each in (value if isinstance(value, list) else [value])
+        ]
+        return urlencode([(name, text) for name, text in pairs if text is not None], errors="backslashreplace")
+
+
+RunsQuery = Annotated[RunFilters, Query()]
+
+
+def filters_of(query: Mapping[str, Any]) -> RunFilters:
+    """Parse the filters of a page's URL; empty form fields are ignored."""
+    given = {name: value for name, value in query.items() if value not in ("", None) and name != "where"}
+    where = [text for text in query.get("where", []) if text.strip()]
+    return checked(RunFilters, {**given, "where": where}, "query")
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
 
 
 class Queries:
@@ -183,25 +252,25 @@ class Queries:
         rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
         return ExperimentsPage(rows, following, total=len(experiments))
 
-    def runs(self, store: RunStore, name: str, query: RunListQuery) -> dict[str, Any]:
+    def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""
         experiment = get_experiment(store, name)
-        found = self.found_runs(store, experiment, query)
-        page, following = page_of(found, partial(_sort_key, query.sort), limit=query.limit, after=query.after)
+        found = self.found_runs(store, experiment, filters)
+        page, following = page_of(found, partial(_sort_key, filters.sort), limit=filters.limit, after=filters.next)
         return {"items": [_run_row(experiment, run) for run in page], "next": following, "total": len(found)}
 
-    def found_runs(self, store: RunStore, experiment: Experiment, query: RunListQuery) -> list[StoredRun]:
-        """Return all runs that match a query, in its order."""
-        where, view = {"kind": query.kind, **dict(query.where)}, self.view(store, experiment)
-        if query.text and query.kind == RunKind.CELL:
+    def found_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
+        """Return all matching runs, in the order of the filters."""
+        where, view = filters.conditions, self.view(store, experiment)
+        if filters.q and filters.kind is RunKind.CELL:
             read = view.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
-            wanted = query.text.casefold()
+            wanted = filters.q.casefold()
             found: Iterator[StoredRun] = (run for run, texts in read if wanted in answer_text(texts).casefold())
         else:
             found = view.search(experiment.experiment_id, where=where)
-        if not query.superseded:
-            found = (run for run in found if run.tags.get("superseded") != "true")
-        return sorted(found, key=partial(_sort_key, query.sort))
+        if not filters.superseded:
+            found = (run for run in found if run.tags.get(SUPERSEDED_TAG) != "true")
+        return sorted(found, key=partial(_sort_key, filters.sort))
 
     def run(self, store: RunStore, name: str, run_id: str) -> dict[str, Any]:
         """Return a run of the experiment with all its texts. Raises NotFound."""
@@ -317,19 +386,14 @@ class Queries:
         found = self.counts.get(experiment.experiment_id, revision(experiment), count)
         scored = found["judged"] or found["provisional"]
         has_board = self.small.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
-        leader = self._leader(store, experiment) if scored and (use_snapshot or has_board) else None
+        leader: dict[str, Any] | None = None
+        if scored and (use_snapshot or has_board):
+            with suppress(TipbenchError):  # shown on the board's page
+                board = self.board(store, experiment, BoardQuery())
+                if pair := board.ranking.leader:
+                    state = {"decided": board.ranking.decided, "provisional": board.provisional}
+                    leader = {"model": pair.model, "prompt_version": pair.prompt, **state}
         return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
-
-    def _leader(self, store: RunStore, experiment: Experiment) -> dict[str, Any] | None:
-        try:
-            board = self.board(store, experiment, BoardQuery())
-        except TipbenchError:  # shown on the board's page
-            return None
-        pair = board.ranking.leader
-        if pair is None:
-            return None
-        state = {"decided": board.ranking.decided, "provisional": board.provisional}
-        return {"model": pair.model, "prompt_version": pair.prompt, **state}
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
         """Return the store with this experiment's runs cached."""
@@ -398,3 +462,124 @@ def _sort_key(sort: RunSort, run: StoredRun) -> SortKey:
         return SortKey(sys.maxsize, run.run_id)  # unknown scores last in both orders
     millionths = round(composite * 1e6)  # a sort key is an integer
     return SortKey(-millionths if sort == "-composite" else millionths, run.run_id)
+
+
+CHOICES = ("model", "prompt_version", "scenario", "persona")  # params offered as filters
+MOST_CHOICES = 300
+_SAME = ("model", "prompt_version", "scenario", "repeat")
+_COLUMNS = (
+    "run_id", "kind", "model", "prompt", "scenario", "persona", "repeat", "state", "tips", "composite",
+    "provisional_composite", "format_ok", "overlong", "diversity", "latency_s", "tokens_per_s", "started", "host",
+    "failure", "superseded", "conditions", "model_digest",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A run's position in a list, and the ids of the runs before and after it."""
+
+    newer: str | None = None
+    older: str | None = None
+    place: int | None = None  # from 1; None if the run is not in the list
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Related:
+    """Runs related to a cell, newest first, without the run itself."""
+
+    stale: bool = False  # replaced by a newer model digest, prompt text or scenario of the same name
+    tries: tuple[StoredRun, ...] = ()  # same cell_key: failures and retries
+    builds: tuple[StoredRun, ...] = ()  # same cell and conditions, other content
+    collection: StoredRun | None = None  # the collect that recorded it
+
+
+class RunQueries:
+    """Queries on the runs of one experiment, from the cached snapshot."""
+
+    def __init__(self, queries: Queries, store: RunStore, name: str) -> None:
+        self.experiment = get_experiment(store, name)
+        self._queries = queries
+        self._store = store
+        self._view = queries.view(store, self.experiment)
+
+    def choices(self, kind: str) -> dict[str, list[str]]:
+        """Return the values to filter by, per param."""
+        key = ("choices", self.experiment.experiment_id, kind)
+
+        def read() -> dict[str, list[str]]:
+            runs = list(self._runs(kind))
+            values = {name: {run.params[name] for run in runs if name in run.params} for name in CHOICES}
+            return {name: sorted(found)[:MOST_CHOICES] for name, found in values.items()}
+
+        return self._queries.small.get(key, revision(self.experiment), read)
+
+    def previews(self, run_ids: Collection[str]) -> dict[str, str]:
+        """Return the beginning of the answer of each cell in `run_ids`."""
+        where = {"kind": str(RunKind.CELL)}
+        read = self._view.read(self.experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
+        wanted = frozenset(run_ids)
+        return {
+            run.run_id: shorten(one_line(answer_text(texts)), _PREVIEW) for run, texts in read if run.run_id in wanted
+        }
+
+    def stale(self) -> frozenset[str]:
+        """Return the ids of cells replaced by a newer version of their model, prompt or scenario."""
+        key = ("stale", self.experiment.experiment_id)
+
+        def read() -> frozenset[str]:
+            cells = self._runs(str(RunKind.CELL))
+            return frozenset(stale_runs([run for run in cells if run.tags.get(SUPERSEDED_TAG) != "true"]))
+
+        return self._queries.small.get(key, revision(self.experiment), read)
+
+    def neighbours(self, filters: RunFilters, run_id: str) -> Neighbours:
+        """Return the position and neighbours of a run in the list of the filters."""
+        found = [run.run_id for run in self._queries.found_runs(self._store, self.experiment, filters)]
+        if run_id not in found:
+            return Neighbours(total=len(found))
+        at = found.index(run_id)
+        older = found[at + 1] if at + 1 < len(found) else None
+        return Neighbours(found[at - 1] if at else None, older, at + 1, len(found))
+
+    def related(self, run: Mapping[str, Any]) -> Related:
+        """Return the runs related to a cell."""
+        params, tags, run_id = run["params"], run["tags"], run["run_id"]
+        key, record = tags.get(CELL_TAG), tags.get("collection")
+        others = [each for each in self._runs(str(RunKind.CELL)) if each.run_id != run_id]
+        alike = [
+            each
+            for each in others
+            if each.tags.get("conditions") == tags.get("conditions")
+            and all(each.params.get(name) == params.get(name) for name in _SAME)
+        ]
+        collections = self._runs(str(RunKind.COLLECTION), {RECORD_TAG: record}) if record else ()
+        return Related(
+            stale=run_id in self.stale(),
+            tries=tuple(each for each in others if key is not None and each.tags.get(CELL_TAG) == key),
+            builds=tuple(each for each in alike if each.tags.get(CELL_TAG) != key),
+            collection=next(iter(collections), None),
+        )
+
+    def _runs(self, kind: str, where: Mapping[str, str] | None = None) -> Iterable[StoredRun]:
+        return self._view.search(self.experiment.experiment_id, where={"kind": kind, **(where or {})})
+
+
+def runs_csv(queries: Queries, store: RunStore, name: str, filters: RunFilters) -> str:
+    """Return all matching runs as CSV, in the list's order; numbers are not rounded."""
+    rows = []
+    for run in queries.found_runs(store, get_experiment(store, name), filters):
+        params, metrics, tags = run.params, run.metrics, run.tags
+        values = {
+            **{name: params.get(name) for name in ("model", "scenario", "persona", "repeat", "host", "model_digest")},
+            **{name: metrics.get(name) for name in ("composite", "provisional_composite", "format_ok", "overlong")},
+            **{name: metrics.get(name) for name in ("diversity", "latency_s", "tokens_per_s")},
+            **{name: tags.get(name) for name in ("kind", "failure", "superseded", "conditions")},
+            "run_id": run.run_id,
+            "prompt": params.get("prompt_version"),
+            "state": run.state,
+            "tips": metrics.get("n_candidates"),
+            "started": iso(run.start_ms / 1000),
+        }
+        rows.append([values[column] for column in _COLUMNS])
+    return csv_text(_COLUMNS, rows)

@@ -11,8 +11,7 @@ from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.errors import WebError
 from tipbench.web.forms import LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
 from tipbench.web.queries import check_name
-from tipbench.web.webhook import Webhook
-from tipbench.web.webhook_store import Delivery
+from tipbench.web.webhook import Delivery, Webhook
 
 router = APIRouter(prefix="/api/bench/hook", tags=["judge"], dependencies=[ADMINS_ONLY], responses=COMMON)
 
@@ -53,7 +52,7 @@ def deliveries(
     """
     found = [] if hook is None else sorted(hook.deliveries(), key=_place)
     page, following = page_of(found, _place, limit=limit, after=next)
-    return DeliveryList(items=[DeliveryShape.of(delivery) for delivery in page], next=following)
+    return DeliveryList(items=[delivery.response() for delivery in page], next=following)
 
 
 @router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=refusals(409))
@@ -64,7 +63,7 @@ def test(hook: HookState, body: Annotated[TestRequest, body_of(TestRequest, requ
     """
     if body.experiment is not None:
         check_name(body.experiment, "body.experiment")
-    return DeliveryShape.of(run_test(hook, body.experiment))
+    return run_test(hook, body.experiment).response()
 
 
 def state_of(hook: Webhook | None) -> HookShape:

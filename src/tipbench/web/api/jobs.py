@@ -1,4 +1,4 @@
-"""Job endpoints: start, list, cancel, retry, and the event stream."""
+"""Job endpoints: plan and start a run, list, cancel, retry, and the event stream; the configuration schema."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -18,7 +19,9 @@ from tipbench.jobs.folder import MOST_LOG
 from tipbench.jobs.job import ENDED, JobKind, JobState, RecordedEvent
 from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
+from tipbench.record.plan_check import plan_json
 from tipbench.web.api.models import (
     COMMON,
     DATA,
@@ -29,9 +32,9 @@ from tipbench.web.api.models import (
     JobShape,
     JobStarted,
     JudgeRunRequest,
+    PlanShape,
     refusals,
 )
-from tipbench.web.api.plan import CONFIG_BODY
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
 from tipbench.web.deps import Admin, Panel, PanelState, RunBodyParam, RunConfig
@@ -39,8 +42,9 @@ from tipbench.web.errors import Json, error_json, to_json
 from tipbench.web.forms import LIMIT, Limit, Next, body_of, body_schema
 from tipbench.web.job_service import JobService, Key, RunTarget, retry_job, start_judge, start_run
 from tipbench.web.security import StreamLimits
+from tipbench.workflows.plan_run import plan_outlook, plan_run
 
-running = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
+planning = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
 router = APIRouter(
     prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **refusals(404)}
@@ -57,6 +61,25 @@ STARTED: dict[int | str, dict[str, Any]] = {
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENTS = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
+# `RunConfig` reads the body after authentication, so FastAPI cannot document it by itself. The Airflow option is not
+# part of the configuration, and a plan ignores it.
+_CONFIG_SCHEMA = CollectConfig.model_json_schema()
+_CONFIG_SCHEMA["properties"][WAIT_FOR_JUDGE] = {
+    "type": "boolean",
+    "default": False,
+    "description": "Airflow only: the job waits until every cell of the run is judged, then compares.",
+}
+_CONFIG_BODY: dict[str, Any] = {
+    "requestBody": {
+        "description": "Options that differ from the defaults; see GET /api/bench/config.",
+        "content": {
+            "application/json": {
+                "schema": _CONFIG_SCHEMA,
+                "example": {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
+            }
+        },
+    }
+}
 RunnerName = Annotated[
     Literal["local", "airflow"] | None,
     Query(description="Where it runs: this machine, or Airflow if configured. Default: the setting `runner`."),
@@ -80,12 +103,48 @@ LastId = Annotated[
 ]
 
 
-@running.post(
+@planning.post(
+    "/plan",
+    summary="Plan a run",
+    response_model=PlanShape,
+    openapi_extra=_CONFIG_BODY,
+    responses=refusals(409, 502, 503),
+)
+def plan(config: RunConfig, panel: PanelState) -> dict[str, Any]:
+    """Return the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
+
+    Nothing is generated or recorded.
+    """
+    return plan_of(panel, config)
+
+
+def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
+    """Return the plan for the API and the page that starts a run."""
+    made, warnings = plan_run(config, panel.settings.home, lambda: panel.tracker.named(config.mlflow_url))
+    return {**plan_json(made), "outlook": plan_outlook(made).to_json(), "warnings": warnings}
+
+
+@planning.get("/config", summary="Get the configuration schema", response_model=dict[str, Any])
+def config(panel: PanelState) -> dict[str, Any]:
+    """Return the JSON schema of the options of `tipbench collect`.
+
+    Defaults are those of this server; URLs are limited to the allowed ones.
+    """
+    return panel.allowed.schema()
+
+
+@planning.get("/openapi.json", summary="Get the OpenAPI document", response_model=dict[str, Any])
+def openapi(request: Request) -> Any:
+    """Return the OpenAPI document of the whole API."""
+    return request.app.openapi()
+
+
+@planning.post(
     "/run",
     summary="Start a run",
     status_code=202,
     response_model_exclude_unset=True,
-    openapi_extra=CONFIG_BODY,
+    openapi_extra=_CONFIG_BODY,
     responses={**STARTED, **refusals(409)},
 )
 def run(
@@ -263,7 +322,9 @@ class JobStream:
     def more(self) -> tuple[bytes, bool]:
         """Return new frames, and whether the job has ended. Reads the job before its events, so none is missed."""
         current = self._look()
-        found = self._events()
+        found: list[RecordedEvent] = []
+        with suppress(ServerUnavailable):
+            found = list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
         frames = []
         for recorded in found:
             self._snapshot = self._snapshot.after(recorded)
@@ -278,12 +339,6 @@ class JobStream:
         if ended:
             frames.append(frame("end", current, self._snapshot.cursor))
         return b"".join(frames), ended
-
-    def _events(self) -> list[RecordedEvent]:
-        try:
-            return list(self._jobs.supervisor.runner_of(self._job).events(self._job, self._snapshot.cursor, _AT_ONCE))
-        except ServerUnavailable:
-            return []
 
     def _look(self) -> dict[str, Any]:
         self._job, place = self._jobs.placed(self._job.id)

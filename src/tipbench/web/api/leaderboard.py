@@ -14,10 +14,9 @@ from tipbench.compare.report import to_csv, to_markdown
 from tipbench.web.api.models import COMMON, DATA, BoardShape, PairShape, RevisionShape
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.board_query import BoardQueryParam
+from tipbench.web.board_query import BoardQueryParam, pair_view
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.errors import attachment
-from tipbench.web.pair_queries import pair_view
 from tipbench.web.queries import get_experiment, revision
 
 router = APIRouter(

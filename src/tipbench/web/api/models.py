@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
@@ -11,13 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from tipbench.jobs.job import Job, JobKind
 from tipbench.record.events import strip_logins
 from tipbench.text import iso
-from tipbench.web.webhook_store import Delivery
 
 NextCursor = Annotated[
     str | None,
     Field(description="Cursor of the next page, for the query parameter `next`; null on the last page."),
 ]
-# Options of a new sheet, whoever fills it.
+# Options of a new sheet, for people and automatic judges.
 Answers = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
 ]
@@ -32,27 +30,31 @@ Suite = Annotated[
 ]
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
+    """A response; further fields may be added."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class _Request(BaseModel):
+class RequestBody(BaseModel):
+    """A request; unknown fields are rejected."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetails(_Shape):
+class ErrorDetails(Shape):
     code: str = Field(description="For programs; stable when the message changes.", examples=["not_found"])
     message: str = Field(description="A sentence for people.", examples=["There is no experiment tip-bench-may."])
     path: str | None = Field(description="The invalid part of the request.", examples=["path.experiment"])
 
 
-class ErrorAnswer(_Shape):
+class ErrorAnswer(Shape):
     """The body of every error response."""
 
     error: ErrorDetails
 
 
-class ExperimentRow(_Shape):
+class ExperimentRow(Shape):
     experiment: str = Field(examples=["tip-bench-auto"])
     cells: int = Field(examples=[96])
     pending: int = Field(examples=[40])
@@ -69,12 +71,12 @@ class ExperimentRow(_Shape):
     url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3/runs"])
 
 
-class ExperimentList(_Shape):
+class ExperimentList(Shape):
     items: list[ExperimentRow]
     next: NextCursor
 
 
-class RunRow(_Shape):
+class RunRow(Shape):
     run_id: str = Field(examples=["1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"])
     state: str | None = Field(description="pending, judged or failed; null for other kinds of run.")
     params: dict[str, str] = Field(examples=[{"model": "qwen2.5:0.5b", "prompt_version": "v1"}])
@@ -85,7 +87,7 @@ class RunRow(_Shape):
     url: str | None = Field(description="Its page in MLflow.")
 
 
-class RunList(_Shape):
+class RunList(Shape):
     items: list[RunRow]
     next: NextCursor
     total: int = Field(description="Number of matching runs on all pages.")
@@ -99,12 +101,12 @@ class RunDetail(RunRow):
     )
 
 
-class PairName(_Shape):
+class PairName(Shape):
     model: str = Field(examples=["qwen2.5:0.5b"])
     prompt_version: str = Field(examples=["v2-mentor"])
 
 
-class DifferenceShape(_Shape):
+class DifferenceShape(Shape):
     mean: float
     ci_low: float | None
     ci_high: float | None
@@ -138,7 +140,7 @@ class StandingShape(PairName):
     flags: list[str]
 
 
-class LookShape(_Shape):
+class LookShape(Shape):
     number: int
     of: int
     at: int = Field(description="Scenarios.")
@@ -151,7 +153,7 @@ class NextLookShape(LookShape):
     power: float | None = Field(description="Chance to decide at this look.")
 
 
-class VerdictShape(_Shape):
+class VerdictShape(Shape):
     text: str
     leader: PairName | None
     tied_with_leader: list[PairName]
@@ -165,7 +167,7 @@ class VerdictShape(_Shape):
     scenarios_needed: int | None = Field(description="In total; null if out of reach.")
 
 
-class BoardShape(_Shape):
+class BoardShape(Shape):
     """The leaderboard, as printed by `tipbench compare --format json`."""
 
     experiment: str
@@ -183,7 +185,7 @@ class BoardShape(_Shape):
     notes: list[str]
 
 
-class PlanShape(_Shape):
+class PlanShape(Shape):
     """What a run with this configuration would do."""
 
     experiment: str
@@ -198,7 +200,7 @@ class PlanShape(_Shape):
     warnings: list[str]
 
 
-class SheetShape(_Shape):
+class SheetShape(Shape):
     """A blind sheet, to be filled in and sent to …/apply."""
 
     format: Literal["tipbench-sheet/1"]
@@ -210,7 +212,7 @@ class SheetShape(_Shape):
     items: list[dict[str, Any]]
 
 
-class AppliedShape(_Shape):
+class AppliedShape(Shape):
     """The result of applying a sheet, as printed by `judge apply --json`."""
 
     sheet: str
@@ -221,7 +223,7 @@ class AppliedShape(_Shape):
     drift: dict[str, Any] | None
 
 
-class SheetOptions(_Request):
+class SheetOptions(RequestBody):
     """Options of a sheet export. A judge's token may use `limit`, `all`, `sheet`, `filled` and `format`."""
 
     judge: str | None = Field(
@@ -239,7 +241,7 @@ class SheetOptions(_Request):
     format: Literal["json", "csv"] = Field("json", description="csv is for spreadsheets.")
 
 
-class JudgingShape(_Shape):
+class JudgingShape(Shape):
     """The judging status, as printed by `tipbench judge status --json`."""
 
     experiment: str
@@ -253,7 +255,7 @@ class JudgingShape(_Shape):
     history: list[dict[str, Any]]
 
 
-class JobLinks(_Shape):
+class JobLinks(Shape):
     self: str = Field(examples=["/api/bench/jobs/20260504-101500-1a2b3c4d"])
     events: str = Field(description="Server-sent events.")
     log: str
@@ -263,7 +265,7 @@ class JobLinks(_Shape):
     airflow: str | None = Field(None, description="The DAG run's page in Airflow, if it runs there.")
 
 
-class JobShape(_Shape):
+class JobShape(Shape):
     """A tipbench command that runs in the background."""
 
     id: str = Field(examples=["20260504-101500-1a2b3c4d"])
@@ -321,12 +323,12 @@ class JobRow(JobShape):
     place: int | None = Field(description="Position in the queue, 1 is next; null if not queued.")
 
 
-class JobList(_Shape):
+class JobList(Shape):
     items: list[JobRow]
     next: NextCursor
 
 
-class JobAnswer(_Shape):
+class JobAnswer(Shape):
     job: JobShape
     place: int | None = Field(description="Position in the queue, 1 is next; null if not queued.")
 
@@ -342,7 +344,7 @@ class JobDetail(JobAnswer):
     )
 
 
-class JudgeRunRequest(_Request):
+class JudgeRunRequest(RequestBody):
     """The options of `tipbench judge run`."""
 
     with_: str = Field(
@@ -377,19 +379,19 @@ class JudgeRunRequest(_Request):
     mlflow_url: str | None = Field(None, max_length=2000, description="The MLflow server; must be allowed.")
 
 
-class LoggedIn(_Shape):
+class LoggedIn(Shape):
     name: str = Field(examples=["reviewer-1"])
     role: Literal["admin", "judge"]
     expires: str = Field(examples=["2026-05-04T20:00:00.000Z"])
     csrf: str
 
 
-class Health(_Shape):
+class Health(Shape):
     status: Literal["ok"]
     version: str
 
 
-class Readiness(_Shape):
+class Readiness(Shape):
     status: Literal["ready"]
     mlflow: Literal["answers", "none yet"]
 
@@ -437,7 +439,7 @@ COMMON = refusals(400, 401, 403, 413, 422, 429, 500)  # every route that require
 DATA = refusals(404, 409, 502, 503)  # every route that reads an experiment
 
 
-class SimulationShape(_Shape):
+class SimulationShape(Shape):
     run_id: str = Field(description="Its run in MLflow, experiment `tip-sim`.")
     config: dict[str, Any] = Field(description="World, users, rounds, seeds, policies, baseline and ablation.")
     policies: list[dict[str, Any]] = Field(
@@ -445,12 +447,12 @@ class SimulationShape(_Shape):
     )
 
 
-class SimulationList(_Shape):
+class SimulationList(Shape):
     items: list[SimulationShape]
     next: str | None = Field(description="Always null: `limit` selects how many.")
 
 
-class PromotionShape(_Shape):
+class PromotionShape(Shape):
     id: int
     kind: str = Field(description="check, apply, unchecked or undo.", examples=["apply"])
     at: str
@@ -461,13 +463,13 @@ class PromotionShape(_Shape):
     body: dict[str, Any] = Field(description="A check's verdict with its clauses; the check or reason of a switch.")
 
 
-class PromotionList(_Shape):
+class PromotionList(Shape):
     active: str = Field(description="The policy that answers `POST /recommend`.", examples=["egreedy/v1"])
     items: list[PromotionShape]
     next: str | None = Field(description="Always null: `limit` selects how many.")
 
 
-class TipShape(_Shape):
+class TipShape(Shape):
     tip: str = Field(examples=["Open the handover note and write its first line; stop after five minutes."])
     rationale: str
     scores: dict[str, float] = Field(
@@ -485,12 +487,12 @@ class AnswerShape(PairName):
     tips: list[TipShape]
 
 
-class SideShape(_Shape):
+class SideShape(Shape):
     composite: float | None = Field(description="The row's mean in this scenario.")
     answers: list[AnswerShape]
 
 
-class MeetingShape(_Shape):
+class MeetingShape(Shape):
     scenario: str = Field(examples=["nurse@evening"])
     difference: float | None = Field(description="Own − reference; null unless both are judged.")
     own: SideShape
@@ -515,18 +517,18 @@ class PairShape(PairName):
     scenarios: list[MeetingShape]
 
 
-class RevisionShape(_Shape):
+class RevisionShape(Shape):
     experiment: str
     revision: str | None = Field(description="Null if tipbench has never written to the experiment.")
 
 
-class TestRequest(_Request):
+class TestRequest(RequestBody):
     """Options of a webhook test."""
 
     experiment: str | None = Field(None, max_length=200, description="Include links to this experiment in the message.")
 
 
-class AttemptShape(_Shape):
+class AttemptShape(Shape):
     """One delivery attempt."""
 
     number: int
@@ -536,7 +538,7 @@ class AttemptShape(_Shape):
     reason: str | None = Field(description="Why the attempt failed.", examples=["responded with 503"])
 
 
-class DeliveryShape(_Shape):
+class DeliveryShape(Shape):
     """A message to the receiver, with all delivery attempts."""
 
     id: str = Field(description="The same for every attempt.", examples=["0f6a2b9c4d1e4f508192a3b4c5d6e7f8"])
@@ -550,29 +552,6 @@ class DeliveryShape(_Shape):
     attempts: list[AttemptShape]
     payload: dict[str, Any] = Field(description="The message.", examples=[{"event": "cells.pending", "pending": 40}])
 
-    @classmethod
-    def of(cls, delivery: Delivery) -> Self:
-        """Return a delivery for clients."""
-        return cls(
-            id=delivery.message.id,
-            event=delivery.message.event,
-            experiment=delivery.message.experiment,
-            state=delivery.state.value,
-            created=iso(delivery.created),
-            next_try=iso(delivery.next_try),
-            attempts=[
-                AttemptShape(
-                    number=attempt.number,
-                    time=iso(attempt.time),
-                    took_s=attempt.took_s,
-                    status=attempt.status,
-                    reason=attempt.reason or None,
-                )
-                for attempt in delivery.attempts
-            ],
-            payload=json.loads(delivery.message.body),
-        )
-
 
 class DeliveryList(BaseModel):
     """A page of deliveries, newest first."""
@@ -581,7 +560,7 @@ class DeliveryList(BaseModel):
     next: NextCursor
 
 
-class HookShape(_Shape):
+class HookShape(Shape):
     """Webhook status."""
 
     configured: bool

@@ -1,20 +1,32 @@
-"""GET /api/bench/policies: the policies of `tipbench serve`, their shadows, and one user's state."""
+"""Policies of `tipbench serve`, their promotions, recorded simulations, and the job that runs one."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
 from tipbench.errors import UsageError
-from tipbench.web.api.models import COMMON
-from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.deps import Panel, PanelState
+from tipbench.jobs.command import simulate_request
+from tipbench.jobs.store import Submitted
+from tipbench.serve.event_log import FILE, FOLDER
+from tipbench.serve.policy import DEFAULT_POLICY
+from tipbench.simulate.simulation import SimulationConfig
+from tipbench.web.api.jobs import STARTED, started
+from tipbench.web.api.models import COMMON, DATA, JobStarted, PromotionList, SimulationList, refusals
+from tipbench.web.auth import ADMINS_ONLY, require_admin
+from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid
+from tipbench.web.forms import body_of, body_schema
+from tipbench.web.job_service import Key
 from tipbench.workflows.policies import PoliciesReport, read_policies
+from tipbench.workflows.promotion import promotion_json, switches_of
+from tipbench.workflows.simulation import read_simulations
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON)
-
+_BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
+Most = Annotated[int, Query(ge=1, le=200, description="At most this many, newest first.")]
 UserId = Annotated[
     str | None,
     Query(max_length=200, description="Adds the state of the user with this id, as the app sends it.", examples=["u1"]),
@@ -33,3 +45,50 @@ def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
         return read_policies(panel.settings.home, user_id)
     except UsageError as exc:
         raise Invalid(str(exc), path="query.user_id") from exc
+
+
+@router.get("/simulations", summary="List simulations", response_model=SimulationList, responses=DATA)
+def simulations(store: Store, limit: Most = 50) -> dict[str, Any]:
+    """Return recorded simulations with their results, newest first."""
+    items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]
+    return {"items": items, "next": None}
+
+
+@router.post(
+    "/simulations",
+    summary="Start a simulation",
+    status_code=202,
+    response_model_exclude_unset=True,
+    openapi_extra=_BODY,
+    responses={**STARTED, **refusals(409)},
+)
+def simulate(
+    config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],
+    who: Admin,
+    panel: PanelState,
+    response: Response,
+    key: Key = None,
+) -> JobStarted:
+    """Queue `tipbench simulate`, always as a subprocess of this machine; it does not wait for a collect."""
+    return started(panel, start_simulation(panel, config, started_by=who.name, key=key), response)
+
+
+def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str, key: str | None) -> Submitted:
+    """Queue the job; it records in the MLflow of the panel."""
+    order = simulate_request(config, mlflow_url=panel.settings.get("mlflow_url") or None, started_by=started_by)
+    return panel.jobs.submit(order, key=key)
+
+
+@router.get("/promotions", summary="List promotions", response_model=PromotionList)
+def promotions(panel: PanelState, limit: Most = 100) -> dict[str, Any]:
+    """Return the active policy, and checks, switches and undos with their time and user, newest first."""
+    return promotions_json(panel, limit)
+
+
+def promotions_json(panel: Panel, limit: int = 100) -> dict[str, Any]:
+    """Return the record of promotions, for the API and the page."""
+    if not (panel.settings.home / FOLDER / FILE).exists():
+        return {"active": DEFAULT_POLICY, "items": [], "next": None}
+    with switches_of(panel.settings.home) as switches:
+        rows = switches.promotions(limit=limit)
+        return {"active": switches.active(), "items": [promotion_json(row) for row in rows], "next": None}

@@ -12,7 +12,7 @@ from tipbench.web.api.models import COMMON, DATA, RunDetail, RunList
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.errors import attachment
-from tipbench.web.run_queries import RunsQuery, runs_csv
+from tipbench.web.queries import RunsQuery, runs_csv
 
 
 class RunIdConvertor(StringConvertor):
@@ -50,11 +50,11 @@ def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, stor
 )
 def runs_table(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> Response:
     """Return all matching runs as CSV; `limit` and `next` are ignored."""
-    content = runs_csv(panel.queries, store, experiment, filters.list_query).encode("utf-8", "backslashreplace")
+    content = runs_csv(panel.queries, store, experiment, filters).encode("utf-8", "backslashreplace")
     return Response(content, media_type="text/csv", headers=attachment(f"{experiment}-runs", "csv"))
 
 
 @router.get("/{experiment:path}", summary="List an experiment's runs", response_model=RunList)
 def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> dict[str, Any]:
     """Return a page of runs, newest first, without their texts."""
-    return panel.queries.runs(store, experiment, filters.list_query)
+    return panel.queries.runs(store, experiment, filters)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tipbench.errors import UsageError
-from tipbench.web.api.models import COMMON, refusals
+from tipbench.web.api.models import COMMON, RequestBody, Shape, refusals
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, NotFound, checked
@@ -20,10 +20,8 @@ router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[AD
 DEFAULT_LIFE = "90d"
 
 
-class TokenRequest(BaseModel):
+class TokenRequest(RequestBody):
     """Options of a new token."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Literal["admin", "judge", "app"] = Field(
         description="admin: everything; judge: sheets and batches of its own only; app: the policy server only."
@@ -32,10 +30,8 @@ class TokenRequest(BaseModel):
     expires: str = Field(DEFAULT_LIFE, max_length=40, description="Lifetime: 12h, 30d, 8w or never.")
 
 
-class TokenShape(BaseModel):
+class TokenShape(Shape):
     """A stored token, without its secret."""
-
-    model_config = ConfigDict(extra="allow")
 
     id: str = Field(examples=["3f9a1c0b7e52"])
     role: Literal["admin", "judge", "app"]

@@ -18,7 +18,7 @@ from tipbench.plan.suite import load_suite
 from tipbench.record.run import RunKind
 from tipbench.record.store import RunStore
 from tipbench.text import plural
-from tipbench.web.api.batches import SheetPath
+from tipbench.web.api.judge import SheetPath
 from tipbench.web.auth import JUDGES_TOO, Identity, Role
 from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
@@ -28,14 +28,16 @@ from tipbench.web.errors import Invalid, NotFound, attachment, refused_sheet
 from tipbench.web.forms import MOST, UploadedFile, read_parts
 from tipbench.web.judge_service import (
     ApplyOptions,
+    Upload,
     apply_sheet,
     parse_sheet_request,
+    quota_of,
     sheet_file,
     sheet_for,
+    uploads_of,
 )
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import get_experiment
-from tipbench.web.uploads import Upload, quota_of, uploads_of
 
 _DECIMALS = 1  # of the bias shown to a judge
 

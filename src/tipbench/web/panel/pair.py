@@ -17,9 +17,18 @@ from tipbench.text import interval, number, short_name
 from tipbench.web.api.leaderboard import RowModel, RowPrompt
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
-from tipbench.web.board_query import BoardUrl, PageQuery, baseline_text, row_text, tidy_url
+from tipbench.web.board_query import (
+    BoardUrl,
+    PageQuery,
+    PairView,
+    Role,
+    ScenarioComparison,
+    baseline_text,
+    pair_view,
+    row_text,
+    tidy_url,
+)
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.pair_queries import PairView, Role, ScenarioComparison, pair_view
 from tipbench.web.panel.leaderboard import load_board
 from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment

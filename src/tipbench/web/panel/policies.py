@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import UsageError
-from tipbench.web.api.policies import UserId, policies_report
-from tipbench.web.api.simulations import promotions_json
+from tipbench.web.api.policies import UserId, policies_report, promotions_json
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import Invalid, NotFound

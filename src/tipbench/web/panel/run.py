@@ -24,8 +24,7 @@ from tipbench.web.board_query import BoardUrl
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.panel.pages import page
 from tipbench.web.panel.runs import read_filters, run_note, run_title
-from tipbench.web.queries import experiment_path, quote_path
-from tipbench.web.run_queries import Related, RunFilters, RunQueries
+from tipbench.web.queries import Related, RunFilters, RunQueries, experiment_path, quote_path
 
 Facts = list[tuple[str, str]]
 Given = tuple[str, Judgement]  # how the scores are used (counts, held, provisional, …), and the scores
@@ -313,7 +312,7 @@ def run_page(
         tries=related.tries[:_LISTED],
         builds=related.builds[:_LISTED],
         by_time=filters.sort == RunFilters().sort,
-        neighbours=book.neighbours(filters.list_query, run_id),
+        neighbours=book.neighbours(filters, run_id),
         query=f"?{query}" if query else "",
         json_url=f"/api/bench/runs/{quote_path(experiment)}/{run_id}",
         mlflow_url=run["url"],

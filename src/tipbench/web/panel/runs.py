@@ -13,8 +13,7 @@ from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState, Store
 from tipbench.web.panel.pages import page
-from tipbench.web.queries import experiment_path, quote_path, shown_composite
-from tipbench.web.run_queries import RunFilters, RunQueries, filters_of
+from tipbench.web.queries import RunFilters, RunQueries, experiment_path, filters_of, quote_path, shown_composite
 
 _NOTE_TAG = "mlflow.note.content"
 _NAME_TAG = "mlflow.runName"
@@ -53,7 +52,7 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
     if any(not value.strip() for _, value in request.query_params.multi_items()):
         return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)  # without empty fields
     book = RunQueries(panel.queries, store, experiment)
-    found = panel.queries.runs(store, experiment, filters.list_query)
+    found = panel.queries.runs(store, experiment, filters)
     is_cells = filters.kind is RunKind.CELL
     stale = book.stale() if is_cells else frozenset()
     previews = book.previews([run["run_id"] for run in found["items"]]) if is_cells else {}

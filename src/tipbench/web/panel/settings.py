@@ -16,7 +16,6 @@ from tipbench.http import strip_login
 from tipbench.markup import duration
 from tipbench.settings import SETTINGS, Setting, Settings
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
-from tipbench.web.api.models import DeliveryShape
 from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, check_request, make_token, revoke_token, token_rows
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
@@ -167,7 +166,7 @@ def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200,
         operator=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),
         hook=state_of(hook),
-        deliveries=[DeliveryShape.of(each) for each in hook.deliveries()[:_MOST_DELIVERIES]] if hook else [],
+        deliveries=[each.response() for each in hook.deliveries()[:_MOST_DELIVERIES]] if hook else [],
         reached=reached(panel),
         configured=configured(panel.settings),
         json_url="/api/bench/tokens",

@@ -21,11 +21,10 @@ from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Admin, PanelState, Store
 from tipbench.web.errors import Invalid, refused_sheet
 from tipbench.web.forms import UploadedFile
-from tipbench.web.judge_service import ApplyOptions, apply_sheet
+from tipbench.web.judge_service import ApplyOptions, Upload, apply_sheet, quota_of, uploads_of
 from tipbench.web.panel.judges import drift_words, judges_response
 from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path
-from tipbench.web.uploads import Upload, quota_of, uploads_of
 
 router = APIRouter(dependencies=[LIMIT_CONCURRENCY, ADMINS_ONLY], include_in_schema=False)
 

@@ -15,7 +15,7 @@ from tipbench.simulate.charts import curves_chart
 from tipbench.simulate.simulation import ALL_POLICIES, SimulationConfig, make_simulation_config
 from tipbench.simulate.world import WorldName
 from tipbench.web.api.jobs import JobPath
-from tipbench.web.api.simulations import start_simulation
+from tipbench.web.api.policies import start_simulation
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store

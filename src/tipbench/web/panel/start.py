@@ -36,7 +36,7 @@ from tipbench.plan.config import EXPERIMENT_PREFIX, WAIT_FOR_JUDGE, CollectConfi
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
 from tipbench.text import file_size, parameter_count
-from tipbench.web.api.plan import plan_of
+from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Forbidden, Invalid, Json

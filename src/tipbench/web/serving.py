@@ -186,8 +186,8 @@ class PolicyServer:
         served = answer if adapter is RECOMMEND and self._recommender.has_shadows() else None
         reply = Reply(200, to_json(answer.body), (), _JSON, served)
         committed = answer.committed
-        # Requests that wait for the commit keep nothing but their replies: dictionaries of all of them would not fit
-        # into the processor's cache, and a request would take half as long again.
+        # Requests that wait for the commit keep nothing but their replies: with the dictionaries of all of them in
+        # memory, each takes more CPU time, probably for want of cache.
         del given, answer, served
         if committed is not None:
             committed.result() if committed.done() else await self._commit(committed)

@@ -25,6 +25,7 @@ from tipbench.web.auth import POLICY_SERVER_REFUSES, Role, TokenGuard, TokenStor
 from tipbench.web.security import LoginLimiter
 from tipbench.web.serving import PolicyServer
 
+DEADLINE_S = 120.0  # for a response; only a server that hangs takes as long
 TIPS = [{"tip_id": "t9", "category": "focus", "composite": 12.5}, {"tip_id": "t4", "task": {"is_overdue": True}}]
 
 
@@ -105,7 +106,7 @@ def policy_site(
         texts = catalogue.texts if catalogue else {}
         app = PolicyServer(service, recommender, guard, texts=texts, clock=token_clock)
         url = stack.enter_context(listening(app))
-        client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=30))
+        client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S))
         yield PolicySite(url, app, service, recommender, tokens, clock, token_clock, client, secrets)
 
 
@@ -122,7 +123,7 @@ def serve_process(home: Path, *options: str) -> Iterator[tuple[httpx.Client, sub
         lines = iter(process.stderr.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://127[^ ]+", line)))
         headers = {"Authorization": f"Bearer {token}"}
-        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as client:
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=DEADLINE_S) as client:
             yield client, process
     finally:
         process.kill()

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from support.policy_site import TIPS, PolicySite, ServerChooser, policy_site
+from support.policy_site import DEADLINE_S, TIPS, PolicySite, ServerChooser, policy_site
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
 from tipbench.serve.policy import POLICIES, Policy
@@ -98,7 +98,7 @@ def test_r12_an_enabled_shadow_scores_after_the_answer_and_changes_nothing(tmp_p
 
     def slow(_service: PolicyService, _policy: str, _entry: Entry) -> dict[str, Any]:
         running.set()
-        release.wait(60)
+        release.wait()
         raise RuntimeError("too late")
 
     with policy_site(tmp_path, scorer=slow) as site:
@@ -391,7 +391,7 @@ def test_shadows_that_sleep_raise_or_flood_leave_the_answers_unchanged(tmp_path:
 
     def broken(_service: PolicyService, policy: str, _entry: Entry) -> dict[str, Any]:
         if policy == "egreedy/v2":
-            release.wait(60)
+            release.wait()
         raise RuntimeError(policy)
 
     def answers(site: PolicySite) -> list[bytes]:
@@ -436,7 +436,7 @@ def test_the_server_decides_for_simulated_users_as_the_vectorised_rollout_does(s
         return np.array([keys.uniform(policy, user, f"round-{number}") for user in users])
 
     fast = rollout(world, [find_arm(policy)], draws=draws, record=True)[0]
-    with httpx.Client(base_url=site.url, headers=site.headers("app"), trust_env=False) as client:
+    with httpx.Client(base_url=site.url, headers=site.headers("app"), trust_env=False, timeout=DEADLINE_S) as client:
         served = drive(world, ServerChooser(client, policy))
     assert fast.chosen is not None
     assert served.chosen is not None

@@ -109,11 +109,13 @@ def _v1(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
 
 
 def _v2(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:  # noqa: ARG001
-    hour_sin, hour_cos, *day = time_features(at)
-    user = (*day, *profile_vector(request.get("profile_features"), hour_of(at)))
+    hour_sin, hour_cos, dow_sin, dow_cos = time_features(at)
+    user = (dow_sin, dow_cos, *profile_vector(request.get("profile_features"), hour_of(at)))
     values: list[float] = []
     for candidate in candidates:
-        values += (hour_sin, hour_cos, *task_features(candidate), *user)
+        overdue, age, priority = task_features(candidate)  # not unpacked with `*`, which takes twice as long
+        values += (hour_sin, hour_cos, overdue, age, priority)
+        values += user
     return values
 
 
@@ -133,14 +135,17 @@ def _v3(request: Occasion, candidates: list[Candidate], at: datetime, tallies: T
         if user is None:
             user = by_name[category] = tallies.features(category, hour)
         quality = 0.0 if composite is None else (composite - COMPOSITE_MIDDLE) / COMPOSITE_HALF
+        overdue, age, priority = task_features(candidate)
         values += (
             1.0,
-            *task_features(candidate),
+            overdue,
+            age,
+            priority,
             quality if -1.0 <= quality <= 1.0 else math.copysign(1.0, quality),
             0.0 if slot_hour is None else math.cos(math.tau * (hour - slot_hour) / 24),
             0.0 if effort is None else load * (1 - 2 * effort / MAX_EFFORT_MIN) if effort < MAX_EFFORT_MIN else -load,
-            *user,
         )
+        values += user
     return values
 
 

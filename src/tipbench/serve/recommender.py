@@ -74,6 +74,10 @@ class Recommender:
             candidates = self._catalogue.candidates(hour_of(moment_of(request, self.service.clock())))
         return self.service.serve(self.switches.active(), request, candidates, signal=SERVE_SIGNAL)
 
+    def has_shadows(self) -> bool:
+        """True if a shadow is enabled."""
+        return True in self.switches.shadows().values()
+
     def run_shadows(self, answer: Answer) -> None:
         """Queue an answer that has been sent for the enabled shadows; never blocks: a full queue drops it."""
         if answer.entry is not None and answer.entry.kind == "score":

@@ -46,6 +46,7 @@ MAX_BODY = 256 * 1024
 TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time
 _TOKENS_CACHED = 1000
 _JSON = b"application/json"
+_NOT_STORED = (b"cache-control", b"no-store")
 _RETRY = ((b"retry-after", b"1"),)
 _COLLECT_EVERY = 50_000  # allocations
 
@@ -150,42 +151,47 @@ class PolicyServer:
             reply = _refusal(exc)
             if reply.status == 500:
                 log.exception("%s %r failed", method, path[:200])
-        size = b"%d" % len(reply.body)
-        headers = [(b"content-type", reply.content_type), (b"content-length", size), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, *reply.headers]})
-        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else reply.body})
-        if reply.served is not None:
-            self._recommender.run_shadows(reply.served)
+        status, body, more_headers, content_type, served = reply
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), _NOT_STORED, *more_headers]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+        if served is not None:
+            self._recommender.run_shadows(served)
         took = time.perf_counter() - started
-        self._metrics.observe(method, path if path in self._routes else "other", reply.status, took)
+        self._metrics.observe(method, path if path in self._routes else "other", status, took)
         if log.isEnabledFor(logging.INFO):  # without the query string, which may contain a user id
-            log.info("%s %s %d %.1f ms", method, quote(path[:200]), reply.status, took * 1000)
+            log.info("%s %s %d %.1f ms", method, quote(path[:200]), status, took * 1000)
 
     async def _reply(self, method: str, path: str, scope: Scope, receive: Receive) -> Reply:
         methods = self._routes.get(path)
         route = methods.get(method) if methods else None
         if route is None:
             return await self._other(method, path, scope)
+        handle, adapter, place, waits = route
         headers = dict(scope["headers"])
         if self._authorised.get(headers.get(b"authorization", b""), 0.0) <= self._clock():
             await self._authorise(scope)
-        if route.adapter is not None:
-            body = await _read_body(int(headers.get(b"content-length", 0)), receive)
-            given = _validated(route.adapter, body)
+        if adapter is not None:
+            given = _validated(adapter, await _read_body(int(headers.get(b"content-length", 0)), receive))
         else:
             given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            answer = await asyncio.to_thread(route.handle, given) if route.waits else route.handle(given)
+            answer = await asyncio.to_thread(handle, given) if waits else handle(given)
         except UsageError as exc:
-            if route.place is None or isinstance(exc, EventNotFound):
+            if place is None or isinstance(exc, EventNotFound):
                 raise
-            raise Invalid(str(exc), path=route.place) from exc
+            raise Invalid(str(exc), path=place) from exc
         if not isinstance(answer, Answer):
             return Reply(200, to_json(answer))
+        served = answer if adapter is RECOMMEND and self._recommender.has_shadows() else None
+        reply = Reply(200, to_json(answer.body), (), _JSON, served)
         committed = answer.committed
+        # Requests that wait for the commit keep nothing but their replies: with the dictionaries of all of them in
+        # memory, each takes more CPU time, probably for want of cache.
+        del given, answer, served
         if committed is not None:
             committed.result() if committed.done() else await self._commit(committed)
-        return Reply(200, to_json(answer.body), served=answer if route.adapter is RECOMMEND else None)
+        return reply
 
     async def _other(self, method: str, path: str, scope: Scope) -> Reply:
         """Reply to requests that are not operations of policies: health, metrics, the OpenAPI document, errors."""

@@ -329,7 +329,8 @@ class Queries:
         if pair is None:
             return None
         state = {"decided": board.ranking.decided, "provisional": board.provisional}
-        return {"model": pair.model, "prompt_version": pair.prompt, **state}
+        beats = board.ranking.beats_reference
+        return {"model": pair.model, "prompt_version": pair.prompt, **state, "beats_reference": beats}
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:
         """Return the store with this experiment's runs cached."""

@@ -39,7 +39,7 @@ _WARM_ASKS = 9
 _SHEET_CELLS = 24
 _START_S = 60.0
 _ROUND_S = 40.0
-_TOKEN = "a-token-of-the-benchmark-only"  # noqa: S105
+_TOKEN = "a-token-of-the-benchmark-and-of-nothing-else"  # noqa: S105
 
 
 @dataclass

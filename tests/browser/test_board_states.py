@@ -75,7 +75,7 @@ def test_no_match_has_its_page_with_a_way_back(visit: Visit, site: Site, axe: Ax
     assert sight.page.get_by_role("heading", name="Nothing matches these filters").is_visible()
     assert list(faults(axe, sight)) == []
     sight.page.get_by_role("link", name="Remove all filters").click()
-    assert sight.page.get_by_role("heading", name="Use large:3b/v1").is_visible()
+    sight.page.get_by_role("heading", name="Use large:3b/v1").wait_for()
 
 
 @pytest.mark.parametrize(("state", "pairs", "scenarios"), [("large", 15, 32), ("wide", 60, 32)])
@@ -96,7 +96,8 @@ def test_the_answers_to_a_scenario_have_an_address(visit: Visit, site: Site, axe
     sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
     scenario = sight.page.locator(".matrix tbody th").nth(2).inner_text()
     sight.page.locator(".matrix tbody tr").nth(2).locator("td a").nth(1).click()
-    assert sight.page.get_by_role("heading", name=scenario).is_visible()
+    sight.page.get_by_role("heading", name=scenario).wait_for()
+    sight.page.wait_for_load_state()
     assert sight.page.locator(".side:target").get_attribute("id") == "a1"
     assert list(faults(axe, sight)) == []
     again = visit(site)

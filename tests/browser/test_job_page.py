@@ -71,7 +71,7 @@ def test_a_cancelled_job_can_be_retried(tmp_path: Path, visit: Visit) -> None:
         page.locator(".job-state", has_text="Cancelled").wait_for()
         page.get_by_role("button", name="Retry").click()
         page.wait_for_url(lambda url: "/jobs/" in url and not url.endswith(job.id))
-        assert page.get_by_role("link", name=job.id).is_visible()
+        page.get_by_role("link", name=job.id).wait_for()
         assert [each.retry_of for each in site.panel.jobs.store.page().items] == [job.id, None]
 
 
@@ -102,8 +102,8 @@ def test_without_javascript_everything_works(tmp_path: Path, visit: Visit) -> No
             assert time.monotonic() < deadline, page.locator("#live").inner_text()
             page.wait_for_timeout(100)
             page.reload()
-        assert page.get_by_text("done, memory freed").is_visible()
-        assert page.get_by_role("link", name="Leaderboard").is_visible()
+        page.get_by_text("done, memory freed").wait_for()
+        page.get_by_role("link", name="Leaderboard").wait_for()
 
 
 # what the script does, with a job on paper
@@ -129,7 +129,7 @@ def test_the_page_follows_the_job(tmp_path: Path, visit: Visit) -> None:
         assert page.locator("#announce").text_content() == "Running, 25 % done."  # not every cell is read out
         story += [cells(4), events.BlockFinished("a:1b"), events.Waiting("Ollama", 60.0)]
         page.get_by_text("Waiting for Ollama").wait_for()
-        assert page.get_by_text("done, memory freed").is_visible()
+        page.get_by_text("done, memory freed").wait_for()
 
 
 def test_times_are_local_with_their_zone_and_utc_on_hover(tmp_path: Path, visit: Visit) -> None:

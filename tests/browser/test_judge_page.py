@@ -74,8 +74,8 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: Office, visit: Visit)
     tips = sum(len(item["tips"]) for item in filled)
     assert at.presses == 3 * tips + len(filled) + 1
     assert at.presses / len(filled) <= MOST_PRESSES
-    assert page.get_by_text("Your scores count").is_visible()
-    assert page.locator("#drift").get_by_text("match the reference scores").is_visible()
+    page.get_by_text("Your scores count").wait_for()
+    page.locator("#drift").get_by_text("match the reference scores").wait_for()
     kept = own.judging(at.sheet)
     assert kept.status is SheetStatus.APPLIED
     given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
@@ -92,6 +92,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     at.press("Control+Enter")
     at.finish()
     at.page.get_by_role("heading", name="Not counted yet").wait_for()
+    at.page.wait_for_load_state()
     assert at.page.get_by_role("cell", name="too high").count() == 3
     at.page.get_by_role("button", name="Revise my scores").click()
     at.ready()
@@ -106,7 +107,7 @@ def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: Office, visi
     held.get_by_role("button", name="Accept these scores").click()
     admin.locator(f"#batch-{sheet}").get_by_text("drift accepted").wait_for()
     at.page.reload()
-    assert at.page.get_by_text("an admin accepted them: agreed in the team").is_visible()
+    at.page.get_by_text("an admin accepted them: agreed in the team").wait_for()
     assert own.judging(sheet).status is SheetStatus.APPLIED
 
 
@@ -114,10 +115,10 @@ def test_a_batch_may_be_finished_early_and_continued(own: Office, visit: Visit) 
     at = sit_down(visit, own.site, own.open())
     at.press(*"555555555", "Control+Enter", "4")
     at.page.get_by_role("button", name="Finish batch…").click()
-    assert at.page.get_by_text("39 items are open").is_visible()
+    at.page.get_by_text("39 items are open").wait_for()
     at.finish()
     at.page.get_by_role("heading", name="Batch finished").wait_for()
-    assert at.page.get_by_text("Too few scores to compare").is_visible()
+    at.page.get_by_text("Too few scores to compare").wait_for()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
     at.on(2)
@@ -128,7 +129,7 @@ def test_complete_drafts_are_offered_for_submission_at_the_end(own: Office, visi
     at = sit_down(visit, own.site, own.open())
     at.press(*"555555555", "j", *"444444444")
     at.page.get_by_role("button", name="Finish batch…").click()
-    assert at.page.get_by_text("2 drafts are complete and not submitted: 1, 2.").is_visible()
+    at.page.get_by_text("2 drafts are complete and not submitted: 1, 2.").wait_for()
     at.page.get_by_role("button", name="Submit these drafts too").click()
     at.finish()
     at.page.get_by_role("heading", name="Batch finished").wait_for()
@@ -307,4 +308,4 @@ def test_without_javascript_the_page_offers_judging_by_file(office: Office, visi
     page.goto(f"{office.site.url}/judge/batches/{office.open()}")
     page.get_by_text("Judging in the browser needs JavaScript").wait_for()
     page.get_by_role("link", name="download it, fill it in, upload it").click()
-    assert page.get_by_role("button", name="Download sheet").is_visible()
+    page.get_by_role("button", name="Download sheet").wait_for()

@@ -75,7 +75,7 @@ def test_the_bar_and_the_scales_wording_stay_in_sight(phone: AtDesk) -> None:
             assert box["y"] >= 0
             assert box["y"] + box["height"] <= 740
         phone.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        phone.page.wait_for_timeout(100)
+        phone.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def test_the_rubric_opens_over_the_page_and_scores(phone: AtDesk) -> None:

@@ -56,6 +56,8 @@ def test_no_page_before_login_or_for_a_judge_has_a_violation(visit: Visit, plain
     wrong = [f"login: {fault}" for fault in faults(axe, anonymous, both=True)]
     anonymous.page.get_by_role("textbox", name="Token").fill("tipbench_nobody")
     anonymous.page.get_by_role("button", name="Log in").click()
+    anonymous.page.get_by_role("alert").wait_for()
+    anonymous.page.wait_for_load_state()
     wrong += [f"login refused: {fault}" for fault in faults(axe, anonymous)]
     judge = visit(plain.site, "judge")
     for path, status in (("/judge", 200), ("/judge?experiment=tip-bench-furnished", 200), ("/settings", 403)):

@@ -86,7 +86,7 @@ def watch_to_the_end(page: Page, cells: int) -> None:
     page.locator("#connection[data-state=live], #connection[data-state=ended]").first.wait_for()
     page.wait_for_selector("#live[data-ended=yes]", timeout=LONG_MS, state="attached")
     assert page.evaluate("document.body.dataset.same") == "yes"
-    assert page.locator(".job-state", has_text=f"{cells} cells generated").is_visible()
+    page.locator(".job-state", has_text=f"{cells} cells generated").wait_for()
     assert page.title().startswith("Succeeded")
 
 
@@ -137,7 +137,8 @@ def import_sheet(page: Page, file: Path) -> None:
     page.get_by_label("Filled file").set_input_files(file)
     page.locator("#import").get_by_role("button", name="Preview").click()
     page.locator("#preview").wait_for()
-    assert page.locator("#preview").get_by_text(JUDGE).first.is_visible()
+    page.locator("#preview").get_by_text(JUDGE).first.wait_for()
+    page.wait_for_load_state()
     assert page.locator("table.changes tbody tr").count() >= 2
     preview = page.url
     page.goto(judges)
@@ -154,6 +155,7 @@ def read_the_board(page: Page, experiment: str) -> None:
     """The answer card, both rows, and the same against another baseline."""
     page.get_by_role("link", name="Leaderboard", exact=True).click()
     page.locator(".answer-card").wait_for()
+    page.wait_for_load_state()
     assert TEMPLATE in page.locator(".answer-lines").inner_text()
     assert page.locator("tbody th.row-name").count() == 2
     page.locator(".baseline-form button").wait_for(state="hidden")  # the script is ready

@@ -160,7 +160,7 @@ def test_answers_open_with_the_keyboard(look: Look) -> None:
     assert not fold.locator("article").first.is_visible()
     fold.locator("summary").focus()
     sight.page.keyboard.press("Enter")
-    assert fold.locator("article").first.is_visible()
+    fold.locator("article").first.wait_for()
     assert fold.locator("article").count() == 12
 
 

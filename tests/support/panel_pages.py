@@ -354,8 +354,8 @@ def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
     yield "preview of an import"
     _open_form(sight, here)
     page.locator("#export input[name=judge]").fill(words.judges[1])
-    page.get_by_role("button", name="Create sheet").click()
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Create sheet").click()
     yield "export"
     _open_form(sight, "/settings")
     page.locator("input[name=name]").fill(words.judges[0])
@@ -374,9 +374,8 @@ def _open_form(sight: Sight, path: str) -> None:
 def _upload(sight: Sight, path: str, file: Path) -> None:
     _open_form(sight, path)
     sight.page.locator("input[type=file]").set_input_files(file)
-    sight.page.get_by_role("button", name="Preview").click()
-    sight.page.get_by_role("heading", name="Import a sheet").first.wait_for()
-    sight.page.wait_for_load_state()
+    with sight.page.expect_navigation():
+        sight.page.get_by_role("button", name="Preview").click()
 
 
 def _filled(shown: Shown) -> Any:

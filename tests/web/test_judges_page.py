@@ -60,7 +60,7 @@ def test_the_numbers_are_those_of_the_api(look: Look) -> None:
     state = look.served.get(unescape(found[1])).json()
     text = words_of(page)
     assert f"{state['judged']} answers of {state['cells']} judged, {state['floored']} with no usable answer" in text
-    assert f"pending {state['pending'] - state['held']} held {state['held']}" in text
+    assert f"pending {state['pending'] - state['held']} judged twice or more {state['twice']}" in text
     for judge in state["judges"]:
         assert judge["judge"] in text
 

@@ -108,7 +108,7 @@ def test_a_superseded_run_is_listed_only_on_request(look: Look) -> None:
 def test_stale_held_and_provisional_runs_are_marked(look: Look) -> None:
     page = look.get("runs", query="?limit=500&superseded=true").text
     text = words_of(page)
-    assert [word for word in ("⌛ stale", "‖ held", "↷ superseded") if word not in text] == []
+    assert [word for word in ("↺ stale", "‖ held", "↷ superseded") if word not in text] == []
     rules = look.get("runs", query="?where=provisional_judge=rules&state=judged").text
     assert "prov." not in rules
 

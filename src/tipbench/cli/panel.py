@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -48,6 +49,7 @@ def panel(
     check_installed("The panel", ("fastapi", "uvicorn", "jinja2"), "panel")
     from tipbench.web.app import create_app
     from tipbench.web.options import panel_options
+    from tipbench.web.panel.pages import prepare_board_page
     from tipbench.web.server import listen, run_server, server_url
 
     settings = load_settings()
@@ -75,6 +77,7 @@ def panel(
             print_message("MLflow: none yet; the first run starts one")
         except TipbenchError as exc:
             print_message(f"warning: {exc}")
+        threading.Thread(target=prepare_board_page).start()  # before the first request, or while it waits for MLflow
         run_server(
             app,
             sock,

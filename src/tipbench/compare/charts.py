@@ -420,11 +420,8 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
     padding = max((high - low) * 0.04, 0.25) if drawn else 0.0
     x_scale = alt.Scale(domain=[low - padding, high + padding], nice=False, zero=False, range=[8, room])
-    ends = alt.X(
-        "low:Q",
-        scale=x_scale,
-        axis=alt.Axis(title=f"{_composite_title(board)}: mean and 95 % interval", grid=True, tickCount=6),
-    )
+    title = _composite_title(board) + ("" if narrow else ": mean and 95 % interval")  # no room on a phone
+    ends = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
     drop = {"yOffset": 8} if narrow else {}
     shade = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(

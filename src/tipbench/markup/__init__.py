@@ -65,13 +65,13 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds as 340 ms, 2.4 s, 3 min 20 s, 2 h 5 min or 3 d 4 h."""
+    """Format seconds as <1 ms, 340 ms, 2.4 s, 3 min 20 s, 2 h 5 min or 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 0:
         return MINUS + duration(-seconds)
     if seconds < 1:
-        return f"{seconds * 1000:.0f}{_GAP}ms"
+        return f"<1{_GAP}ms" if 0 < seconds < 0.0005 else f"{seconds * 1000:.0f}{_GAP}ms"
     if seconds < 9.95:
         return f"{seconds:.1f}{_GAP}s"
     whole = round(seconds)

@@ -98,7 +98,7 @@ _BUILDS: tuple[tuple[Reader, Reader], ...] = (
 
 def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
     """Return the newest answer, or the newest run if there is no answer."""
-    return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
+    return max(runs, key=_age)
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
@@ -108,17 +108,20 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     A failure after the newest answer replaces nothing, and is not stale either.
     """
     stale: set[str] = set()
+    newest_last = sorted(runs, key=_age)
     for name, build in _BUILDS:
-        newest: dict[tuple[str | None, str | None], StoredRun] = {}
-        for run in runs:
-            key = run.tags.get("conditions"), name(run)
-            newest[key] = newest_run((newest.get(key, run), run))
+        newest = {(run.tags.get("conditions"), name(run)): run for run in newest_last}
         for run in runs:
             present = newest[run.tags.get("conditions"), name(run)]
             later = _failed(run) and run.start_ms > present.start_ms
             if build(run) != build(present) and not later:
                 stale.add(run.run_id)
     return stale
+
+
+def _age(run: StoredRun) -> tuple[bool, int, str]:
+    """Return a sort key: failures before answers, then by age."""
+    return not _failed(run), run.start_ms, run.run_id
 
 
 def _failed(run: StoredRun) -> bool:

@@ -391,8 +391,13 @@ class Queries:
             with suppress(TipbenchError):  # shown on the board's page
                 board = self.board(store, experiment, BoardQuery())
                 if pair := board.ranking.leader:
-                    state = {"decided": board.ranking.decided, "provisional": board.provisional}
-                    leader = {"model": pair.model, "prompt_version": pair.prompt, **state}
+                    leader = {
+                        "model": pair.model,
+                        "prompt_version": pair.prompt,
+                        "decided": board.ranking.decided,
+                        "provisional": board.provisional,
+                        "beats_reference": board.ranking.beats_reference,
+                    }
         return {"experiment": experiment.name, **found, "url": experiment.url, "leader": leader}
 
     def view(self, store: RunStore, experiment: Experiment) -> SnapshotStore:

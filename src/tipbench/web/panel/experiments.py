@@ -55,6 +55,7 @@ def row_of(found: Mapping[str, Any]) -> dict[str, Any]:
     leader, basis = found["leader"], ""
     if leader:
         basis = "by rules" if leader["provisional"] else "decided" if leader["decided"] else "not decided"
+        basis += ", does not beat the reference" if leader["beats_reference"] is False else ""
     if not found["cells"]:
         step = "Start a run", f"/run?experiment={quote_path(name)}"
     elif found["held"]:

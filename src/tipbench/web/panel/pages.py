@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
@@ -175,6 +176,14 @@ def environment() -> Environment:
     for name, path in _MACROS.items():  # in this order: a macro file may use the ones before it
         made.globals[name] = made.get_template(path).module
     return made
+
+
+def prepare_board_page() -> None:
+    """Import the statistics and compile the board's templates, so that the first board does not wait for them."""
+    importlib.import_module("scipy.special")
+    for name in environment().list_templates():
+        if name.startswith(("leaderboard", "base", "board/")):
+            environment().get_template(name)
 
 
 @pass_context

@@ -381,7 +381,8 @@ def _field(
         names = split_names(value)
         ticked = tuple(replace(each, chosen=each.value in names) for each in offered)
         typed = [name for name in names if all(name != each.value for each in offered)]
-        return replace(made, kind="choices", value=", ".join(typed), options=ticked)
+        about = made.help.removeprefix("Comma-separated ")
+        return replace(made, kind="choices", help=about[:1].upper() + about[1:], value=", ".join(typed), options=ticked)
     if "enum" in properties:
         known = ["" if each is None else str(each) for each in properties["enum"]]
         if value not in known:  # kept, so that the error shows with the submitted value

@@ -4,7 +4,7 @@
 const COMMON = [
   [["Ctrl+Enter"], "Submit and go to the next open item", "submit"],
   [["j", "PageDown"], "Next item", "next"],
-  [["k", "PageUp"], "Item before", "before"],
+  [["k", "PageUp"], "Previous item", "before"],
   [["u"], "Undo the last step", "undo"],
   [["s"], "Skip, with a reason", "skip"],
   [["?"], "Show these keys", "help"],
@@ -13,9 +13,9 @@ const COMMON = [
 export const TABLES = {
   sheet: [
     [["1", "2", "3", "4", "5"], "Score the framed scale and move on", "score"],
-    [["ArrowLeft"], "Scale before", "left"],
+    [["ArrowLeft"], "Previous scale", "left"],
     [["ArrowRight"], "Next scale", "right"],
-    [["ArrowUp"], "Tip before", "up"],
+    [["ArrowUp"], "Previous tip", "up"],
     [["ArrowDown"], "Next tip", "down"],
     [["f"], "Disagree with the format flag", "format"],
     [["o"], "Disagree with the length flag", "overlong"],

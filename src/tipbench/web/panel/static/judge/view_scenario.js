@@ -42,7 +42,7 @@ function part(title, entries) {
 
 function task({ title, priority, due, overdue }, day) {
   const when = overdue ? "overdue" : due === day ? "due today" : due ? `due ${dayOf(due, "short")}` : "no date";
-  return el("li", {}, userText(title), " ", el("span", { class: `task-due ${overdue ? "task-late" : "muted"}` }, visible(`${when}, prio ${priority}`)));
+  return el("li", {}, userText(title), " ", el("span", { class: `task-due ${overdue ? "task-late" : "muted"}` }, visible(`${when}, priority ${priority}`)));
 }
 
 function dayOf(text, month) {

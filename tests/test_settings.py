@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tipbench.errors import UsageError
 from tipbench.plan.config import CollectConfig
-from tipbench.settings import HOME_ONLY, SETTINGS, OperatorConfig, find_home, load_settings, ollama_url
+from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings, ollama_url
 
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,7 +155,7 @@ class MlflowStore:
             "order_by": ["attributes.start_time DESC"],
             "max_results": min(left, PAGE),
         }
-        for raw in self._pages("runs/search", body, "runs"):
+        for raw in self._pages("runs/search", body, "runs", read_ahead=limit is None):
             run = self._parsed(raw, wire.stored_run)
             if (half_written or run.status in wire.DONE) and wire.matches(run, where):
                 yield run, raw
@@ -233,24 +235,30 @@ class MlflowStore:
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
 
-    def _pages(self, path: str, body: wire.Json, name: str) -> Iterator[wire.Json]:
-        """Yield the items under `name` of all pages, with one page in memory at a time."""
-        token: str | None = None
+    def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
+        """Yield the items under `name` of all pages. With `read_ahead`, MLflow prepares a page while one is used."""
+        body = dict(body)
+
+        def fetch(token: str | None) -> wire.Json:
+            while True:
+                try:
+                    return self._http.post(path, {**body, "page_token": token} if token else body)
+                except TooLarge:
+                    # A page token is a position, so the page size may change between pages.
+                    if body["max_results"] == 1:
+                        raise
+                    body["max_results"] //= 2
+
+        page, last = fetch(None), None
         while True:
-            try:
-                page = self._http.post(path, {**body, "page_token": token} if token else body)
-            except TooLarge:
-                # A page token is a position, so the page size may change between pages.
-                if body["max_results"] == 1:
-                    raise
-                body = {**body, "max_results": body["max_results"] // 2}
-                continue
-            last, token = token, page.get("next_page_token")
+            token = page.get("next_page_token")
+            following = _in_background(fetch, token) if token and read_ahead else None
             yield from self._parsed(page.pop(name, []), list)
             if not token:
                 return
             if token == last:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
+            page, last = following.result() if following else fetch(token), token
 
     def _parsed(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
@@ -268,6 +276,20 @@ class MlflowStore:
         except MlflowError as exc:
             if exc.code != "RESOURCE_DOES_NOT_EXIST" and "Current state is deleted" not in str(exc):
                 raise
+
+
+def _in_background(fetch: Callable[[str], wire.Json], token: str) -> Future[wire.Json]:
+    """Call `fetch` in a daemon thread: a pool would wait for it when the process is interrupted."""
+    future: Future[wire.Json] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(fetch(token))
+        except BaseException as exc:  # noqa: BLE001 - raised by `result` in the thread that reads
+            future.set_exception(exc)
+
+    threading.Thread(target=run, name="mlflow-page", daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True)

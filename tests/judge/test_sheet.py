@@ -87,7 +87,7 @@ def test_a_lone_surrogate_in_a_tip_round_trips() -> None:
         (b'{"tip": "a\nb"}', "Line 1, column 11"),
         (b'{\n"tip": "\xc3\x28"}', "Line 2, byte 11"),
         (codecs.BOM_UTF16_LE + b"{\x00\x00", "UTF-16"),
-        (b'{"a":' * 200_000, "deeper than any sheet"),
+        pytest.param(b'{"a":' * 200_000, "more deeply than any sheet", id="200,000 levels"),
     ],
 )
 def test_an_invalid_sheet_is_refused_with_its_place(content: bytes, words: str) -> None:

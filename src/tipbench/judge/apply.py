@@ -420,10 +420,11 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     units: list[dict[str, Mapping[str, int]]] = []  # one per tip: the scores by judge
     for scores in cells:
         counted = [given for given in scores.counted if given.rubric == rubric.tag]
-        units += [
-            {given.judge: tip.scores for given, tip in zip(counted, same_tip, strict=True)}
-            for same_tip in zip(*(given.tips for given in counted), strict=False)
-        ]
+        if len(counted) > 1:
+            units += [
+                {given.judge: tip.scores for given, tip in zip(counted, same_tip, strict=True)}
+                for same_tip in zip(*(given.tips for given in counted), strict=False)
+            ]
     found = {}
     for scale in rubric.scales:
         ratings = [{judge: scores[scale.name] for judge, scores in unit.items()} for unit in units]

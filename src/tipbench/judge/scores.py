@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -18,6 +19,7 @@ FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
+_PARSED = 5000  # scores that stay parsed: those of two large experiments
 _WITH_NOTES = 2  # replaced judgements of one sheet that keep their notes
 
 
@@ -148,6 +150,7 @@ def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judge
     return {name: judgement for name, judgement in judgements.items() if name != judge}
 
 
+@lru_cache(maxsize=_PARSED)  # board, judging status and answers read the same texts
 def read_scores(text: str | None) -> CellScores:
     """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:

@@ -426,7 +426,7 @@ def test_invalid_options_of_apply_are_exit_2(mlflow_url: str, tmp_path: Path) ->
     for arguments, message in (
         (("nosuch.json",), "There is no file"),
         (("",), "is a folder"),
-        (("a.json", "--accept-drift", "  "), "--accept-drift takes a reason of 1 to 1000 characters"),
+        (("a.json", "--accept-drift", "  "), "--accept-drift takes a reason on one line, 1 to 1000 characters"),
         (("a.json", "--judge", "x" * 61), "a name of 1 to 60"),
     ):
         file, *more = arguments

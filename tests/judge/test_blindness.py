@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pytest
 
 from support.judging import Desk, SeededStore, always, fill, honest, record_cells
-from tipbench.cli.judge import applied_json, show_applied
+from tipbench.cli.judge import show_applied
 from tipbench.errors import MlflowError
 from tipbench.generate.parsing import Tip
 from tipbench.judge.apply import SheetApplier
@@ -248,7 +248,7 @@ def output_of(desk: Desk, raw: dict[str, Any], capsys: pytest.CaptureFixture[str
     """The whole output of an apply without the judge's own scores."""
     applied = desk.apply(raw, dry_run=dry_run)
     show_applied(replace(applied, changes=()))
-    outputs = applied_json(applied)
+    outputs = applied.to_json()
     changes, changed = outputs.pop("changes", None), outputs.pop("changed")
     assert changes is None or len(changes) == changed
     return (json.dumps(outputs) + capsys.readouterr().out).replace(applied.sheet, "the sheet")

@@ -153,8 +153,8 @@ def test_a_returned_batch_is_open_with_the_note(clerk: Clerk) -> None:
 
 def test_a_decision_without_a_reason_changes_nothing(clerk: Clerk) -> None:
     cases: list[tuple[str, dict[str, str], str]] = [
-        ("accept", {"reason": "  "}, "one line of text"),
-        ("accept", {"reason": "two\nlines"}, "one line of text"),
+        ("accept", {"reason": "  "}, "on one line"),
+        ("accept", {"reason": "two\nlines"}, "on one line"),
         ("accept", {"reason": "x" * 1001}, "at most 1000 characters"),
         ("return", {"note": " "}, "note must say what to revise"),
         ("return", {"note": "x" * 2001}, "at most 2000 characters"),

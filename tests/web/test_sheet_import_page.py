@@ -147,7 +147,7 @@ def test_an_invalid_sheet_is_refused_with_a_sentence(served: Served) -> None:
         (b"\xc3(", "UTF-8"),
         (b"hello", "expected a sheet"),
         (b"a,b\n1,2\n", "expected a sheet"),
-        (b"[" * 100_000, "deeper than any sheet"),
+        (b"[" * 100_000, "more deeply than any sheet"),
         (b"{}", "experiment"),
         (b'{"format": "tipbench-sheet/1", "experiment": "tip-bench-other", "sheet": "x"}', "as in the URL"),
     ]:

@@ -268,64 +268,39 @@ def apply(
 
       tipbench judge apply anna.json --accept-drift "agreed in the team on 3 May"
     """
-    from tipbench.judge.apply import SheetApplier
-    from tipbench.judge.duels import FORMAT as DUELS
-    from tipbench.judge.duels import apply_duels
+    from tipbench.judge.duels import DuelApplyResult
     from tipbench.judge.sheet_file import MAX_BYTES, parse_sheet, read_sheet_file
-    from tipbench.judge.sheet_store import receive
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import judging_lock, refused_json
+    from tipbench.workflows.judging import apply_file, drift_reason, judging_lock, refused_json
 
     settings = load_settings()
-    reason = checked_reason(accept_drift)
+    reason = drift_reason(accept_drift) if accept_drift is not None else None
     name = judge_name(judge)
     raw: dict[str, Any] = {}
     try:
         raw = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stream(file) else read_sheet_file(file)
-        duels = raw.get("format") == DUELS
-        if duels and reason is not None:
-            raise UsageError("--accept-drift applies to sheets; duels have no drift.")
         with (
             open_store(settings, mlflow_url) as store,
             judging_lock(writable_home(settings.home), store.url, report=print_message),
+            progress_counter("applying") as count,
         ):
-            if duels:
-                done = apply_duels(store, raw, judge=name, dry_run=dry_run)
-                _show_duels(done, dry_run=dry_run, json_=json_)
-                return
-            got = receive(store, raw, judge=name, accepting=reason is not None)
-            with progress_counter("applying") as count:
-                work = SheetApplier(store, got.experiment, got.stored, got.filled)
-                applied = work.run(accept=reason, final=final, dry_run=dry_run, progress=count)
+            applied = apply_file(store, raw, judge=name, accept=reason, final=final, dry_run=dry_run, progress=count)
     except SheetRefused as exc:
         if not json_:
             raise
         print_json(refused_json(exc, raw.get("sheet")))
         raise typer.Exit(1) from exc
     if json_:
-        print_json(applied_json(applied))
+        print_json(applied.to_json())
+    elif isinstance(applied, DuelApplyResult):
+        _show_duels(applied)
     else:
         show_applied(applied)
-    if applied.held:
+    if not isinstance(applied, DuelApplyResult) and applied.held:
         raise typer.Exit(1)
 
 
-def checked_reason(text: str | None) -> str | None:
-    """Return the reason for accepting drift. Raises UsageError if it is invalid."""
-    if text is None:
-        return None
-    if not text.strip() or len(text) > 1000:
-        raise UsageError(f"--accept-drift takes a reason of 1 to 1000 characters (got {len(text.strip())}).")
-    return text.strip()
-
-
 # Results
-
-
-def applied_json(applied: ApplyResult) -> dict[str, Any]:
-    """Return the JSON output of an apply; a dry run includes all changes."""
-    changes = {"dry_run": True, "changes": [change.to_json() for change in applied.changes]}
-    return {**applied.to_json(), **(changes if applied.dry_run else {})}
 
 
 def show_applied(applied: ApplyResult) -> None:
@@ -370,15 +345,11 @@ def show_held(applied: ApplyResult) -> None:
     )
 
 
-def _show_duels(applied: DuelApplyResult, *, dry_run: bool, json_: bool) -> None:
-    if json_:
-        changes = {"dry_run": True, "changes": [vars(change) for change in applied.changes]}
-        print_json({**applied.to_json(), **(changes if dry_run else {})})
-        return
-    for change in applied.changes if dry_run else ():
+def _show_duels(applied: DuelApplyResult) -> None:
+    for change in applied.changes if applied.dry_run else ():
         print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
     left = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
-    would = "would be " if dry_run else ""
+    would = "would be " if applied.dry_run else ""
     print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would}applied{left}")
     if applied.twice:
         print(f"{applied.same} of {applied.twice} match-ups have the same winner in both orders")

@@ -20,7 +20,6 @@ from tipbench.cli.judge import (
     RejudgeOption,
     SeedOption,
     SuiteOption,
-    checked_reason,
     show_verdict,
 )
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, OllamaOption, default_text, open_experiment
@@ -116,7 +115,7 @@ def run(
     from tipbench.judge.export import ExportRequest
     from tipbench.judge.run import JudgeEnvironment, run_judge
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import check_judge_options, judging_lock
+    from tipbench.workflows.judging import check_judge_options, drift_reason, judging_lock
 
     settings = load_settings()
     request = ExportRequest(limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite)
@@ -140,7 +139,7 @@ def run(
         )
     check_judge_options(with_, {**judge_options, **model_options})
     name = judge_name(judge)
-    reason = checked_reason(accept_drift)
+    reason = drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def rescue(sheet: str, text: str) -> Path:

@@ -79,7 +79,7 @@ class SheetApplier:
     ) -> None:
         self._store = store
         self._experiment = experiment
-        self._stored = stored
+        self.stored = stored
         self._judge = filled.judge
         self._at = now_iso()
         self._answers = {**stored.answers, **filled.finished}
@@ -94,7 +94,7 @@ class SheetApplier:
 
     def _answered_items(self, kind: ItemKind) -> dict[str, str]:
         """Return the answered items of cells or repeats, by run."""
-        entries = [entry for entry in self._stored.entries if entry.kind is kind and entry.item.id in self._answers]
+        entries = [entry for entry in self.stored.entries if entry.kind is kind and entry.item.id in self._answers]
         return {entry.run_id: entry.item.id for entry in entries if entry.run_id}
 
     def run(
@@ -112,7 +112,7 @@ class SheetApplier:
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
-        stored, rubric = self._stored, self._stored.sheet.rubric
+        stored, rubric = self.stored, self.stored.sheet.rubric
         final = final or stored.final
         complete = final or stored.provisional or len(self._answers) == len(stored.entries)
         drift = self._drift() if complete else None
@@ -157,7 +157,7 @@ class SheetApplier:
 
         Even then, only this sheet can be held; earlier sheets that are held are left out.
         """
-        stored, rubric = self._stored, self._stored.sheet.rubric
+        stored, rubric = self.stored, self.stored.sheet.rubric
         pooled, sheets = list(control_scores(stored.entries, self._answers)), 1
         if stored.provisional or len(pooled) >= MIN_CONTROLS:
             return measure_drift(rubric.scales, pooled)
@@ -179,7 +179,7 @@ class SheetApplier:
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift. Its changes are of this judge's scores only and include hidden items."""
-        stored, rubric = self._stored, self._stored.sheet.rubric
+        stored, rubric = self.stored, self.stored.sheet.rubric
         old_status = status if dry_run else stored.status  # a dry run compares with the last applied version
         changes = []
 
@@ -210,25 +210,25 @@ class SheetApplier:
     @property
     def changes_scores(self) -> bool:
         """Whether the file has other answers than the last applied version."""
-        return self._answers != self._stored.answers
+        return self._answers != self.stored.answers
 
     def cells_have_scores(self, cells: Iterable[JudgedCell]) -> bool:
         """Return whether every given cell that is on the sheet already has the scores of the stored answers."""
-        held = self._stored.status is SheetStatus.HELD
+        held = self.stored.status is SheetStatus.HELD
         on_sheet = [_Cell(cell.run, cell.scores) for cell in cells if cell.run.run_id in self._item_of_run]
         return all(self._change(cell, held=held) is None for cell in on_sheet)
 
     def _cells(self) -> dict[str, _Cell]:
         """Read the runs of the answered cells and repeats; for a control that of another item, to take as long."""
         found = {run_id: self._cell(run_id) for run_id in (*self._item_of_run, *self._item_of_repeat)}
-        for entry in self._stored.entries:
+        for entry in self.stored.entries:
             if entry.kind is ItemKind.CONTROL and entry.item.id in self._answers:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in found.items() if cell is not None}
 
     def _read_next_cell(self, item: str) -> None:
         """Read the run of the first cell after a hidden item, as if it was the item's own."""
-        entries = self._stored.entries
+        entries = self.stored.entries
         place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
         following = (*entries[place:], *entries[:place])
         run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
@@ -247,10 +247,10 @@ class SheetApplier:
     def _with_sheet_scores(self, cell: _Cell, *, held: bool) -> CellScores:
         """Return the scores that the cell has after the apply."""
         given = self._answers[self._item_of_run[cell.run.run_id]]
-        return cell.scores.with_judgement(self._judgement(given, held=held), provisional=self._stored.provisional)
+        return cell.scores.with_judgement(self._judgement(given, held=held), provisional=self.stored.provisional)
 
     def _judgement(self, given: ItemScore, *, held: bool) -> Judgement:
-        stored = self._stored
+        stored = self.stored
         return Judgement(
             judge=self._judge,
             sheet=stored.sheet.id,
@@ -269,13 +269,13 @@ class SheetApplier:
             if run_id not in cells:
                 continue
             earlier = cells[run_id].scores.judges.get(self._judge)
-            if earlier is not None and earlier.rubric == self._stored.sheet.rubric.tag:
+            if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 for before, now in zip(earlier.tips, self._answers[item].tips, strict=False):
                     yield before.scores, now.scores
 
     def _save_answers(self, result: ApplyResult, alphas: Mapping[str, float | None], *, final: bool) -> None:
         """Save all answers to the sheet's run before any cell is updated."""
-        stored, drift = self._stored, result.drift
+        stored, drift = self.stored, result.drift
         same_answers = self._answers == stored.answers
         same_state = result.status is stored.status and final == stored.final
         if same_answers and same_state and result.accepted == stored.accepted:
@@ -321,10 +321,10 @@ class SheetApplier:
                 outdated = cells is None or (cell is not None and self._change(cell, held=held) is not None)
                 if outdated and self._write(run_id, held=held):
                     written.append(run_id)
-                    self._store.get(self._stored.run_id)  # updating a hidden item reads it too
-            elif score != self._stored.answers.get(item) and not self._stored.provisional:
+                    self._store.get(self.stored.run_id)  # updating a hidden item reads it too
+            elif score != self.stored.answers.get(item) and not self.stored.provisional:
                 self._read_next_cell(item)
-                self._store.update(self._stored.run_id, self._hidden_change(item, held=held))
+                self._store.update(self.stored.run_id, self._hidden_change(item, held=held))
                 self._read_next_cell(item)  # updating a cell reads it too
                 self._read_next_cell(item)  # verification
             elif cells is None:
@@ -336,7 +336,7 @@ class SheetApplier:
 
     def _hidden_change(self, item: str, *, held: bool) -> RunChange:
         """Return an update of the sheet's run like that of a cell with these scores; it has no effect."""
-        shown = next(each for each in self._stored.sheet.items if each.id == item)
+        shown = next(each for each in self.stored.sheet.items if each.id == item)
         before = {"format_ok": float(shown.format_ok), "overlong": fmean(tip.overlong for tip in shown.tips)}
         scores = NO_SCORES
         replaced = [each.given for each in self._replaced if each.given.item == item]
@@ -489,7 +489,10 @@ class ApplyResult:
         return "ok"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result for scripts, rounded so that single hidden items cannot be identified."""
+        """Return the result for scripts, rounded so that single hidden items cannot be identified.
+
+        A dry run includes all changes.
+        """
         drift = None
         if self.drift is not None:
             drift = {"verdict": self.verdict} if self.revision else self._rounded_drift(self.drift).to_json()
@@ -509,6 +512,7 @@ class ApplyResult:
             "self_agreement": _rounded(self.self_agreement.to_json()) if self.self_agreement else None,
             "alpha": _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
+            **({"dry_run": True, "changes": [change.to_json() for change in self.changes]} if self.dry_run else {}),
         }
 
     def sentences(self) -> list[str]:

@@ -389,6 +389,7 @@ class DuelApplyResult:
     twice: int  # match-ups judged in both orders
     same: int  # of these, with the same result in both
     blank: int = 0  # items blank in the file that have an earlier winner
+    dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the result for scripts, with the keys of `ApplyResult.to_json` that apply to duels."""
@@ -405,6 +406,7 @@ class DuelApplyResult:
             "drift": None,
             "judged_in_both_orders": self.twice,
             "same_in_both_orders": self.same,
+            **({"dry_run": True, "changes": [vars(change) for change in self.changes]} if self.dry_run else {}),
         }
 
 
@@ -447,6 +449,7 @@ def apply_duels(
         twice=twice,
         same=same,
         blank=len(stored.answers.keys() - filled.finished.keys()),
+        dry_run=dry_run,
     )
 
 

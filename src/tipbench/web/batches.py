@@ -56,11 +56,11 @@ from tipbench.web.batch_store import (
     Status,
     VersionConflict,
 )
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError
+from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, options_at
 from tipbench.web.forms import LIMIT, SortKey, page_of
 from tipbench.web.judge_service import ApplyOptions, accept_drift, apply_sheet, parse_sheet_request, sheet_for
 from tipbench.web.queries import check_name, get_experiment
-from tipbench.workflows.judging import duel_request
+from tipbench.workflows.judging import drift_reason, duel_request
 
 if TYPE_CHECKING:
     from tipbench.web.deps import Panel
@@ -230,9 +230,8 @@ class BatchService:
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
-        why = reason.strip()
-        if not (why and why.isprintable()):
-            raise Invalid("reason must be one line of text.", path="body.reason")
+        with options_at("body"):
+            why = drift_reason(reason, "reason")
         batch = self._sync(self._known(admin, sheet, experiment))
         if (batch.status, batch.accepted) != (Status.APPLIED, why):
             self._need_held(batch)

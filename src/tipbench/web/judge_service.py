@@ -22,12 +22,10 @@ from tipbench.judge.apply import SheetApplier
 from tipbench.judge.charts import drift_chart, drift_points
 from tipbench.judge.check import Problem, normalize_name, refusal, shown
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.duels import FORMAT as DUELS
-from tipbench.judge.duels import apply_duels
 from tipbench.judge.export import ExportRequest, export_sheet
 from tipbench.judge.sheet import sheet_json, sheet_text
 from tipbench.judge.sheet_file import sheet_csv
-from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, receive, stored_sheets
+from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, stored_sheets
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
@@ -36,7 +34,7 @@ from tipbench.web.errors import Forbidden, Invalid, NotFound, checked, options_a
 from tipbench.web.options import RunPolicy
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
-from tipbench.workflows.judging import focused
+from tipbench.workflows.judging import apply_file, drift_reason, focused
 
 FEWEST = MIN_CONTROLS  # answers per judge's sheet; as many control tips are hidden among them
 MOST_REVISIONS = 5  # per sheet, by its judge
@@ -137,9 +135,8 @@ class ApplyOptions:
         """Validate the options; judges apply under their own name and cannot accept their own drift."""
         if accept is not None and who.is_judge:
             raise Forbidden("Only an admin can accept drift. Revise the sheet and apply it again.")
-        reason = accept.strip() if accept is not None else None
-        if reason is not None and not (reason and reason.isprintable()):
-            raise Invalid("accept_drift must be the reason, on one line.", path="query.accept_drift")
+        with options_at("query"):
+            reason = drift_reason(accept) if accept is not None else None
         return cls(who, _judge(judge, who, "query.judge"), reason, dry_run, final)
 
 
@@ -148,29 +145,32 @@ def apply_sheet(store: RunStore, name: str, raw: Mapping[str, Any], options: App
     get_experiment(store, name)
     if raw.get("experiment") != name:
         raise refusal([Problem(None, None, "experiment", shown(raw.get("experiment")), f"{name!r}, as in the URL")])
-    if raw.get("format") == DUELS:
-        if options.accept is not None:
-            raise Invalid("Duels have no drift to accept.", path="query.accept_drift")
-        duels = apply_duels(store, raw, judge=options.judge, dry_run=options.dry_run)
-        changes = [vars(change) for change in duels.changes]
-        return {**duels.to_json(), **({"dry_run": True, "changes": changes} if options.dry_run else {})}
-    got = receive(store, raw, judge=options.judge, accepting=options.accept is not None)
-    application = SheetApplier(store, got.experiment, got.stored, got.filled)
-    stored, limited = got.stored, options.who.is_judge and not options.dry_run
-    # Changing items one by one and comparing the verdicts would reveal the controls.
-    if limited and stored.revisions >= MOST_REVISIONS and application.changes_scores:
-        raise Forbidden(
-            f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} times. "
-            "Ask an admin to accept it, or to apply further changes.",
-            code="too_many_revisions",
-            path="body.sheet",
+
+    def check(applier: SheetApplier) -> None:
+        # A judge who changes one item at a time and compares the verdicts could find the controls.
+        stored = applier.stored
+        limited = options.who.is_judge and not options.dry_run
+        if limited and stored.revisions >= MOST_REVISIONS and applier.changes_scores:
+            raise Forbidden(
+                f"Sheet {stored.sheet.id} was revised {stored.revisions} times; a judge may do so {MOST_REVISIONS} "
+                "times. Ask an admin to accept it, or to apply further changes.",
+                code="too_many_revisions",
+                path="body.sheet",
+            )
+
+    with options_at("query"):
+        applied = apply_file(
+            store,
+            raw,
+            judge=options.judge,
+            accept=options.accept,
+            final=options.final,
+            dry_run=options.dry_run,
+            check=check,
         )
-    applied = application.run(accept=options.accept, final=options.final, dry_run=options.dry_run)
     result = applied.to_json()
     if options.who.is_judge:
-        del result["alpha"]  # would reveal other judges' scores
-    if options.dry_run:
-        result |= {"dry_run": True, "changes": [change.to_json() for change in applied.changes]}
+        result.pop("alpha", None)  # would reveal other judges' scores
     return result
 
 

@@ -13,13 +13,17 @@ from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
+from tipbench.judge.apply import ApplyResult, Progress, SheetApplier
 from tipbench.judge.check import Problem
-from tipbench.judge.duels import DuelRequest
+from tipbench.judge.duels import FORMAT as DUELS
+from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
 from tipbench.judge.export import ExportRequest
+from tipbench.judge.sheet_store import receive
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 
 _POLL_S = 0.2
+_REASON = 1000  # characters of a reason for accepting drift
 _ANY_JUDGE = ("rules", "command", "ollama")
 JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option of `judge run` → judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
@@ -53,6 +57,39 @@ def judging_lock(
         yield
     finally:
         lock.release()
+
+
+def drift_reason(text: str, key: str = "accept_drift") -> str:
+    """Return the reason for accepting drift; raises InvalidOption for `key` unless it is one line of text."""
+    reason = text.strip()
+    if not (0 < len(reason) <= _REASON and reason.isprintable()):
+        raise InvalidOption(key, f"takes a reason on one line, 1 to {_REASON} characters (got {len(reason)}).")
+    return reason
+
+
+def apply_file(
+    store: RunStore,
+    raw: Mapping[str, Any],
+    *,
+    judge: str | None,
+    accept: str | None = None,
+    final: bool = False,
+    dry_run: bool = False,
+    check: Callable[[SheetApplier], None] = lambda _applier: None,
+    progress: Progress | None = None,
+) -> ApplyResult | DuelApplyResult:
+    """Apply a filled sheet of tips or duels; `check` may refuse a sheet before anything is written.
+
+    Raises SheetRefused with every problem of the file.
+    """
+    if raw.get("format") == DUELS:
+        if accept is not None:
+            raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
+        return apply_duels(store, raw, judge=judge, dry_run=dry_run)
+    received = receive(store, raw, judge=judge, accepting=accept is not None)
+    applier = SheetApplier(store, received.experiment, received.stored, received.filled)
+    check(applier)
+    return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 
 
 def focused(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.cli.progress import LineProgress, sentence
+from tipbench.cli.progress import LineProgress, event_text
 from tipbench.record.events import BlockFinished, BlockStarted, CellFinished, Message, Recording, Resumed, Waiting
 
 CELL = ("alpha:135m", "v1", "nurse@morning")
@@ -35,9 +35,9 @@ def test_lines_show_blocks_failures_and_messages(capsys: pytest.CaptureFixture[s
 
 
 def test_a_pause_is_visible_with_its_limit() -> None:
-    assert "waiting for ollama, at most 2 min" in sentence(Waiting("ollama", 120))
-    assert "at most" not in sentence(Waiting("MLflow", 0))
-    assert sentence(Resumed("ollama")) == "ollama is available again"
+    assert "waiting for ollama, at most 2 min" in event_text(Waiting("ollama", 120))
+    assert "at most" not in event_text(Waiting("MLflow", 0))
+    assert event_text(Resumed("ollama")) == "ollama is available again"
 
 
 @pytest.mark.process

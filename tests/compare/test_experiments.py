@@ -177,7 +177,7 @@ def test_the_verdict_names_the_changed_pairs() -> None:
     found = compared(scored({A: LOW, B: HIGH, C: LOW}), scored({A: HIGH, B: LOW, C: noise}))
     assert found.verdict == (
         "Better in tip-bench-june: a:1b/v1; worse in tip-bench-june: a:1b/v2; "
-        "1 of 3 pairs are not clearly different from tip-bench-may."
+        "1 of 3 pairs are not clearly different from their results in tip-bench-may."
     )
 
 

@@ -65,7 +65,10 @@ def print_rows(
     text: Collection[str] = (),
     keep: int | None = None,
 ) -> None:
-    """Print flat rows in the given format; an empty table prints nothing, an empty CSV its header."""
+    """Print flat rows in the given format; an empty table prints nothing, an empty CSV its header.
+
+    The first `keep` columns are never dropped in a narrow terminal.
+    """
     if format_ is Format.JSON:
         print_json(rows)
     elif format_ is Format.CSV:

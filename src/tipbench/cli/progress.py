@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit code
 _LINE_EVERY_S = 5.0
 _BAR_FROM = 5  # no bar for fewer steps
-_writer: EventWriter | None = None  # one command, one process, one file
+_writer: EventWriter | None = None  # a process runs one command, which writes one file
 
 Count = Callable[[int, int], None]  # done, total
 
@@ -72,7 +72,7 @@ def progress_view() -> BarProgress | LineProgress:
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 
-def sentence(event: Message | Waiting | Resumed) -> str:
+def event_text(event: Message | Waiting | Resumed) -> str:
     """Return the text of an event, for both views."""
     if isinstance(event, Waiting):
         limit = f", at most {duration(event.limit_s)}" if event.limit_s else ""
@@ -108,15 +108,15 @@ class LineProgress:
                 self._block = replace(self._block, done=event.done)
                 if event.failure is not None:
                     print_message(f"failed: {printable(event.failure)}")
-                self._now_and_then(f"{event.model}: {event.done} of {event.total}")
+                self._print_every_few_seconds(f"{event.model}: {event.done} of {event.total}")
             elif isinstance(event, BlockFinished):
                 print_message(f"{event.model}: {self._block.done} of {self._block.total} done, memory freed")
             elif isinstance(event, Recording):
-                self._now_and_then(f"recording: {event.left} left")
+                self._print_every_few_seconds(f"recording: {event.left} left")
             elif isinstance(event, Message | Waiting | Resumed):
-                print_message(sentence(event))
+                print_message(event_text(event))
 
-    def _now_and_then(self, text: str) -> None:
+    def _print_every_few_seconds(self, text: str) -> None:
         if time.monotonic() >= self._next:
             print_message(text)
             self._next = time.monotonic() + _LINE_EVERY_S
@@ -168,7 +168,7 @@ class BarProgress:
                 self._record(event.left)
             elif isinstance(event, Message | Waiting | Resumed):
                 urgent = isinstance(event, Waiting) or (isinstance(event, Message) and event.warning)
-                self._progress.console.print(Text(sentence(event), style="yellow" if urgent else ""))
+                self._progress.console.print(Text(event_text(event), style="yellow" if urgent else ""))
 
     def _record(self, left: int) -> None:
         if self._recording is None:
@@ -201,7 +201,7 @@ def command_events() -> Iterator[None]:
         yield
         code = 0
     except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # 1 for a message
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)  # a text is 1, None is 0
         raise
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -61,7 +61,7 @@ class ExperimentComparison:
     experiments: tuple[str, str]
     pairs: tuple[PairComparison, ...]
     provisional: bool
-    notes: tuple[str, ...] = ()  # other differences between the two, and what is excluded
+    notes: tuple[str, ...] = ()  # how else the two differ, and what was left out
 
     @property
     def verdict(self) -> str:
@@ -76,7 +76,7 @@ class ExperimentComparison:
         unshared = sum(each.n_scenarios == 0 for each in self.pairs)
         rest = len(self.pairs) - len(changed) - unshared
         if rest:
-            parts.append(f"{rest} of {len(self.pairs)} pairs are {UNCLEAR} from {first}")
+            parts.append(f"{rest} of {len(self.pairs)} pairs are {UNCLEAR} from their results in {first}")
         if unshared:
             parts.append(f"{unshared} of {len(self.pairs)} pairs have no scenario scored in both")
         sentence = "; ".join(parts)
@@ -121,13 +121,13 @@ def compare_experiments(
     matched = _matched(names, first, second, list(mapping))
     scores = _by_scenario(first), _by_scenario(second)
     scenarios = sorted({key for side in scores for _, key in side})
-    values = np.array(
+    values = np.array(  # pairs × experiments × scenarios
         [[[side.get((pair, key), np.nan) for key in scenarios] for side, pair in zip(scores, both, strict=True)]
          for both in matched]
     ).reshape(len(matched), 2, len(scenarios))  # fmt: skip
-    family = simultaneous_differences((values[:, 1] - values[:, 0]).T, np.zeros(len(scenarios)))
+    differences = simultaneous_differences((values[:, 1] - values[:, 0]).T, np.zeros(len(scenarios)))
     pairs = []
-    for (before, after), (one, two), difference in zip(matched, values, family, strict=True):
+    for (before, after), (one, two), difference in zip(matched, values, differences, strict=True):
         shared = ~np.isnan(one) & ~np.isnan(two)
         first_mean, second_mean = (float(side[shared].mean()) if shared.any() else None for side in (one, two))
         other = after if after != before else None
@@ -179,7 +179,7 @@ def _matched(
 
 
 def _by_scenario(board: BoardCells) -> Mapping[tuple[Pair, tuple[str, str]], float]:
-    """Return the mean score of each scored pair and scenario, which is its id and content hash."""
+    """Return mean scores by pair and scenario; a scenario is identified by its id and content hash."""
     scores: dict[tuple[Pair, tuple[str, str]], list[float]] = defaultdict(list)
     for cell in board.cells:
         if cell.values:

@@ -167,7 +167,7 @@ _TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 t
 _HOPELESS = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # permanent for all items
 _POINTLESS = (*_HOPELESS, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # permanent for the same request
 _LOADS_BEFORE_GIVING_UP = 3
-_MOST_GONE = 10
+_MOST_CRASHES = 10
 _RELEASE_TRIES = 3
 _MOST_REASON = 300
 # Required by the port, for engines without a language model; the judge's prompts contain the card.
@@ -302,7 +302,7 @@ class ModelJudge:
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
         """Send the request; wait for an unavailable server, then raise ServerUnavailable."""
         result = self._engine.complete(request)
-        for _ in range(_MOST_GONE):
+        for _ in range(_MOST_CRASHES):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 break
             pause.until_alive(self._engine)

@@ -44,7 +44,7 @@ class Finding:
 
 
 EVENING = 18  # hour; from then on, phrases such as "tonight" mean now
-_POINTERS = frozenset({"the", "your", "this", "that", "her", "his", "their"})
+_DETERMINERS = frozenset({"the", "your", "this", "that", "her", "his", "their"})
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Hooks:
 
     tasks: tuple[str, ...]
     now: tuple[str, ...]  # routines and places at this hour
-    joined: bool  # the tip is tied to one of them ("after your coffee …")
+    joined: bool  # the tip is linked to one of them ("after your coffee …")
     personal: tuple[str, ...]  # other routines, preferences, people
-    near: tuple[str, ...]  # words of the role and circumstances
-    hour: bool  # the time of day in general terms
-    against: tuple[str, ...]
+    role_words: tuple[str, ...]  # words of the person's job and circumstances, too general for a hook
+    hour: bool  # whether the tip names the time of day in general words
+    against: tuple[str, ...]  # what contradicts the card: passed routines and hours, ruled-out words
     later: tuple[str, ...]  # phrases that postpone the tip
 
     @property
@@ -77,33 +77,37 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         if word.stem in card.people
         and not (word.stem in taken and any(later.stem in taken for later in parsed.words[index + 1 : index + 3]))
     ]
-    free = stems - taken | {word.stem for word in people}
-    routines = {when: [r for r in card.routines if r.when is when and r.weight_in(free) >= 1] for when in RoutineTime}
+    unclaimed = (stems - taken) | {word.stem for word in people}
+    routines = {
+        when: [r for r in card.routines if r.when is when and r.weight_in(unclaimed) >= 1] for when in RoutineTime
+    }
     now = routines[RoutineTime.NOW]
-    own = frozenset(word for routine in now for word in routine.weights)
+    now_words = frozenset(word for routine in now for word in routine.weights)
     passed = []
     for routine in card.routines:
-        weight = routine.weight_in(free - own)
+        weight = routine.weight_in(unclaimed - now_words)
         if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
     personal = [
-        hook for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]) if hook.weight_in(free - own) >= 1
+        hook
+        for hook in (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
+        if hook.weight_in(unclaimed - now_words) >= 1
     ]
-    preferences = [preference for preference in card.wanted if preference.weight_in(free) >= 1]
-    touched = any(routine.when is RoutineTime.NOW and routine.weight_in(free) for routine in card.routines)
+    preferences = [preference for preference in card.wanted if preference.weight_in(unclaimed) >= 1]
+    names_routine = any(routine.when is RoutineTime.NOW and routine.weight_in(unclaimed) for routine in card.routines)
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(low * 60 <= card.minute <= high * 60 for low, high in dayparts)
-    # Later clauses that open with 'leave' end the action instead of postponing it.
+    # A later clause that opens with 'leave' ends the action; it does not postpone it.
     kept = [clause for index, clause in enumerate(parsed.clauses) if not index or opening(clause) != "leave"]
     plain = f" {' '.join(word.lower for clause in kept for word in clause)} "
     postponing = PHRASES["later_days"] + (PHRASES["later_today"] if card.minute < EVENING * 60 else ())
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
-        joined=any(_is_tied_to(clause, own) for clause in parsed.clauses),
+        joined=any(_is_tied_to(clause, now_words) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
-        near=tuple(sorted(free & card.trade)),
-        hour=touched or bool(free & card.label) or in_daypart,
+        role_words=tuple(sorted(unclaimed & card.trade)),
+        hour=names_routine or bool(unclaimed & card.label) or in_daypart,
         against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
         later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
@@ -116,11 +120,13 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Return whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
     weight = task.weight_in(parsed.stems)
-    if weight < 1 or weight >= NAMED:
-        return weight >= NAMED
+    if weight >= NAMED:
+        return True
+    if weight < 1:
+        return False
     return any(
         task.weights.get(word.stem) == 1
-        and _POINTERS & {before.lower for before in parsed.words[max(0, index - 3) : index]}
+        and _DETERMINERS & {before.lower for before in parsed.words[max(0, index - 3) : index]}
         for index, word in enumerate(parsed.words)
     )
 
@@ -151,7 +157,7 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
     clock = [
         time
         for time in clock_times(parsed.raw, bare=False)
-        if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # eight to noon may also mean the evening
+        if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # 8 to 12 may also mean the evening
     ]
     return (*morning, *night, *(f"{time // 60:02}:{time % 60:02}" for time in clock))
 
@@ -171,12 +177,13 @@ def relevance(hooks: Hooks) -> Finding:
         return Finding(4, tuple(because) + (("the hour in general words",) if hooks.hour else ()))
     if hooks.count:
         return Finding(3, tuple(because))
-    if hooks.near or hooks.hour:
-        return Finding(2, (f"near: {', '.join(hooks.near[:3]) or 'the time of day'}",))
+    if hooks.role_words or hooks.hour:
+        return Finding(2, (f"near: {', '.join(hooks.role_words[:3]) or 'the time of day'}",))
     return Finding(1, ("no hook",))
 
 
-_NOT_COUNTED = WORDS["units"] | WORDS["function"] - {"of"}
+# Words after a number that do not make it a size.
+_NOT_COUNTED = WORDS["units"] | (WORDS["function"] - {"of"})
 _DURATION = re.compile(
     r" (?:(?P<n>\d{1,3})|one|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty(?: five)?|thirty|a few)"
     r"(?: more| quiet| full| short)? (?:min|mins|minutes?|sec|secs|seconds?)(?= )"
@@ -188,17 +195,17 @@ _DURATION = re.compile(
 class Instructions:
     """The instructions in a tip."""
 
-    steps: tuple[str, ...]  # visible first moves
+    steps: tuple[str, ...]  # verbs of a visible first step, such as open or write
     actions: tuple[str, ...]
     directions: tuple[str, ...]
     trigger: bool
     duration: str | None
     size: str | None
     stop: str | None
-    open_object: str | None
+    unnamed_object: str | None  # such as "something"
 
     @property
-    def real(self) -> bool:
+    def has_action(self) -> bool:
         return bool(self.steps or self.actions)
 
     @property
@@ -229,16 +236,18 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         for index, clause in enumerate(after)
         if WORDS["stops"] & {word.lower for word in clause} or (index and opening(clause) in WORDS["stop_verbs"])
     )
-    durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)  # an hour
+    durations = (
+        match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60
+    )  # at most an hour
     return Instructions(
         steps=tuple(found["step"]),
         actions=tuple(found["action"]),
         directions=tuple(found["direction"]),
-        trigger=bool(first) and parsed.clauses[0][0].lower in WORDS["triggers"],
+        trigger=first is not None and first > 0 and parsed.clauses[0][0].lower in WORDS["triggers"],
         duration=next((match.group().strip() for match in durations), None),
         size=next(sizes, None),
         stop=next(stops, None),
-        open_object=next(iter(parsed.has(PHRASES["open_objects"])), None),
+        unnamed_object=next(iter(parsed.has(PHRASES["open_objects"])), None),
     )
 
 
@@ -270,43 +279,43 @@ def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
     return None
 
 
-def actionability(moves: Instructions, hooks: Hooks) -> Finding:
-    """Score actionability by the moves; the hooks show whether the tip applies now and to a single task."""
-    if not moves.real:
-        direction = moves.directions[:1]
+def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
+    """Score actionability by the instructions; the hooks show whether the tip applies now and to a single task."""
+    if not instructions.has_action:
+        direction = instructions.directions[:1]
         return Finding(2, (f"direction only: {direction[0]}",)) if direction else Finding(1, ("nothing to do",))
-    because = [f"action: {', '.join((*moves.steps, *moves.actions)[:3])}"]
-    because += ["start"] if moves.start else []
-    because += [f"duration: {moves.duration}"] if moves.duration else []
-    because += [f"size: {moves.size}"] if moves.size else []
-    because += [f"stop: {moves.stop}"] if moves.stop else []
-    if moves.open_object and not hooks.tasks:
-        return Finding(3, (*because, f"leaves open what: {moves.open_object}"))
+    because = [f"action: {', '.join((*instructions.steps, *instructions.actions)[:3])}"]
+    because += ["start"] if instructions.start else []
+    because += [f"duration: {instructions.duration}"] if instructions.duration else []
+    because += [f"size: {instructions.size}"] if instructions.size else []
+    because += [f"stop: {instructions.stop}"] if instructions.stop else []
+    if instructions.unnamed_object and not hooks.tasks:
+        return Finding(3, (*because, f"leaves open what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.against:
         return Finding(3, (*because, f"not now: {(*hooks.later, *hooks.against)[0]}"))
-    if moves.start and moves.duration and moves.stop:
+    if instructions.start and instructions.duration and instructions.stop:
         return Finding(5, tuple(because))
-    several = len(moves.steps) + len(moves.actions) > 1
-    marks = moves.start + bool(moves.size) + bool(moves.stop) + several
-    return Finding(4 if moves.duration or marks >= 2 else 3, tuple(because))
+    several = len(instructions.steps) + len(instructions.actions) > 1
+    marks = instructions.start + bool(instructions.size) + bool(instructions.stop) + several
+    return Finding(4 if instructions.duration or marks >= 2 else 3, tuple(because))
 
 
 _EMOJI_FROM = "\u2300"  # symbols below, such as ™ and °, are not emoji
 
 
-def tone(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Finding:
+def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> Finding:
     """Score tone by the wording, lowered for hype, jargon, scolding, exclamation marks and emoji."""
-    loud = _loud_words(parsed, card)
+    faults = _tone_faults(parsed, card)
     exclamations = parsed.raw.count("!") + parsed.raw.count("！")
     emoji = sum(character >= _EMOJI_FROM and unicodedata.category(character) == "So" for character in parsed.raw)
     marks = {plural(exclamations, "exclamation mark"): min(exclamations, 2)} if exclamations else {}
     marks |= {f"{emoji} emoji": min(emoji, 2)} if emoji else {}
-    base, why = _manner(parsed, card, hooks, moves)
-    weight = sum(loud.values())
-    because = (*loud, *marks, why)
-    if weight >= 3 or (weight >= 2 and (sum(marks.values()) >= 2 or not moves.real)):
+    base, why = _base_tone(parsed, card, hooks, instructions)
+    weight = sum(faults.values())
+    because = (*faults, *marks, why)
+    if weight >= 3 or (weight >= 2 and (sum(marks.values()) >= 2 or not instructions.has_action)):
         return Finding(1, because)
     slips = weight + sum(marks.values())
     if slips >= 2:
@@ -314,7 +323,7 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> Fi
     return Finding(min(base, 3), because) if slips else Finding(base, (why,))
 
 
-def _loud_words(parsed: ParsedTip, card: Card) -> dict[str, int]:
+def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
     lowers = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
     found = {f"{name}: {word}": 1 for name in ("hype", "jargon") for word in sorted(lowers & WORDS[name])}
     for name, phrases, weight in (
@@ -328,7 +337,7 @@ def _loud_words(parsed: ParsedTip, card: Card) -> dict[str, int]:
     return found | {f"capitals: {text[:20]}": 1 for text in shouted[:3]}
 
 
-def _manner(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) -> tuple[int, str]:
+def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> tuple[int, str]:
     """Return the highest tone score the wording allows, before deductions, with the reason."""
     addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
     length = len(parsed.words)
@@ -338,11 +347,11 @@ def _manner(parsed: ParsedTip, card: Card, hooks: Hooks, moves: Instructions) ->
         return 3, "curt"
     if parsed.has(PHRASES["stiff"]) or length / parsed.sentences > 34:
         return 3, "stiff or wordy"
-    if not moves.real and not hooks.count:
+    if not instructions.has_action and not hooks.count:
         return 3, "flat"
     if parsed.has(PHRASES["pressure"]):
         return 4, "calm, with some pressure or praise"
-    if hooks.count and moves.start and (moves.size or moves.duration or moves.stop):
+    if hooks.count and instructions.start and (instructions.size or instructions.duration or instructions.stop):
         return 5, "calm and specific"
     return 4, "calm, a little general"
 
@@ -444,12 +453,12 @@ def _explain(card: Card, tip: str) -> Explanation:
     if reason:
         return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
     hooks = find_hooks(parsed, card)
-    moves = find_instructions(parsed, card)
+    instructions = find_instructions(parsed, card)
     return Explanation(
         {
             "relevance": relevance(hooks),
-            "actionability": actionability(moves, hooks),
-            "tone": tone(parsed, card, hooks, moves),
+            "actionability": actionability(instructions, hooks),
+            "tone": tone(parsed, card, hooks, instructions),
         }
     )
 

@@ -12,7 +12,7 @@ from tipbench.plan.scenarios import MONTHS, Scenario, Task
 from tipbench.text import fingerprint
 
 SECTIONS = ("system", "user")
-NO_PROMPT = "none"  # the version of an engine that reads no prompt
+NO_PROMPT = "none"  # prompt version of cells whose engine reads no prompt
 ASK_FOR_DIVERSITY = "Make every tip come from a different angle: another task, habit, place or length of time."
 
 _HEADING = re.compile(rf"#\s+({'|'.join(SECTIONS)})\s*", re.IGNORECASE)
@@ -50,7 +50,7 @@ PLACEHOLDERS = (
 
 
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
-    """Fill in both templates; `diversity` appends its request to a prompt without that placeholder."""
+    """Fill in both templates. With `diversity`, its request is appended unless a template has the placeholder."""
     user = prompt.user
     if diversity and "diversity" not in _names(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"

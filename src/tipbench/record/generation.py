@@ -15,8 +15,8 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
-_GATHER_S = 0.01  # lets workers send their next request first; results are then journalled together, with one sync
-_MOST_GONE = 10  # limit for a cell that crashes the server every time
+_GATHER_S = 0.01  # pause before saving: results that end meanwhile are journalled with the same sync
+_MOST_CRASHES = 10  # of the server during one cell; then the cell fails
 _LOADS_BEFORE_GIVING_UP = 3
 
 
@@ -87,7 +87,7 @@ class Block:
         ]
 
     def run(self, save: Callable[[list[Generated]], None], stop_wait_s: float) -> None:
-        """Pass batches of finished results to `save`; on any exception, stops the workers and saves what is finished.
+        """Pass batches of finished results to `save`. On an exception, stop the workers and save what is finished.
 
         A worker's exception is raised here.
         """
@@ -136,6 +136,7 @@ class Block:
                     index, planned = next(self._next, (None, None))
                 if planned is None:
                     return
+                # Only a single worker knows which call is the last; the engine may unload the model with it.
                 alone = self._config.workers == 1 or len(self._cells) == 1
                 start_ms, start = _now_ms(), time.monotonic()
                 result = self._fatal or self._complete(planned, last=alone and index == len(self._cells) - 1)
@@ -166,7 +167,7 @@ class Block:
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 return result
             lost += 1
-            if lost >= _MOST_GONE:
+            if lost >= _MOST_CRASHES:
                 return result
             self._pause.until_alive(self._engine)
             if self._cancel.is_set():

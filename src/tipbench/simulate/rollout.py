@@ -1,4 +1,4 @@
-"""Runs policies against a world: `rollout` for all users at once, `slow_rollout` with the policy objects that serve.
+"""Runs policies against a world: `rollout` for all users at once, `slow_rollout` with the policy objects of the server.
 
 Both make the same decisions from the same seed, which is tested. Feature names, constants, ε, α and λ come from
 `tipbench.serve`; what is repeated here is the arithmetic, over arrays whose last axis is the user.
@@ -29,7 +29,7 @@ from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, In
 CONTROL = "egreedy/v1+bias"  # simulated only: shows whether a gain comes from new features or from an intercept
 _DISMISSED = ACTIONS.index("dismissed")
 _HOURS = np.array([[math.cos(math.tau * hour / 24), math.sin(math.tau * hour / 24)] for hour in range(24)]).T
-Draws = Callable[[Policy, int], Floats]  # of a policy and round: a number in [0, 1) per user
+Draws = Callable[[Policy, int], Floats]  # for a policy and a round: one number in [0, 1) per user
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class _Batch:
         self.world = world
         self.offered = offered
         self.hour = offered.clock
-        self.place = offered.category * len(world) + np.arange(len(world))  # in an array of categories × users
+        self.place = offered.category * len(world) + np.arange(
+            len(world)
+        )  # of its category, in the flat array of categories × users
         self._known: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
@@ -212,6 +214,7 @@ class _UserTallies:
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums
         count = seen.sum(axis=0)
 
+        # A category with few tips is drawn towards the user's overall rate.
         def shrunk(part: Floats, whole: Floats, overall: Floats) -> Floats:
             return np.asarray(np.minimum((part + t.CATEGORY_WEIGHT * overall) / (whole + t.CATEGORY_WEIGHT), 1.0))
 

@@ -36,7 +36,7 @@ from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import apply_file, drift_reason, focused
 
-FEWEST = MIN_CONTROLS  # answers per judge's sheet; as many control tips are hidden among them
+FEWEST_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
 MOST_REVISIONS = 5  # per sheet, by its judge
 _JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
@@ -58,17 +58,17 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
 
     With a seed, a focus or another suite a judge could work out which items are controls.
     """
-    if who.is_judge and (beyond := sorted(raw.keys() - _JUDGES_MAY_ASK)):
+    if who.is_judge and (forbidden := sorted(raw.keys() - _JUDGES_MAY_ASK)):
         raise Forbidden(
-            f"A judge's token may set {', '.join(sorted(_JUDGES_MAY_ASK))} (got {beyond[0][:40]!r}).",
-            path=f"body.{beyond[0][:40]}",
+            f"A judge's token may set {', '.join(sorted(_JUDGES_MAY_ASK))} (got {forbidden[0][:40]!r}).",
+            path=f"body.{forbidden[0][:40]}",
         )
     options = checked(SheetOptions, raw, "body")
     if options.suite is not None:
         allowed.check_suite(options.suite)
-    if who.is_judge and options.limit is not None and options.limit < FEWEST:
+    if who.is_judge and options.limit is not None and options.limit < FEWEST_ANSWERS:
         raise Invalid(
-            f"limit must be {FEWEST} or more for a judge: smaller sheets have too few control tips "
+            f"limit must be {FEWEST_ANSWERS} or more for a judge: smaller sheets have too few control tips "
             f"(got {options.limit}).",
             path="body.limit",
         )
@@ -100,10 +100,10 @@ def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
     if query.own:
         sheets = stored_sheets(store, experiment.experiment_id, name, request.judge)
         mine = [each for each in sheets if not each.provisional]
-        for each in mine:  # one that is more than half unanswered is continued
+        for each in mine:  # an open sheet is returned again while more than half of it has no scores
             if each.is_open and 2 * len(each.unanswered) > len(each.entries):
                 return each
-        # Cells left unanswered on an earlier sheet would reveal its controls on a second one.
+        # If these cells came again, the items that do not come again would be known as controls.
         left = (entry for each in mine for entry in each.unanswered)
         cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
         request = replace(request, without=cells)

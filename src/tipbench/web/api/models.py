@@ -19,9 +19,11 @@ NextCursor = Annotated[
 Answers = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum number of answers; whole scenarios first.")
 ]
-Overlap = Annotated[float, Field(ge=0, le=1, description="Share of answers that others have scored.")]
-Everything = Annotated[bool, Field(description="All answers this judge has not scored.")]
-Rejudge = Annotated[bool, Field(description="Also answers scored under another rubric.")]
+Overlap = Annotated[float, Field(ge=0, le=1, description="Share of the answers that other judges have scored already.")]
+Everything = Annotated[
+    bool, Field(description="Include every answer this judge has not scored, not only pending ones.")
+]
+Rejudge = Annotated[bool, Field(description="Include answers scored under another rubric.")]
 Seed = Annotated[
     int | None, Field(ge=0, lt=2**63, description="Seed for the order and the hidden items; random if missing.")
 ]
@@ -65,7 +67,7 @@ class ExperimentRow(Shape):
     models: list[str] = Field(examples=[["gemma3:1b", "qwen2.5:0.5b"]])
     changed: str | None = Field(description="When its newest cell was generated.", examples=["2026-05-04T10:15:00Z"])
     leader: dict[str, Any] | None = Field(
-        description="The leader of its board; null without one, or while the board is not computed.",
+        description="The leader of its board; null if there is none, or the board is not computed yet.",
         examples=[{"model": "gemma3:1b", "prompt_version": "v1", "decided": False, "provisional": True}],
     )
     url: str | None = Field(description="Its page in MLflow.", examples=["http://localhost:5000/#/experiments/3/runs"])
@@ -120,7 +122,7 @@ class StandingShape(PairName):
     composite: float | None = Field(examples=[12.75])
     ci_low: float | None
     ci_high: float | None
-    composite_adjusted: float | None = Field(description="Allows for missing scenarios; ranks go by it.")
+    composite_adjusted: float | None = Field(description="Mean adjusted for missing scenarios; rows are ranked by it.")
     composite_usable: float | None = Field(description="Of the answers with a usable tip.")
     usable: float | None = Field(description="Rate of scenarios whose answer has a usable tip.")
     usable_low: float | None
@@ -143,7 +145,7 @@ class StandingShape(PairName):
 class LookShape(Shape):
     number: int
     of: int
-    at: int = Field(description="Scenarios.")
+    at: int = Field(description="Number of scenarios at which the board is tested.")
 
 
 class NextLookShape(LookShape):
@@ -159,12 +161,15 @@ class VerdictShape(Shape):
     tied_with_leader: list[PairName]
     decided: bool
     fragile: bool = Field(description="Decided, but unusable answers of the leader could undo it.")
-    level: float = Field(description="A row is tied if its p is above it.", examples=[0.0182])
+    level: float = Field(
+        description="Significance level: a row whose p is above it, or unknown, is tied with the leader.",
+        examples=[0.0182],
+    )
     look: LookShape | None
     next_look: NextLookShape | None
     beats_reference: bool | None
     diff_to_reference: DifferenceShape | None = Field(description="Leader − the best reference.")
-    scenarios_needed: int | None = Field(description="In total; null if out of reach.")
+    scenarios_needed: int | None = Field(description="Scenarios in total that would decide; null if out of reach.")
 
 
 class BoardShape(Shape):
@@ -224,7 +229,7 @@ class AppliedShape(Shape):
 
 
 class SheetOptions(RequestBody):
-    """Options of a sheet export. A judge's token may use `limit`, `all`, `sheet`, `filled` and `format`."""
+    """Options of a sheet export. A judge's token may use `judge`, `limit`, `all`, `sheet`, `filled` and `format`."""
 
     judge: str | None = Field(
         None, max_length=200, description="The judge's name; a judge's token may only use its own."

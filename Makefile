@@ -34,15 +34,16 @@ airflow: $(VENV)/.demo airflow-environment
 # In an environment of its own: Airflow's dependencies do not go with the panel's.
 airflow-environment: $(AIRFLOW_VENV)/.ready
 
-# Two processes: one starts the real servers, the other the browser (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Each real part starts in one process only (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest --dist loadgroup
 
 # Without servers, browser, models, other processes and simulations of many worlds.
 quick: $(VENV)/.dev
-	$(PYTEST) -q -m "not real and not server and not process and not simulation"
+	$(PYTEST) -n 2 -q -m "not real and not server and not process and not simulation"
 
+# Three processes on two cores: one is usually waiting for Airflow, a server or the browser.
 test: check
-	$(PYTEST)
+	$(PYTEST) -n 3
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

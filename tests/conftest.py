@@ -38,10 +38,10 @@ REAL = {"airflow", "browser", "gguf", "ollama", "real_mlflow_url", "weights_home
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a real part, and keeps those of one kind in one process: it starts each server once.
+    """Marks what needs a real part, and keeps the tests of one part in one process, which starts it once.
 
-    With `-n 2` one process begins with the real servers, so that two models never run at once and nothing long comes
-    last; the other begins with the browser. Every other file is a separate group.
+    The long groups come first: the models and servers, so that no two models of Ollama run at once, the browser, and
+    Airflow, which waits more than it computes. Every other file is a separate group.
     """
     for item in items:
         if REAL & set(getattr(item, "fixturenames", ())):
@@ -53,12 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups that pytest-xdist ignores would start every server twice, and two models at once."""
+    """Groups that pytest-xdist ignores would start every server several times, and two models at once."""
     if session.config.getoption("loadgroup", default=False):
         assert all("@" in item.nodeid for item in session.items), "pytest-xdist does not keep groups together"
 
 
-_ORDER = {"servers": 0, "browser": 1, "compare/test_simulation": 2, "web/test_attacker": 3}
+_ORDER = {"servers": 0, "browser": 1, "airflow": 2, "compare/test_simulation": 3, "web/test_attacker": 4}
 _SERVERS = ("http.server", "support.scripted", "support.little_airflow", "support.airflow_site", "support.panel_site",
             "support.policy_site", "web.panels", "web.hook_receiver")  # fmt: skip
 
@@ -74,8 +74,11 @@ def _starts_a_server(item: pytest.Item) -> bool:
 
 
 def _group(item: pytest.Item) -> str:
-    if "browser" in getattr(item, "fixturenames", ()):
-        return "browser"
+    if chosen := item.get_closest_marker("xdist_group"):
+        return str(chosen.args[0])
+    for part in ("browser", "airflow"):
+        if part in getattr(item, "fixturenames", ()) or item.path.parent.name == part:
+            return part
     return "servers" if item.get_closest_marker("real") else f"{item.path.parent.name}/{item.path.stem}"
 
 

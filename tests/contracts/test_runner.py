@@ -181,7 +181,10 @@ def bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterat
     yield from _benches(request, home, mlflow_url)
 
 
-@pytest.fixture(params=["local", "little airflow", pytest.param("airflow", marks=pytest.mark.real)])
+REAL_AIRFLOW = pytest.param("airflow", marks=[pytest.mark.real, pytest.mark.xdist_group("airflow")])
+
+
+@pytest.fixture(params=["local", "little airflow", REAL_AIRFLOW])
 def any_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[Bench]:
     """Also the real Airflow, which takes seconds for a task: only for tests that it could fail."""
     yield from _benches(request, home, mlflow_url)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
@@ -17,8 +17,10 @@ from tipbench.judge.apply import ApplyResult, Progress, SheetApplier
 from tipbench.judge.check import Problem
 from tipbench.judge.duels import FORMAT as DUELS
 from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
-from tipbench.judge.export import ExportRequest
-from tipbench.judge.sheet_store import receive
+from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
+from tipbench.judge.sheet import sheet_text
+from tipbench.judge.sheet_file import sheet_csv
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, receive, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 
@@ -65,6 +67,63 @@ def drift_reason(text: str, key: str = "accept_drift") -> str:
     if not (0 < len(reason) <= _REASON and reason.isprintable()):
         raise InvalidOption(key, f"takes a reason on one line, 1 to {_REASON} characters (got {len(reason)}).")
     return reason
+
+
+@dataclass(frozen=True)
+class SheetRequest:
+    """A sheet to write as a file: a new export, or the stored `sheet` again. Raises InvalidOption if invalid."""
+
+    request: ExportRequest
+    sheet: str | None = None
+    filled: bool = False  # with the scores applied so far
+    focus: bool = False
+    format: Literal["json", "csv"] = "json"
+    own: bool = False  # requested by a judge
+
+    def __post_init__(self) -> None:
+        if self.filled and self.sheet is None:
+            raise InvalidOption("filled", "applies to an existing sheet: name it with --sheet ID.")
+
+
+def requested_sheet(
+    store: RunStore,
+    experiment: Experiment,
+    query: SheetRequest,
+    *,
+    report_focus: Callable[[Focus], None] = lambda _focus: None,
+) -> ExportResult | None:
+    """Return the stored sheet or a new export; None if the sheet does not exist or belongs to another judge.
+
+    A judge's open sheet is returned again instead of a new one.
+    """
+    if query.sheet is not None:
+        known = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        if known is None or (query.own and known.owner != query.request.judge):
+            return None
+        return ExportResult(known)
+    request = query.request
+    if query.focus:
+        request, found = focused(store, experiment, request)
+        report_focus(found)
+    if query.own:
+        sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
+        mine = [each for each in sheets if not each.provisional]
+        for each in mine:  # an open sheet is returned again while more than half of it has no scores
+            if each.is_open and 2 * len(each.unanswered) > len(each.entries):
+                return ExportResult(each)
+        # If these cells came again, the items that do not come again would be known as controls.
+        left = (entry for each in mine for entry in each.unanswered)
+        cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
+        request = replace(request, without=cells)
+    return export_sheet(store, experiment, request)
+
+
+def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
+    """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
+    form = sheet_csv if query.format == "csv" else sheet_text
+    if not query.filled:
+        return form(stored.sheet)
+    return form(replace(stored.sheet, judge=stored.owner), stored.answers)
 
 
 def apply_file(

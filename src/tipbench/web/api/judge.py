@@ -34,17 +34,18 @@ from tipbench.web.batch_items import (
 )
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
-from tipbench.web.errors import Invalid, attachment
+from tipbench.web.errors import Invalid
 from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
 from tipbench.web.judge_service import (
+    CSV,
     ApplyOptions,
-    SheetRequest,
     apply_sheet,
     parse_sheet_request,
-    sheet_file,
     sheet_for,
+    sheet_response,
 )
+from tipbench.workflows.judging import SheetRequest
 
 _ALL = {**COMMON, **DATA}
 sheets = APIRouter(
@@ -52,7 +53,6 @@ sheets = APIRouter(
 )
 watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
-CSV = "text/csv"
 _CSV_SCHEMA = {"schema": {"type": "string"}}
 _SHEET_REQUEST = body_schema(
     SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
@@ -101,12 +101,7 @@ def export(
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
         judging = sheet_for(store, experiment, query)
-    return Response(
-        sheet_file(judging, query).encode("utf-8", "backslashreplace"),
-        201,
-        media_type=CSV if query.format == "csv" else JSON,
-        headers=attachment(f"sheet-{judging.sheet.id}", query.format),
-    )
+    return sheet_response(judging, query, 201)
 
 
 @sheets.post(

@@ -24,7 +24,7 @@ from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import ANSWERS, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
-from tipbench.web.errors import Invalid, NotFound, attachment, refused_sheet
+from tipbench.web.errors import Invalid, NotFound, refused_sheet
 from tipbench.web.forms import MOST, UploadedFile, read_parts
 from tipbench.web.judge_service import (
     ApplyOptions,
@@ -32,8 +32,8 @@ from tipbench.web.judge_service import (
     apply_sheet,
     parse_sheet_request,
     quota_of,
-    sheet_file,
     sheet_for,
+    sheet_response,
     uploads_of,
 )
 from tipbench.web.panel.pages import SentForm, page
@@ -172,7 +172,6 @@ def home_of(experiment: str) -> str:
 
 _BATCHES = 20  # newest batches listed
 _LISTED = 200  # errors shown on a page
-_KINDS = {"json": "application/json", "csv": "text/csv"}
 UploadId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Query(max_length=200)]
 
@@ -228,10 +227,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         )
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
-    content = sheet_file(judging, query).encode("utf-8", "backslashreplace")
-    return Response(
-        content, media_type=_KINDS[query.format], headers=attachment(f"sheet-{judging.sheet.id}", query.format)
-    )
+    return sheet_response(judging, query)
 
 
 @working.post("/judge/preview")

@@ -106,16 +106,15 @@ LastId = Annotated[
 @planning.post(
     "/plan",
     summary="Plan a run",
-    response_model=PlanShape,
     openapi_extra=_CONFIG_BODY,
     responses=refusals(409, 502, 503),
 )
-def plan(config: RunConfig, panel: PanelState) -> dict[str, Any]:
+def plan(config: RunConfig, panel: PanelState) -> PlanShape:
     """Return the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
 
     Nothing is generated or recorded.
     """
-    return plan_of(panel, config)
+    return PlanShape.model_validate(plan_of(panel, config))
 
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:

@@ -104,9 +104,7 @@ def export(
     return sheet_response(judging, query, 201)
 
 
-@sheets.post(
-    "/{experiment:path}/apply", summary="Apply a filled sheet", response_model=AppliedShape, openapi_extra=_FILLED
-)
+@sheets.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
 def apply(
     experiment: ExperimentPath,
     filled: Annotated[dict[str, Any], Depends(read_filled)],
@@ -121,7 +119,7 @@ def apply(
     accept_drift: Annotated[
         str | None, Query(max_length=1000, description="Accept the drift, with this reason; admins only.")
     ] = None,
-) -> dict[str, Any]:
+) -> AppliedShape:
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
@@ -129,13 +127,13 @@ def apply(
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with panel.tracker.judging_lock():
-        return apply_sheet(store, experiment, filled, options)
+        return AppliedShape.model_validate(apply_sheet(store, experiment, filled, options))
 
 
-@watching.get("/{experiment:path}", summary="Get judging status", response_model=JudgingShape)
-def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> dict[str, Any]:
+@watching.get("/{experiment:path}", summary="Get judging status")
+def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> JudgingShape:
     """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
-    return panel.queries.judging(store, experiment).to_json()
+    return JudgingShape.model_validate(panel.queries.judging(store, experiment).to_json())
 
 
 batching = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)

@@ -28,6 +28,7 @@ _M = TypeVar("_M", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
+DEFAULT_LIFE = "90d"  # of a new access token
 HOME_ONLY = frozenset({"judge_command", "hook_url"})  # never read from the working folder's file
 
 

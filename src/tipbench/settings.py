@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -220,6 +220,19 @@ class Settings:
     def listed(self, key: str) -> tuple[str, ...]:
         """Return the parts of a list setting; empty if it is not set."""
         return _split(self.values.get(key) or "")
+
+    def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
+        """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
+
+        `key` is ollama_url or mlflow_url. Without a configured server, those that tipbench uses by default; MLflow's
+        only with `find`.
+        """
+        own = self.get(key) or (DEFAULT_OLLAMA_URL if key == "ollama_url" else None)
+        if own is None and find:
+            from tipbench.record.mlflow import default_servers
+
+            return (*default_servers(self.home), *listed)
+        return tuple(dict.fromkeys((*((own,) if own else ()), *listed)))
 
     @property
     def mlflow(self) -> MlflowAccess:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tipbench.errors import UsageError
+from tipbench.errors import InvalidOption, UsageError
 from tipbench.http import is_http_url
 from tipbench.plan.design import LooksOption
 
@@ -131,6 +131,15 @@ class CollectConfig(BaseModel):
             "num_predict": self.num_predict,
             "sampling": dict(sampling),
         }
+
+
+def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Split the options of a run into its configuration and `wait_for_judge`; raises InvalidOption for the latter."""
+    values = dict(options)
+    waits = values.pop(WAIT_FOR_JUDGE, False)
+    if not isinstance(waits, bool):
+        raise InvalidOption(WAIT_FOR_JUDGE, f"takes true or false (got {str(waits)[:80]!r}).")
+    return values, waits
 
 
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:

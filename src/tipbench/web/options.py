@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.http import canonical_url, strip_login
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig
+from tipbench.http import same_server, strip_login
+from tipbench.plan.config import CollectConfig
 from tipbench.plan.suite import builtin_suites
-from tipbench.record.mlflow import default_servers
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
@@ -92,16 +91,18 @@ class RunPolicy:
     """Servers and suites the operator allows. URLs are used as configured, including credentials."""
 
     settings: Settings
-    urls: Mapping[str, tuple[str, ...]]  # by configuration key: configured and listed
+    listed: Mapping[str, tuple[str, ...]]  # by configuration key: servers besides the configured one
     suites: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
         """Allow the configured servers and those listed in the options."""
-        own = {"ollama_url": settings.get("ollama_url") or DEFAULT_OLLAMA_URL, "mlflow_url": settings.get("mlflow_url")}
-        listed = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
-        urls = {key: tuple(dict.fromkeys(url for url in (own[key], *listed[key]) if url)) for key in _URLS}
-        return cls(settings, urls, options.suites)
+        return cls(settings, {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}, options.suites)
+
+    @property
+    def urls(self) -> Mapping[str, tuple[str, ...]]:
+        """The configured and listed servers, by configuration key, without those that are found automatically."""
+        return {key: self.settings.servers(key, self.listed[key], find=False) for key in _URLS}
 
     def config(self, given: Mapping[str, Any]) -> CollectConfig:
         """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
@@ -122,7 +123,7 @@ class RunPolicy:
             properties[key]["default"] = shown
         for key in _URLS:
             nothing = [] if key == "ollama_url" else [None]
-            properties[key]["enum"] = [*nothing, *(strip_login(url) for url in self._allowed(key))]
+            properties[key]["enum"] = [*nothing, *map(strip_login, self.settings.servers(key, self.listed[key]))]
         return schema
 
     def check_suite(self, suite: str) -> None:
@@ -143,9 +144,9 @@ class RunPolicy:
             )
 
     def _url(self, key: str, url: str) -> str:
-        allowed = self._allowed(key)
-        known = {canonical_url(each): each for each in allowed}
-        if canonical_url(url) not in known:
+        allowed = self.settings.servers(key, self.listed[key])
+        known = same_server(url, allowed)
+        if known is None:
             allowed_urls = ", ".join(map(strip_login, allowed))
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
@@ -153,9 +154,4 @@ class RunPolicy:
                 code="not_allowed",
                 path=f"body.{key}",
             )
-        return known[canonical_url(url)]
-
-    def _allowed(self, key: str) -> tuple[str, ...]:
-        """Return the allowed servers; without a configured MLflow also those that the panel itself would choose."""
-        own = default_servers(self.settings.home) if key == "mlflow_url" and not self.settings.get(key) else ()
-        return (*own, *self.urls[key])
+        return known

@@ -28,6 +28,7 @@ from tipbench.generate.engine import (
     close_engines,
     engine_of,
     model_facts,
+    refused_start,
 )
 from tipbench.http import http_client, read_body, strip_login
 from tipbench.jobs.airflow import AirflowRunner
@@ -436,7 +437,7 @@ def startable(panel: Panel, config: CollectConfig, where: RunTarget) -> Outcome 
         return Outcome(trouble=str(exc), stopped=True, status=409)
     finally:
         close_engines(engines, lambda _text: None)
-    if not refused or (config.skip_refused and facts):
+    if refused_start(facts, refused, config, "") is None:
         return None
     return replace(planned(panel, config), stopped=True, status=422)
 

@@ -19,6 +19,7 @@ from tipbench.jobs.local import LocalRunner
 from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
 from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
 from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
@@ -30,6 +31,7 @@ from tipbench.web.cache import Cache
 from tipbench.web.errors import Forbidden, Invalid, options_at
 from tipbench.web.queries import get_experiment, revision
 from tipbench.workflows.board import judge_name
+from tipbench.workflows.judging import MODEL_OPTIONS
 
 if TYPE_CHECKING:
     from tipbench.web.deps import MlflowConnection, Panel
@@ -214,10 +216,9 @@ class JobService:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
-COMMAND = "command"
 LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless set by the request
 _LONGEST = 16_000  # characters per option, because of command line limits
-_RULES = ("ollama_url", "mlflow_url", "suite", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait")
+_RULES = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # settings of a collect that a judge run takes
 _NAMED = ("ollama_url", "mlflow_url", "suite")  # checked against the run policy
 
 Key = Annotated[
@@ -283,17 +284,18 @@ def start_judge(
     config = panel.allowed.config({name: sent[name] for name in _RULES if name in sent})
     with options_at("body"):
         judge = judge_name(body.judge)
-    if body.with_.startswith(f"{COMMAND}:"):  # it would run with the panel's permissions
+    if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
         raise Forbidden(
             'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
             code="not_allowed",
             path="body.with",
         )
-    program = _program(panel) if body.with_ == COMMAND else None
+    with_ = JudgeChoice.parse(body.with_)
+    program = _program(panel) if with_.kind is JudgeKind.COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
     if body.judge is not None:
         options["judge"] = judge
-    if body.with_.startswith("ollama:"):
+    if with_.kind is JudgeKind.MODEL:
         options["ollama_url"] = config.ollama_url
     with panel.tracker.named(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
@@ -312,9 +314,10 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     old = panel.jobs.store.get(job_id)
     panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
     changes: dict[str, Any] = {}
-    if str(old.arguments.get("with", "")).partition(":")[0] == COMMAND:  # old jobs have the command line in `with`
+    kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
+    if kind == JudgeKind.COMMAND:
         changes = {
-            "arguments": {**old.arguments, "with": COMMAND},
+            "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
             "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
         }
     return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=changes)

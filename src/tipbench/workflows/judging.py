@@ -14,6 +14,7 @@ from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
 from tipbench.judge.apply import ApplyResult, Progress, SheetApplier
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.check import Problem
 from tipbench.judge.duels import FORMAT as DUELS
 from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
@@ -26,23 +27,23 @@ from tipbench.record.store import Experiment, RunStore
 
 _POLL_S = 0.2
 _REASON = 1000  # characters of a reason for accepting drift
-_ANY_JUDGE = ("rules", "command", "ollama")
-JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option of `judge run` → judges it applies to
+MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # settings of a collect
+_ANY_JUDGE = tuple(JudgeKind)
+JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
-    **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
-    "timeout_s": ("command", "ollama"),
-    **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
+    **dict.fromkeys(("judge", "batch", "accept_drift"), (JudgeKind.COMMAND,)),
+    "timeout_s": (JudgeKind.COMMAND, JudgeKind.MODEL),
+    **dict.fromkeys(MODEL_OPTIONS, (JudgeKind.MODEL,)),
 }
 
 
-def check_judge_options(judge: str, options: Mapping[str, object]) -> None:
+def check_judge_options(judge: JudgeChoice, options: Mapping[str, object]) -> None:
     """Raise InvalidOption for an option that does not apply to the judge; None and False are not set."""
-    kind = judge.partition(":")[0]
     for key, value in options.items():
-        if value is not None and value is not False and kind not in JUDGE_OPTIONS[key]:
+        if value is not None and value is not False and judge.kind not in JUDGE_OPTIONS[key]:
             whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
-            raise InvalidOption(key, f"applies only to {whose}, not to {judge[:80]}. Leave it out.")
+            raise InvalidOption(key, f"applies only to {whose}, not to {str(judge)[:80]}. Leave it out.")
 
 
 @contextmanager

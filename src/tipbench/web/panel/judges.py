@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import LockHeld, NotEnoughData, TipbenchError, UsageError
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift_sentence
 from tipbench.judge.command import default_name
 from tipbench.judge.drift import CUSUM_LIMIT
@@ -371,9 +372,9 @@ def run_judge(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Start an automatic judge as a job."""
-    wanted, key = form.fields.get("with", "rules"), form.fields.get("again") or None
-    if wanted == "ollama":
-        wanted = f"ollama:{form.fields.get('model', '').strip()}"
+    wanted, key = form.fields.get("with", str(JudgeKind.RULES)), form.fields.get("again") or None
+    if wanted == JudgeKind.MODEL:
+        wanted = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
     try:
         started = start_judge(
             panel, experiment, checked(JudgeRunRequest, {"with": wanted}, "body"), started_by=who.name, key=key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -12,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, TipbenchError
+from tipbench.judge.controls import control_tips
 from tipbench.judge.sheet_file import parse_sheet
 from tipbench.markup import number, percent
 from tipbench.plan.suite import load_suite
@@ -312,7 +314,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
-    items = ANSWERS + ANSWERS // 4
+    items = ANSWERS + ceil(control_tips(ANSWERS, tips) / tips)
     return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
 
 

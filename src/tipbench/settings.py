@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -256,6 +257,17 @@ class Settings:
     def operator(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
         """Return the operator's settings; the flags of `tipbench panel` override all other sources."""
         return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
+
+    @contextmanager
+    def errors_with_source(self) -> Iterator[None]:
+        """Prefix a UsageError of the block that begins with a setting's key with the origin of its value."""
+        try:
+            yield
+        except UsageError as exc:
+            key = str(exc).partition(" ")[0]
+            if key not in self.sources:
+                raise
+            raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
 
     def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
         given = {key: value for key, value in flags.items() if value is not None}

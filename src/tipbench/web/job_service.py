@@ -88,7 +88,8 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
         dag_id=given.airflow_dag,
         public_url=given.airflow_public_url,
     )
-    access.check()
+    with settings.errors_with_source():
+        access.check()
     return access
 
 
@@ -107,7 +108,10 @@ def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in runners:
-        raise UsageError("runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local.")
+        with settings.errors_with_source():
+            raise UsageError(
+                "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
+            )
     return wanted
 
 

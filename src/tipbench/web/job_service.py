@@ -16,8 +16,8 @@ from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_request
 from tipbench.jobs.job import Job, JobRequest, JobState, LogTail, Runner
 from tipbench.jobs.local import LocalRunner
-from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
-from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Submitted
+from tipbench.jobs.progress import ProgressCache
+from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
@@ -120,24 +120,6 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class JobView:
-    """A job, its position in the queue (1 is next; None if not queued) and its progress."""
-
-    job: Job
-    place: int | None
-    snapshot: ProgressSnapshot
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """A page of jobs, newest first, with positions in the queue; `next` is the cursor of the next page."""
-
-    jobs: tuple[Job, ...]
-    queue_positions: Mapping[str, int]
-    next: str | None
-
-
-@dataclass(frozen=True)
 class JobService:
     """Job store, runners and supervisor. Thread-safe."""
 
@@ -184,11 +166,6 @@ class JobService:
         self.supervisor.wake()
         return submitted
 
-    def view(self, job_id: str) -> JobView:
-        """Return a job with its position and progress. Raises JobNotFound."""
-        job, place = self.placed(job_id)
-        return JobView(job, place, self.progress.current(job))
-
     def placed(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""
         for _ in range(_ATTEMPTS):
@@ -198,14 +175,13 @@ class JobService:
                 break  # otherwise it started between the two reads
         return job, place
 
-    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> JobPage:
+    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
         try:
-            page = self.store.page(which, limit=limit, after=after)
+            return self.store.page(which, limit=limit, after=after)
         except UsageError as exc:
             message = "next must be the `next` value of the previous page; omit it for the first page."
             raise Invalid(message, path="query.next") from exc
-        return JobPage(page.items, self.queue_positions(), page.next)
 
     def queue_positions(self) -> dict[str, int]:
         """Return the position of every queued job, by id."""

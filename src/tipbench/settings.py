@@ -19,8 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_own
-from tipbench.http import is_http_url
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, validated
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, check_url, validated
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
@@ -65,12 +64,6 @@ def _split(value: object) -> tuple[str, ...]:
     return tuple(text for text in (str(part).strip() for part in parts) if text)
 
 
-def _check_url(text: str) -> str:
-    if not is_http_url(text):
-        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
-    return text.rstrip("/")
-
-
 def _check_proxy(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
@@ -79,7 +72,7 @@ def _check_proxy(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(_check_url)], ...], BeforeValidator(_split)]
+Urls = Annotated[tuple[Annotated[str, AfterValidator(check_url)], ...], BeforeValidator(_split)]
 Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
 
 
@@ -225,10 +218,10 @@ class Settings:
     def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
 
-        `key` is ollama_url or mlflow_url. Without a configured server, those that tipbench uses by default; MLflow's
-        only with `find`.
+        `key` is one of ADDRESSES. Without a configured server, the default one; for MLflow, which has none, with `find`
+        those that tipbench tries.
         """
-        own = self.get(key) or (DEFAULT_OLLAMA_URL if key == "ollama_url" else None)
+        own = self.get(key) or CollectConfig.model_fields[key].default
         if own is None and find:
             from tipbench.record.mlflow import default_servers
 

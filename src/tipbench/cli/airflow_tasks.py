@@ -32,7 +32,7 @@ from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refused_s
 from tipbench.http import canonical_url, is_http_url, is_loopback, same_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
 from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 Conf = Mapping[str, Any]
 
-_ADDRESSES = ("ollama_url", "mlflow_url")
 _LOCK_WAIT_S = 120.0  # a terminated collect needs time to unload its model
 _POLL_S = 1.0
 
@@ -65,27 +64,27 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
-    for key in _ADDRESSES:
+    for key in ADDRESSES:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
                 f"conf {key} holds a login, and Airflow shows the conf of every run. Leave it out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    configured = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
+    configured = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
     given = {
-        key: value for key, value in values.items() if value is not None and not (key in _ADDRESSES and value == "")
+        key: value for key, value in values.items() if value is not None and not (key in ADDRESSES and value == "")
     }
     config = make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
-    if "mlflow_url" in given:
-        _check_server(config.mlflow_url or "", "mlflow_url", "panel_mlflow_urls", settings)
-    if "ollama_url" in given and uses_ollama:
-        hosts = (entry.partition("=")[2] for entry in settings.listed("ollama_hosts"))
-        _check_server(config.ollama_url, "ollama_url", "panel_urls", settings, hosts)
+    for key in ADDRESSES:
+        if key in given and (uses_ollama or key != "ollama_url"):
+            _check_server(getattr(config, key) or "", key, settings)
     return config
 
 
-def _check_server(url: str, key: str, list_key: str, settings: Settings, hosts: Iterable[str] = ()) -> None:
-    """Raise UsageError unless a server of the conf is configured or listed on this worker, or one of `hosts`."""
+def _check_server(url: str, key: str, settings: Settings) -> None:
+    """Raise UsageError unless a server of the conf is configured or listed on this worker."""
+    list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
+    hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")] if key == "ollama_url" else []
     servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
     if same_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))

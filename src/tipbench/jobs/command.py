@@ -11,7 +11,7 @@ from tipbench.generate.engine import engine_resources
 from tipbench.http import is_http_url, strip_login
 from tipbench.jobs.job import JobKind, JobRequest
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.plan.config import CollectConfig, check_experiment_name, make_config
+from tipbench.plan.config import ADDRESSES, CollectConfig, check_experiment_name, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
@@ -19,7 +19,7 @@ from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 _MOST_TEXT = 4000
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
-_VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
+_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses with a login
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:

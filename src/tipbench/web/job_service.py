@@ -21,7 +21,7 @@ from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells
 from tipbench.record.reader import count_states
@@ -196,10 +196,10 @@ class JobService:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
-LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless set by the request
+LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}  # unless set by the request
 _LONGEST = 16_000  # characters per option, because of command line limits
 _RULES = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # settings of a collect that a judge run takes
-_NAMED = ("ollama_url", "mlflow_url", "suite")  # checked against the run policy
+_NAMED = (*ADDRESSES, "suite")  # checked against the run policy
 
 Key = Annotated[
     str | None,

@@ -24,17 +24,7 @@ from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.webhook import shown_address
 
 _SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
-_ADDRESSES = frozenset(
-    {
-        "ollama_url",
-        "mlflow_url",
-        "mlflow_public_url",
-        "panel_urls",
-        "panel_mlflow_urls",
-        "airflow_url",
-        "airflow_public_url",
-    }
-)
+_ADDRESSES = ("_url", "_urls")  # suffixes of keys whose values are shown without a login
 _MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
 
 
@@ -81,7 +71,7 @@ def _value(settings: Settings, setting: Setting) -> str:
         return f"{PurePath(program).name}{' …' if arguments else ''}"
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
-    if setting.key in _ADDRESSES:
+    if setting.key.endswith(_ADDRESSES):
         return ", ".join(strip_login(each) for each in settings.listed(setting.key))
     value = settings.values[setting.key]
     return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)

@@ -152,6 +152,14 @@ def pages_of(tmp_path: Path, url: str, public: str) -> str | None:
     return load_settings(variables, tmp_path).mlflow.pages_of(url)
 
 
+def test_an_error_about_a_setting_names_the_file_of_its_value(tmp_path: Path) -> None:
+    (tmp_path / "tipbench.toml").write_text('airflow_url = "airflow"\n')
+    found = load_settings({"TIPBENCH_HOME": str(tmp_path)}, tmp_path)
+    with pytest.raises(UsageError) as error, found.errors_with_source():
+        raise UsageError("airflow_url takes a web address.")
+    assert str(error.value) == f"{tmp_path}/tipbench.toml: airflow_url takes a web address."
+
+
 def test_links_use_the_public_address_of_the_configured_mlflow_only(tmp_path: Path) -> None:
     assert pages_of(tmp_path, f"{INSIDE}/", OUTSIDE) == OUTSIDE
     assert pages_of(tmp_path, "http://another:5000", OUTSIDE) is None

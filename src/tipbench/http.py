@@ -10,7 +10,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -76,6 +76,11 @@ def canonical_url(url: str) -> str:
     host = "localhost" if is_loopback(url) else (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
+
+
+def same_server(url: str, servers: Iterable[str]) -> str | None:
+    """Return the one of `servers` that `url` refers to, as it is written there; None if there is none."""
+    return {canonical_url(each): each for each in servers}.get(canonical_url(url))
 
 
 # Clients

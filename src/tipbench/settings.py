@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -18,8 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_own
-from tipbench.http import is_http_url
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, validated
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, check_url, validated
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
@@ -28,6 +28,7 @@ _M = TypeVar("_M", bound=BaseModel)
 
 CONFIG_FILE = "tipbench.toml"
 LOCAL_HOME = ".tipbench"
+DEFAULT_LIFE = "90d"  # of a new access token
 HOME_ONLY = frozenset({"judge_command", "hook_url"})  # never read from the working folder's file
 
 
@@ -63,12 +64,6 @@ def _split(value: object) -> tuple[str, ...]:
     return tuple(text for text in (str(part).strip() for part in parts) if text)
 
 
-def _check_url(text: str) -> str:
-    if not is_http_url(text):
-        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
-    return text.rstrip("/")
-
-
 def _check_proxy(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text, strict=False) if "/" in text else ipaddress.ip_address(text))
@@ -77,7 +72,7 @@ def _check_proxy(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(_check_url)], ...], BeforeValidator(_split)]
+Urls = Annotated[tuple[Annotated[str, AfterValidator(check_url)], ...], BeforeValidator(_split)]
 Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
 
 
@@ -220,6 +215,19 @@ class Settings:
         """Return the parts of a list setting; empty if it is not set."""
         return _split(self.values.get(key) or "")
 
+    def servers(self, key: str, listed: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
+        """Return the servers that a run started over HTTP or Airflow may use: the configured one and `listed`.
+
+        `key` is one of ADDRESSES. Without a configured server, the default one; for MLflow, which has none, with `find`
+        those that tipbench tries.
+        """
+        own = self.get(key) or CollectConfig.model_fields[key].default
+        if own is None and find:
+            from tipbench.record.mlflow import default_servers
+
+            return (*default_servers(self.home), *listed)
+        return tuple(dict.fromkeys((*((own,) if own else ()), *listed)))
+
     @property
     def mlflow(self) -> MlflowAccess:
         """The configured MLflow."""
@@ -242,6 +250,17 @@ class Settings:
     def operator(self, *, host: str | None = None, port: int | None = None) -> OperatorConfig:
         """Return the operator's settings; the flags of `tipbench panel` override all other sources."""
         return self._typed(OperatorConfig, {"panel_host": host, "panel_port": port})
+
+    @contextmanager
+    def errors_with_source(self) -> Iterator[None]:
+        """Prefix a UsageError of the block that begins with a setting's key with the origin of its value."""
+        try:
+            yield
+        except UsageError as exc:
+            key = str(exc).partition(" ")[0]
+            if key not in self.sources:
+                raise
+            raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
 
     def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
         given = {key: value for key, value in flags.items() if value is not None}

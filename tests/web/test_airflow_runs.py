@@ -69,10 +69,10 @@ def test_the_setting_chooses_the_default_runner(home: Path, little_airflow: Scri
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"TIPBENCH_RUNNER": "airflow"}, "Set TIPBENCH_AIRFLOW_URL, or runner=local"),
+        ({"TIPBENCH_RUNNER": "airflow"}, "TIPBENCH_RUNNER: .*Set TIPBENCH_AIRFLOW_URL, or runner=local"),
         ({"TIPBENCH_RUNNER": "celery"}, "TIPBENCH_RUNNER: Input should be 'local' or 'airflow'"),
         ({"TIPBENCH_AIRFLOW_URL": "http://airflow:8080"}, "without a login"),
-        ({"TIPBENCH_AIRFLOW_URL": "airflow"}, "airflow_url takes a web address"),
+        ({"TIPBENCH_AIRFLOW_URL": "airflow"}, "TIPBENCH_AIRFLOW_URL: airflow_url takes a web address"),
     ],
 )
 def test_incompatible_settings_are_refused_at_the_start(tmp_path: Path, given: dict[str, str], words: str) -> None:

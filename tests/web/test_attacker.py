@@ -29,7 +29,8 @@ from tipbench.judge.sheet_store import ItemKind, StoredSheet, stored_sheets
 from tipbench.record.run import RunChange, StoredRun
 from tipbench.web.auth import Identity, Role
 from tipbench.web.errors import Forbidden
-from tipbench.web.judge_service import ApplyOptions, SheetRequest, apply_sheet, sheet_for
+from tipbench.web.judge_service import ApplyOptions, apply_sheet, sheet_for
+from tipbench.workflows.judging import SheetRequest
 
 pytestmark = pytest.mark.simulation
 WORLDS = 6

@@ -51,7 +51,7 @@ def sent(served: Served, content: str | bytes, *, experiment: str = EXPERIMENT, 
 
 def test_the_page_names_the_effort_of_a_new_batch(judge: Served) -> None:
     page = judge.get(f"/judge?experiment={EXPERIMENT}", token=None, headers=PAGE).text
-    assert "about 330 scores: 37 items of 3 tips, 3 scales" in page
+    assert "about 360 scores: 40 items of 3 tips, 3 scales" in page
 
 
 def apply_url(page: str) -> str:

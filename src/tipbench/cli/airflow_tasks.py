@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 from tipbench.cli.console import print_message
 from tipbench.cli.options import open_store, open_tracking_store
 from tipbench.cli.progress import LineProgress
-from tipbench.errors import LockHeld, ModelRefused, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
+from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
-from tipbench.generate.engine import ENGINES, engine_locks, engine_of
-from tipbench.http import canonical_url, is_http_url, is_loopback, strip_login
+from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refused_start
+from tipbench.http import canonical_url, is_http_url, is_loopback, same_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config, split_wait_for_judge
 from tipbench.record.events import Collected, Event, Failure, event_line, parse_line
 from tipbench.settings import Settings, load_settings
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 Conf = Mapping[str, Any]
 
-_ADDRESSES = ("ollama_url", "mlflow_url")
 _LOCK_WAIT_S = 120.0  # a terminated collect needs time to unload its model
 _POLL_S = 1.0
 
@@ -56,44 +55,42 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
 
     With `uses_ollama` the conf's Ollama is checked too; otherwise it is not used, or the DAG lists its hosts.
     """
-    from tipbench.record.mlflow import default_servers
-
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
             f"conf has {'keys' if len(unknown) > 1 else 'a key'} that are unknown: {', '.join(unknown)[:200]}. "
             f"It takes {', '.join((*CollectConfig.model_fields, WAIT_FOR_JUDGE))}."
         )
-    if not isinstance(conf.get(WAIT_FOR_JUDGE, False), bool):
-        raise UsageError(f"conf {WAIT_FOR_JUDGE} takes true or false (got {str(conf[WAIT_FOR_JUDGE])[:80]!r}).")
-    for key in _ADDRESSES:
+    try:
+        values, _ = split_wait_for_judge(conf)
+    except InvalidOption as exc:
+        raise UsageError(f"conf {exc.key} {exc.problem}") from exc
+    for key in ADDRESSES:
         if "@" in urlsplit(str(conf.get(key) or "")).netloc:
             raise UsageError(
                 f"conf {key} holds a login, and Airflow shows the conf of every run. Leave it out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    configured = {key: settings.values[key] for key in _ADDRESSES if key in settings.values}
-    empty = {key for key in conf if conf[key] is None or (key in _ADDRESSES and conf[key] == "")}
-    given = {key: value for key, value in conf.items() if key not in empty | {WAIT_FOR_JUDGE}}
+    configured = {key: settings.values[key] for key in ADDRESSES if key in settings.values}
+    given = {
+        key: value for key, value in values.items() if value is not None and not (key in ADDRESSES and value == "")
+    }
     config = make_config({**configured, **given}, {**settings.sources, **{key: f"conf {key}" for key in given}})
-    if "mlflow_url" in given:
-        own = settings.get("mlflow_url")
-        servers = (own,) if own else default_servers(settings.home)
-        _check_server(config.mlflow_url or "", "mlflow_url", (*servers, *settings.listed("panel_mlflow_urls")))
-    if "ollama_url" in given and uses_ollama:
-        hosts = (entry.partition("=")[2] for entry in settings.listed("ollama_hosts"))
-        own = settings.get("ollama_url") or DEFAULT_OLLAMA_URL
-        _check_server(config.ollama_url, "ollama_url", (own, *hosts, *settings.listed("panel_urls")))
+    for key in ADDRESSES:
+        if key in given and (uses_ollama or key != "ollama_url"):
+            _check_server(getattr(config, key) or "", key, settings)
     return config
 
 
-def _check_server(url: str, key: str, allowed: Iterable[str]) -> None:
+def _check_server(url: str, key: str, settings: Settings) -> None:
     """Raise UsageError unless a server of the conf is configured or listed on this worker."""
-    servers = [each for each in allowed if is_http_url(each)]
-    if canonical_url(url) not in map(canonical_url, servers):
+    list_key = "panel_mlflow_urls" if key == "mlflow_url" else "panel_urls"
+    hosts = [entry.partition("=")[2] for entry in settings.listed("ollama_hosts")] if key == "ollama_url" else []
+    servers = list(filter(is_http_url, settings.servers(key, (*hosts, *settings.listed(list_key)))))
+    if same_server(url, servers) is None:
         names = ", ".join(dict.fromkeys(map(strip_login, servers)))
         raise UsageError(
             f"conf {key} takes a server that the worker allows: {names} (got {url[:120]}). "
-            f"Leave it out, or add it to {'panel_mlflow_urls' if key == 'mlflow_url' else 'panel_urls'} on the worker."
+            f"Leave it out, or add it to {list_key} on the worker."
         )
 
 
@@ -258,11 +255,12 @@ def plan_models(conf: Conf, hosts: Hosts) -> dict[str, Any]:
     servers = choose_hosts(config, hosts, named=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     found = _survey(config, servers, settings)
-    if found.refused and not config.skip_refused:
-        raise ModelRefused(" ".join(found.refused.values()) + " Set skip_refused to run the others.")
+    stop = refused_start(found.facts, found.refused, config, " Set skip_refused to run the others.")
+    if stop is not None and not config.skip_refused:
+        raise stop
     made = _recorded_plan(config, suite, found, settings)
-    if not found.facts:
-        raise ModelRefused(" ".join(found.refused.values()))
+    if stop is not None:
+        raise stop
     reasons = tuple(found.refused.values())
     for reason in reasons:
         print_message(f"refused: {reason}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -12,9 +10,8 @@ import typer
 
 from tipbench.cli.console import print_dropped_columns, print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, MlflowOption, open_store
-from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.settings import load_settings
-from tipbench.text import escape_formula
+from tipbench.text import csv_text
 
 
 class Format(StrEnum):
@@ -44,12 +41,12 @@ def experiments(
       tipbench experiments --format csv --mlflow-url http://mlflow.example:5000
     """
     from tipbench.record.reader import cells, count_states
+    from tipbench.record.reader import experiments as recorded_experiments
 
     with open_store(load_settings(), mlflow_url) as store:
         rows = [
             {"experiment": found.name, **vars(count_states(cells(store, found.experiment_id, {}))), "url": found.url}
-            for found in sorted(store.experiments(), key=lambda experiment: experiment.name)
-            if found.name.startswith(EXPERIMENT_PREFIX)
+            for found in recorded_experiments(store)
         ]
     chosen = Format.JSON if json_ else format_
     print_rows(COLUMNS, rows, chosen, text=("experiment", "url"), keep=5)
@@ -72,9 +69,7 @@ def print_rows(
     if format_ is Format.JSON:
         print_json(rows)
     elif format_ is Format.CSV:
-        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: escape_formula(value) for key, value in row.items()} for row in rows)
+        print(csv_text(columns, [[row[column] for column in columns] for row in rows]), end="")
     elif rows:
         dropped = print_table(columns, [[row[column] for column in columns] for row in rows], text=text, keep=keep)
         print_dropped_columns(dropped, "--format csv")

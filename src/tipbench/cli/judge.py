@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from tipbench.judge.duels import DuelApplyResult, StoredDuelSheet
     from tipbench.judge.export import ExportRequest, ExportResult
     from tipbench.judge.sheet_store import StoredSheet
+    from tipbench.workflows.judging import SheetRequest
 
 _MOST_KEPT = 1000
 _MANY_DUELS = 200  # above which a hint is printed
@@ -108,10 +108,9 @@ def export(
 
       tipbench judge export --judge ben --limit 40 --format csv --out ben.csv
     """
-    from tipbench.judge.export import ExportRequest, export_sheet
-    from tipbench.judge.sheet_store import find_sheet
+    from tipbench.judge.export import ExportRequest
     from tipbench.workflows.board import judge_name
-    from tipbench.workflows.judging import focused
+    from tipbench.workflows.judging import SheetRequest, requested_sheet
 
     request = ExportRequest(
         judge=judge_name(judge),
@@ -122,27 +121,26 @@ def export(
         seed=seed,
         suite=suite,
     )
-    if filled and sheet is None:
-        raise UsageError("--filled applies to an existing sheet: name it with --sheet ID.")
+    query = SheetRequest(request, sheet, filled, focus, format_.value)
     _check_target(out)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
-        if sheet is not None:
-            stored = find_sheet(store, found.experiment_id, found.name, sheet)
-            if stored is None:
-                raise UsageError(f"{found.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
-            if filled:  # keep the judge's name in the file
-                stored = replace(stored, sheet=replace(stored.sheet, judge=stored.owner))
-            _write_sheet(out, format_, stored, filled=filled)
-            scored = f", {stored.finished} with the scores applied so far" if filled else ""
-            print_message(f"sheet {stored.sheet.id} again: {len(stored.entries)} items {_place(out)}{scored}")
-            return
-        if focus:
-            request, wanted = focused(store, found, request)
-            # no names, as judging is blind
-            print_message(f"in focus: {len(wanted.pairs)} pairs in {len(wanted.scenarios)} scenarios")
-        done = export_sheet(store, found, request)
-    _write_sheet(out, format_, done.stored)
-    _print_exported(done, request, out)
+        # no names, as judging is blind
+        done = requested_sheet(
+            store,
+            found,
+            query,
+            report_focus=lambda focus: print_message(
+                f"in focus: {len(focus.pairs)} pairs in {len(focus.scenarios)} scenarios"
+            ),
+        )
+    if done is None:
+        raise UsageError(f"{found.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
+    _write_sheet(out, done.stored, query)
+    if sheet is None:
+        _print_exported(done, request, out)
+    else:
+        scored = f", {done.stored.finished} with the scores applied so far" if filled else ""
+        print_message(f"sheet {sheet} again: {len(done.stored.entries)} items {_place(out)}{scored}")
 
 
 def _print_exported(done: ExportResult, request: ExportRequest, out: Path) -> None:
@@ -380,14 +378,11 @@ def _check_target(path: Path) -> None:
         raise UsageError(f"--out {path} is not a regular file; choose another file.")
 
 
-def _write_sheet(path: Path, format_: SheetFormat, judging: StoredSheet, *, filled: bool = False) -> None:
-    from tipbench.judge.sheet import sheet_text
-    from tipbench.judge.sheet_file import sheet_csv
+def _write_sheet(path: Path, stored: StoredSheet, query: SheetRequest) -> None:
+    from tipbench.workflows.judging import sheet_file
 
-    form = sheet_text if format_ is SheetFormat.JSON else sheet_csv
-    text = form(judging.sheet, judging.answers if filled else None)
-    again = f"tipbench judge export --experiment {judging.sheet.experiment} --sheet {judging.sheet.id} --out FILE"
-    _write_text(path, text, f"The sheet is stored in MLflow: {again} writes it again.")
+    again = f"tipbench judge export --experiment {stored.sheet.experiment} --sheet {stored.sheet.id} --out FILE"
+    _write_text(path, sheet_file(stored, query), f"The sheet is stored in MLflow: {again} writes it again.")
 
 
 def _write_duels(path: Path, judging: StoredDuelSheet) -> None:

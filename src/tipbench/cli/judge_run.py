@@ -24,13 +24,13 @@ from tipbench.cli.judge import (
 )
 from tipbench.cli.options import ExperimentOption, JsonOption, MlflowOption, OllamaOption, default_text, open_experiment
 from tipbench.cli.progress import emit, progress_counter, report_message
-from tipbench.errors import UsageError
 from tipbench.files import ResourceLock, writable_home, write_atomic
 from tipbench.http import canonical_url
 from tipbench.record.events import Judged, Judging
 from tipbench.settings import load_settings
 
 if TYPE_CHECKING:
+    from tipbench.judge.automatic import JudgeChoice
     from tipbench.judge.run import AutomaticJudge, JudgeResult
     from tipbench.plan.config import CollectConfig
 
@@ -112,6 +112,7 @@ def run(
 
       tipbench judge run --with ollama:llama3.2:3b
     """
+    from tipbench.judge.automatic import JudgeChoice
     from tipbench.judge.export import ExportRequest
     from tipbench.judge.run import JudgeEnvironment, run_judge
     from tipbench.workflows.board import judge_name
@@ -128,16 +129,9 @@ def run(
         "allow_unknown_size": allow_unknown_size or None,
     }
     judge_options = {"judge": judge, "batch": batch, "accept_drift": accept_drift, "timeout_s": timeout_s}
-    kind, _, target = with_.partition(":")
-    if with_ == "command":
-        target = settings.get("judge_command") or ""
-    has_target = kind in ("command", "ollama") and bool(target.strip())
-    if with_ != "rules" and not has_target:
-        raise UsageError(
-            f"--with takes rules, command:PROGRAM or ollama:MODEL (got {with_[:80]!r}); "
-            'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.'
-        )
-    check_judge_options(with_, {**judge_options, **model_options})
+    selected = JudgeChoice.parse(with_)
+    choice = selected.with_program(settings.get("judge_command"))
+    check_judge_options(selected, {**judge_options, **model_options})
     name = judge_name(judge)
     reason = drift_reason(accept_drift) if accept_drift is not None else None
     config = settings.collect_config({**model_options, "wait": wait or None})
@@ -152,7 +146,7 @@ def run(
 
     with (
         open_experiment(settings, mlflow_url, experiment) as (store, found),
-        _open_judge(kind, target, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic,
+        _open_judge(choice, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic,
         progress_counter(f"{automatic.name} judges") as count,
     ):
 
@@ -190,8 +184,7 @@ def run(
 
 @contextmanager
 def _open_judge(
-    kind: str,
-    target: str,
+    choice: JudgeChoice,
     name: str | None,
     home: Path,
     config: CollectConfig,
@@ -199,22 +192,24 @@ def _open_judge(
     timeout_s: float | None,
     batch: int | None,
 ) -> Iterator[AutomaticJudge]:
-    """Open the judge selected by `--with`; `target` is its program or model."""
-    if kind == "command":
+    """Open the judge selected by `--with`."""
+    from tipbench.judge.automatic import JudgeKind
+    from tipbench.workflows.judging import MODEL_OPTIONS
+
+    if choice.kind is JudgeKind.COMMAND:
         from tipbench.judge.command import CommandJudge, default_name
         from tipbench.workflows.board import judge_name
 
         limit_s = _COMMAND_TIMEOUT_S if timeout_s is None else timeout_s
-        own_name = name or judge_name(default_name(target)) or ""
-        yield CommandJudge(target, own_name, timeout_s=limit_s, batch=batch)
-    elif kind == "ollama":
+        own_name = name or judge_name(default_name(choice.target)) or ""
+        yield CommandJudge(choice.target, own_name, timeout_s=limit_s, batch=batch)
+    elif choice.kind is JudgeKind.MODEL:
         from tipbench.judge.model import open_model_judge
 
-        keys = ("ollama_url", "max_model_b", "num_ctx", "server_wait_s", "evict", "wait", "allow_unknown_size")
-        options = {key: getattr(config, key) for key in keys}
+        options = {key: getattr(config, key) for key in (*MODEL_OPTIONS, "server_wait_s", "wait")}
         if timeout_s is not None:
             options["timeout_s"] = timeout_s
-        with open_model_judge(target, home=writable_home(home), report=report_message, **options) as opened:
+        with open_model_judge(choice.target, home=writable_home(home), report=report_message, **options) as opened:
             yield opened
     else:
         from tipbench.judge.rules import RulesJudge

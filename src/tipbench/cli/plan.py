@@ -31,6 +31,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
 
       tipbench plan --models llama3.2:3b,gemma3:4b --suite tips-32 --json
     """
+    from tipbench.generate.engine import refused_start
     from tipbench.record.plan_check import plan_json
     from tipbench.workflows.plan_run import plan_outlook, plan_run
 
@@ -48,7 +49,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
         print_message(f"warning: {warning}")
     for reason in made.refused.values():
         print_message(f"refused: {reason}")
-    if made.refused and not (config.skip_refused and made.facts):
+    if refused_start(made.facts, made.refused, config, "") is not None:
         hint = "Pass --skip-refused to run the others." if made.facts else installed_hint("plan", config, settings)
         if hint:
             print_message(hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,7 +33,7 @@ _ID_CHARS = 32
 _SHORT_ID = 8
 _TEXT = ("run", "model", "prompt", "scenario", "state", "host", "failure", "conditions", "model_digest")
 _SHORT = (*_TEXT[:5], "tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
-_WHOLE = {"tips": "n_candidates", "format_ok": "format_ok"}  # columns of whole numbers, and their metrics
+_WHOLE = ("tips", "format_ok")  # columns of whole numbers
 _ALL = (*_SHORT, "repeat", "host", "failure", "conditions", "model_digest")
 
 
@@ -63,7 +63,7 @@ def list_runs(
 
       tipbench runs list --experiment tip-bench-demo --format csv > runs.csv
     """
-    from tipbench.record.reader import FILTERS, run_json, search_cells
+    from tipbench.record.reader import FILTERS, run_json, run_values, search_cells
     from tipbench.record.run import RunState
     from tipbench.workflows.board import parse_filters
 
@@ -76,35 +76,21 @@ def list_runs(
     most = limit or (_TABLE_LIMIT if chosen is Format.TABLE else None)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         one_more = most and most + 1
-        runs = [run_json(run) for run in islice(search_cells(store, found.experiment_id, filters), one_more)]
+        runs = list(islice(search_cells(store, found.experiment_id, filters), one_more))
     shown = runs[:most]
     if chosen is Format.JSON:
-        print_json(shown)
+        print_json([run_json(run) for run in shown])
     else:
-        short = chosen is Format.TABLE
-        columns = _SHORT if short else _ALL
-        print_rows(columns, [_row(run, short=short) for run in shown], chosen, text=_TEXT, keep=5)
+        columns = _SHORT if chosen is Format.TABLE else _ALL
+        rows = [run_values(run) for run in shown]
+        for row in rows:
+            row |= {name: int(row[name]) for name in _WHOLE if row[name] is not None}
+            row["run"] = str(row["run_id"])[: _SHORT_ID if chosen is Format.TABLE else None]
+        print_rows(columns, rows, chosen, text=_TEXT, keep=5)
     if not runs:
         print_message(f"no run of {found.name} matches" if filters else f"{found.name} has no runs yet")
     elif limit is None and len(runs) > len(shown):
         print_message(f"the newest {most} are shown; --limit shows more, --format csv or json shows all")
-
-
-def _row(run: dict[str, Any], *, short: bool) -> dict[str, object]:
-    params, metrics, tags = run["params"], run["metrics"], run["tags"]
-    row: dict[str, object] = {
-        "run": run["run_id"][:_SHORT_ID] if short else run["run_id"],
-        "model": params.get("model"),
-        "prompt": params.get("prompt_version"),
-        "scenario": params.get("scenario"),
-        "state": run["state"],
-        **{column: int(metrics[name]) if name in metrics else None for column, name in _WHOLE.items()},
-        **{name: metrics.get(name) for name in ("overlong", "latency_s", "tokens_per_s", "diversity", "composite")},
-    }
-    if not short:
-        row |= {name: params.get(name) for name in ("repeat", "host", "model_digest")}
-        row |= {name: tags.get(name) for name in ("failure", "conditions")}
-    return row
 
 
 @app.command("show")

@@ -13,7 +13,7 @@ from tipbench.cli.console import print_json, print_message, print_table
 from tipbench.cli.options import JsonOption, command_group
 from tipbench.errors import UsageError
 from tipbench.files import writable_home
-from tipbench.settings import load_settings
+from tipbench.settings import DEFAULT_LIFE, load_settings
 
 if TYPE_CHECKING:
     from tipbench.web.auth import TokenStore
@@ -49,7 +49,7 @@ def create(
     ],
     expires: Annotated[
         str, typer.Option("--expires", metavar="12h|30d|8w|never", help="Lifetime of the token.", show_default=True)
-    ] = "90d",
+    ] = DEFAULT_LIFE,
     json_: JsonOption = False,
 ) -> None:
     """Create a token and print it once; only its hash is stored.
@@ -62,25 +62,24 @@ def create(
 
       tipbench token create --role admin --name ci --json
     """
-    from tipbench.web.auth import Role, parse_lifetime
+    from tipbench.web.auth import create_token
 
-    life_s = parse_lifetime(expires)
     with _tokens() as tokens:
-        token, secret = tokens.create(Role(role.value), name, life_s=life_s)
-        shown = token.to_json(tokens.clock())
-        others = tokens.same_judge(token)
+        made = create_token(tokens, role.value, name, expires)
     if json_:
-        print_json({**shown, "token": secret, "same_judge": others})
+        print_json(made)
         return
-    if others:
+    if others := made["same_judge"]:
         print_message(
-            f"warning: {token.name} has another active judge's token ({', '.join(others)}). Scores are stored by name, "
-            "so both judge as one person. For another person use another name; otherwise revoke the old one: "
+            f"warning: {made['name']} has another active judge's token ({', '.join(others)}). Scores are stored by "
+            "name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
             f"`tipbench token revoke {others[0]}`."
         )
-    until = f"until {shown['expires']}" if shown["expires"] else "without limit"
-    print_message(f"token {token.id} for {token.name} ({token.role}), valid {until}. Store it; it is not shown again:")
-    print(secret)
+    until = f"until {made['expires']}" if made["expires"] else "without limit"
+    print_message(
+        f"token {made['id']} for {made['name']} ({made['role']}), valid {until}. Store it; it is not shown again:"
+    )
+    print(made["token"])
 
 
 @app.command("list")

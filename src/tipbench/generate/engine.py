@@ -374,6 +374,18 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     return allowed, refused
 
 
+def refused_start(
+    facts: Mapping[str, ModelFacts], refused: Mapping[str, str], config: CollectConfig, hint: str
+) -> ModelRefused | None:
+    """Return why refused models stop a run: any of them without `skip_refused`, else if no model is left.
+
+    `hint` is added if there are models that could run.
+    """
+    if not refused or (config.skip_refused and facts):
+        return None
+    return ModelRefused(" ".join(refused.values()) + (hint if facts else ""))
+
+
 @dataclass(frozen=True)
 class AvailableModel:
     """A model that an engine has; without facts if the engine does not describe it."""

@@ -10,7 +10,8 @@ from tipbench.errors import UsageError
 from tipbench.generate.engine import engine_resources
 from tipbench.http import is_http_url, strip_login
 from tipbench.jobs.job import JobKind, JobRequest
-from tipbench.plan.config import CollectConfig, check_experiment_name, make_config
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
+from tipbench.plan.config import ADDRESSES, CollectConfig, check_experiment_name, make_config
 from tipbench.simulate.simulation import EXPERIMENT as SIMULATIONS
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
@@ -18,7 +19,7 @@ from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
 _MOST_TEXT = 4000
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
-_VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
+_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses with a login
 
 
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
@@ -50,14 +51,12 @@ def judge_request(
     """
     if unknown := sorted(set(options) - set(JUDGE_OPTIONS)):
         raise UsageError(f"{unknown[0][:80]!r} is not an option of `tipbench judge run`; see its --help.")
-    with_ = options.get("with")
-    named = ("rules", "command") if program else ("rules",)
-    if not isinstance(with_, str) or not (with_ in named or with_.startswith(("command:", "ollama:"))):
-        raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
+    judge = JudgeChoice.parse(options.get("with"))
+    judge.with_program(program)
     for key, value in options.items():
         if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
             raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MOST_TEXT} characters.")
-    check_judge_options(with_, options)
+    check_judge_options(judge, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))
     except ValueError as exc:
@@ -66,11 +65,11 @@ def judge_request(
         if options.get(key) is not None and not is_http_url(str(options[key])):
             raise UsageError(f"{key} takes a web address such as http://host:port (got {str(options[key])[:80]!r}).")
     server = str(options.get("ollama_url") or ollama_url)
-    needed = {f"judge {options.get('judge') or with_} in {experiment}"}  # a judge runs once at a time per experiment
-    if with_.startswith("ollama:"):  # the kind of judge; the model's name decides which engine runs it
-        needed |= engine_resources(make_config({"models": with_.removeprefix("ollama:"), "ollama_url": server}))
+    needed = {f"judge {options.get('judge') or judge} in {experiment}"}  # a judge runs once at a time per experiment
+    if judge.kind is JudgeKind.MODEL:
+        needed |= engine_resources(make_config({"models": judge.target, "ollama_url": server}))
     arguments, private = _split_secrets(options)
-    if program and with_ == "command":
+    if program and judge == JudgeChoice(JudgeKind.COMMAND):
         private[PROGRAM_VARIABLE] = program
     return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(needed)), started_by)
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from tipbench.errors import SheetRefused
+from tipbench.judge.automatic import is_reserved
 from tipbench.judge.sheet import (
     FORMAT,
     AnswerT,
@@ -214,8 +215,7 @@ def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
         or not normalize_name(name).isprintable()
     ):
         return f"a name of 1 to {MAX_NAME} printable characters on one line"
-    folded = normalize_name(name).casefold()
-    if not allow_reserved and (folded == "rules" or folded.startswith("ollama:")):
+    if not allow_reserved and is_reserved(normalize_name(name)):
         return "a name other than 'rules' and 'ollama:…', which belong to the provisional judges"
     return None
 

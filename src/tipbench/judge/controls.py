@@ -68,7 +68,8 @@ def compose(
     showings.update(control for entry in earlier_entries for control in entry.controls)
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
-    wanted = _control_tips(real)
+    with_tips = [cell for cell in real if cell.tips]
+    wanted = control_tips(len(real), sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips)))
     new_tips = round(wanted * len(possible_donors) / len(real)) if real else 0
     if len(returning_ids) + new_tips < min(MIN_CONTROLS, wanted):
         # Too few to measure the judge, as when the controls have changed.
@@ -115,13 +116,10 @@ def compose(
     return tuple(replace(entry, item=replace(entry.item, id=id_)) for entry, id_ in zip(entries, ids, strict=True))
 
 
-def _control_tips(real: Sequence[Candidate]) -> int:
-    """Return how many control tips to hide among the cells."""
-    with_tips = [cell for cell in real if cell.tips]
-    tips_per_answer = sum(len(cell.tips) for cell in with_tips) / max(1, len(with_tips))
-    answers = min(CONTROL_ANSWERS, len(real) / 4)
-    tips_of_answers = min(MOST_CONTROL_TIPS, round(answers * tips_per_answer))
-    return max(min(CONTROL_TIPS, len(real)), tips_of_answers)
+def control_tips(cells: int, tips_per_answer: float) -> int:
+    """Return how many control tips to hide among this many cells."""
+    tips_of_answers = min(MOST_CONTROL_TIPS, round(min(CONTROL_ANSWERS, cells / 4) * tips_per_answer))
+    return max(min(CONTROL_TIPS, cells), tips_of_answers)
 
 
 def _returning_controls(

@@ -22,6 +22,7 @@ from tipbench.judge.material import (
 )
 from tipbench.judge.sheet import Sheet, instructions
 from tipbench.judge.sheet_store import (
+    ItemKind,
     SheetEntry,
     StoredSheet,
     check_no_duels,
@@ -56,11 +57,15 @@ class ExportResult:
     """A sheet stored in MLflow, ready to be sent to a judge, with counts of omitted and mismatched cells."""
 
     stored: StoredSheet
-    cells: int  # on the sheet, without hidden items
     unknown_scenarios: int = 0  # cells whose scenario is not (or no longer) in the suite
     older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
     other_conditions: int = 0  # cells on the sheet with other conditions than the newest; compare excludes them
     added: int = 0  # cells beyond the limit, in whole scenarios, so that enough control tips fit
+
+    @property
+    def cells(self) -> int:
+        """The number of cells on the sheet, without hidden items."""
+        return sum(entry.kind is ItemKind.CELL for entry in self.stored.entries)
 
     @property
     def enough_controls(self) -> bool:
@@ -136,7 +141,6 @@ def export_sheet(
     newest = max(known.values(), key=lambda cell: cell.run.start_ms).run.tags.get("conditions")
     return ExportResult(
         replace(stored, run_id=run_id),
-        cells=len(chosen),
         unknown_scenarios=unknown,
         older_rubric=0 if request.rejudge else len(outdated),
         other_conditions=sum(known[cell.run_id].run.tags.get("conditions") != newest for cell in chosen),

@@ -30,6 +30,7 @@ from tipbench.generate.engine import (
     model_facts,
 )
 from tipbench.generate.residency import Evidence
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.run import Unscored, safe_line, waiting_reporter
 from tipbench.judge.sheet import Item, ItemScore, TipScore, TipSheet
 from tipbench.plan.config import CollectConfig, make_config
@@ -180,7 +181,7 @@ class ModelJudge:
     provisional = True
 
     def __init__(self, engine: Engine, facts: ModelFacts, config: CollectConfig) -> None:
-        self.name = f"ollama:{facts.model}"
+        self.name = str(JudgeChoice(JudgeKind.MODEL, facts.model))
         self._engine = engine
         self._facts = facts
         self._config = config
@@ -330,7 +331,7 @@ def open_model_judge(
         raise UsageError(
             f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
         )
-    locks = engine_locks(config, home, f"the judge ollama:{model}")
+    locks = engine_locks(config, home, f"the judge {JudgeChoice(JudgeKind.MODEL, model)}")
     [engine] = build_engines([model], EngineDependencies(config, home, report, locks)).values()
     with ExitStack() as stack:
         stack.callback(close_engines, {engine.name: engine}, report)

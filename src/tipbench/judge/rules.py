@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from tipbench.errors import UsageError
+from tipbench.judge.automatic import JudgeKind
 from tipbench.judge.rules_text import (
     DAYPARTS,
     NAMED,
@@ -397,7 +398,7 @@ def explain_tip(card: Mapping[str, Any], tip: str) -> Explanation:
 class RulesJudge:
     """An AutomaticJudge without a model: scores every item, keeps the computed flags, gives the reasons in the note."""
 
-    name = "rules"
+    name = str(JudgeKind.RULES)
     provisional = True
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:

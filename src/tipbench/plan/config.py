@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tipbench.errors import UsageError
+from tipbench.errors import InvalidOption, UsageError
 from tipbench.http import is_http_url
 from tipbench.plan.design import LooksOption
 
@@ -95,11 +95,7 @@ class CollectConfig(BaseModel):
     @field_validator("ollama_url", "mlflow_url")
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if not is_http_url(value):
-            raise ValueError(f"{value[:80]!r} is not a web address; write http://host:port")
-        return value.rstrip("/")
+        return None if value is None else check_url(value)
 
     @model_validator(mode="after")
     def _check_room(self) -> CollectConfig:
@@ -133,6 +129,18 @@ class CollectConfig(BaseModel):
         }
 
 
+ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # of engines' servers and MLflow
+
+
+def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Split the options of a run into its configuration and `wait_for_judge`; raises InvalidOption for the latter."""
+    values = dict(options)
+    waits = values.pop(WAIT_FOR_JUDGE, False)
+    if not isinstance(waits, bool):
+        raise InvalidOption(WAIT_FOR_JUDGE, f"takes true or false (got {str(waits)[:80]!r}).")
+    return values, waits
+
+
 def make_config(values: Mapping[str, object], sources: Mapping[str, str] | None = None) -> CollectConfig:
     """Validate plain values; raises UsageError listing each problem by its source (`sources`), else by its key."""
     return validated(CollectConfig, values, sources or {})
@@ -154,6 +162,13 @@ def validated(model: type[_M], values: Mapping[str, object], sources: Mapping[st
             found = f" (got {str(error['input'])[:80]!r})" if key and error["type"] != "value_error" else ""
             problems.append(f"{source}: {message}{found}" if source else message)
         raise UsageError("; ".join(problems)) from exc
+
+
+def check_url(text: str) -> str:
+    """Return a server's address without a slash at its end; raises ValueError if it is none."""
+    if not is_http_url(text):
+        raise ValueError(f"{text[:80]!r} is not a web address; write http://host:port")
+    return text.rstrip("/")
 
 
 def check_experiment_name(name: str) -> str:

@@ -14,7 +14,6 @@ from typing import Self, TypeVar
 from tipbench.errors import (
     MlflowError,
     MlflowUnavailable,
-    ModelRefused,
     ResidencyError,
     ServerUnavailable,
     TipbenchError,
@@ -32,6 +31,7 @@ from tipbench.generate.engine import (
     engine_of,
     engine_types,
     model_facts,
+    refused_start,
 )
 from tipbench.plan.config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
@@ -403,7 +403,6 @@ def _read_facts(
     facts, refused = retry_while_unavailable(
         lambda: model_facts(engines, config), servers, wait_s, environment.observer
     )
-    if refused and not (config.skip_refused and facts):
-        hint = " Pass --skip-refused to run the others." if facts else ""
-        raise ModelRefused(" ".join(refused.values()) + hint)
+    if stop := refused_start(facts, refused, config, " Pass --skip-refused to run the others."):
+        raise stop
     return facts, refused

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tipbench.errors import InvalidOption
+from tipbench.plan.config import EXPERIMENT_PREFIX
 from tipbench.record.run import RunKind, RunState, StoredRun
-from tipbench.record.store import RunStore
+from tipbench.record.store import Experiment, RunStore
+from tipbench.text import iso
 
+_PARAMS = ("model", "scenario", "persona", "repeat", "host", "model_digest")
+_SCORES = ("composite", "provisional_composite", "format_ok", "overlong", "diversity")
 FILTERS = {
     "model": "params.model",
     "prompt": "params.prompt_version",
@@ -26,6 +30,12 @@ class CellCounts:
     pending: int
     judged: int
     failed: int
+
+
+def experiments(store: RunStore) -> list[Experiment]:
+    """Return tipbench's experiments, sorted by name."""
+    found = (each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX))
+    return sorted(found, key=lambda each: each.name)
 
 
 def count_states(runs: Iterable[StoredRun]) -> CellCounts:
@@ -75,6 +85,20 @@ def run_json(run: StoredRun) -> dict[str, Any]:
         "params": dict(run.params),
         "metrics": dict(run.metrics),
         "tags": dict(run.tags),
+    }
+
+
+def run_values(run: StoredRun) -> dict[str, Any]:
+    """Return what lists and CSV files of runs show, by column; None is unknown."""
+    return {
+        "run_id": run.run_id,
+        "prompt": run.params.get("prompt_version"),
+        "state": run.state,
+        "tips": run.metrics.get("n_candidates"),
+        "started": iso(run.start_ms / 1000),
+        **{name: run.params.get(name) for name in _PARAMS},
+        **{name: run.metrics.get(name) for name in (*_SCORES, "latency_s", "tokens_per_s")},
+        **{name: run.tags.get(name) for name in ("kind", "failure", "superseded", "conditions")},
     }
 
 

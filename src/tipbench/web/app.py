@@ -68,7 +68,8 @@ def create_app(
     `runners` execute jobs, by name; the default is those of the settings: this machine, and Airflow if configured.
     The application supervises jobs while it is served; jobs keep running when it stops.
     """
-    webhook_options = hook_options(settings)
+    with settings.errors_with_source():
+        webhook_options = hook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
     webhook = make_webhook(webhook_options, panel, database, given=store is not None) if webhook_options else None
 

@@ -213,6 +213,15 @@ class TokenStore:
         return any(token.role is Role.ADMIN and token.state(now) == "active" for token in self.all())
 
 
+def create_token(store: TokenStore, role: str, name: str, lifetime: str) -> dict[str, Any]:
+    """Create a token and return its JSON with the secret and the other tokens of the same judge.
+
+    Raises UsageError if the name or the lifetime is invalid.
+    """
+    token, secret = store.create(Role(role), name, life_s=parse_lifetime(lifetime))
+    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge(token)}
+
+
 def digest(secret: str) -> str:
     """Return the SHA-256 hash under which a secret is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

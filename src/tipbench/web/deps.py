@@ -12,13 +12,13 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from tipbench.errors import MlflowUnavailable
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig
+from tipbench.plan.config import CollectConfig, split_wait_for_judge
 from tipbench.record.collect import TrackingStore
 from tipbench.record.mlflow import find_tracking
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge
-from tipbench.web.errors import Invalid
+from tipbench.web.errors import options_at
 from tipbench.web.forms import read_json
 from tipbench.web.job_service import JobService
 from tipbench.web.metrics import Metrics
@@ -131,12 +131,8 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
 async def read_run_body(request: Request, _admin: Annotated[Identity, Depends(require_admin)]) -> RunBody:
     """Parse the body; depends on `require_admin`, which authenticates before the body is read."""
     given = await read_json(request)
-    wait = given.pop(WAIT_FOR_JUDGE, False)
-    if not isinstance(wait, bool):
-        raise Invalid(
-            f"{WAIT_FOR_JUDGE} must be true or false (got {str(wait)[:80]!r}).", path=f"body.{WAIT_FOR_JUDGE}"
-        )
-    return RunBody(given, wait)
+    with options_at("body"):
+        return RunBody(*split_wait_for_judge(given))
 
 
 def read_run_config(body: Annotated[RunBody, Depends(read_run_body)], panel: PanelState) -> CollectConfig:

@@ -16,11 +16,12 @@ from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi
 from tipbench.jobs.command import PROGRAM_VARIABLE, collect_request, judge_request
 from tipbench.jobs.job import Job, JobRequest, JobState, LogTail, Runner
 from tipbench.jobs.local import LocalRunner
-from tipbench.jobs.progress import ProgressCache, ProgressSnapshot
-from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Submitted
+from tipbench.jobs.progress import ProgressCache
+from tipbench.jobs.store import MOST_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import default_name
-from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, make_config
+from tipbench.plan.config import ADDRESSES, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells
 from tipbench.record.reader import count_states
@@ -30,6 +31,7 @@ from tipbench.web.cache import Cache
 from tipbench.web.errors import Forbidden, Invalid, options_at
 from tipbench.web.queries import get_experiment, revision
 from tipbench.workflows.board import judge_name
+from tipbench.workflows.judging import MODEL_OPTIONS
 
 if TYPE_CHECKING:
     from tipbench.web.deps import MlflowConnection, Panel
@@ -86,7 +88,8 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
         dag_id=given.airflow_dag,
         public_url=given.airflow_public_url,
     )
-    access.check()
+    with settings.errors_with_source():
+        access.check()
     return access
 
 
@@ -105,30 +108,15 @@ def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
     if not wanted:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     if wanted not in runners:
-        raise UsageError("runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local.")
+        with settings.errors_with_source():
+            raise UsageError(
+                "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
+            )
     return wanted
 
 
 _DAY_S = 86_400.0
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class JobView:
-    """A job, its position in the queue (1 is next; None if not queued) and its progress."""
-
-    job: Job
-    place: int | None
-    snapshot: ProgressSnapshot
-
-
-@dataclass(frozen=True)
-class JobPage:
-    """A page of jobs, newest first, with positions in the queue; `next` is the cursor of the next page."""
-
-    jobs: tuple[Job, ...]
-    queue_positions: Mapping[str, int]
-    next: str | None
 
 
 @dataclass(frozen=True)
@@ -178,11 +166,6 @@ class JobService:
         self.supervisor.wake()
         return submitted
 
-    def view(self, job_id: str) -> JobView:
-        """Return a job with its position and progress. Raises JobNotFound."""
-        job, place = self.placed(job_id)
-        return JobView(job, place, self.progress.current(job))
-
     def placed(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its consistent position in the queue; None if not queued. Raises JobNotFound."""
         for _ in range(_ATTEMPTS):
@@ -192,14 +175,13 @@ class JobService:
                 break  # otherwise it started between the two reads
         return job, place
 
-    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> JobPage:
+    def listed(self, which: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
         try:
-            page = self.store.page(which, limit=limit, after=after)
+            return self.store.page(which, limit=limit, after=after)
         except UsageError as exc:
             message = "next must be the `next` value of the previous page; omit it for the first page."
             raise Invalid(message, path="query.next") from exc
-        return JobPage(page.items, self.queue_positions(), page.next)
 
     def queue_positions(self) -> dict[str, int]:
         """Return the position of every queued job, by id."""
@@ -214,11 +196,10 @@ class JobService:
             return LogTail(f"{exc}\n", 0, cut=False)
 
 
-COMMAND = "command"
-LEFT_TO_AIRFLOW = frozenset({"ollama_url", "skip_refused"})  # unless set by the request
+LEFT_TO_AIRFLOW = {"skip_refused", *ADDRESSES} - {"mlflow_url"}  # unless set by the request
 _LONGEST = 16_000  # characters per option, because of command line limits
-_RULES = ("ollama_url", "mlflow_url", "suite", "max_model_b", "num_ctx", "evict", "allow_unknown_size", "wait")
-_NAMED = ("ollama_url", "mlflow_url", "suite")  # checked against the run policy
+_RULES = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # settings of a collect that a judge run takes
+_NAMED = (*ADDRESSES, "suite")  # checked against the run policy
 
 Key = Annotated[
     str | None,
@@ -283,17 +264,18 @@ def start_judge(
     config = panel.allowed.config({name: sent[name] for name in _RULES if name in sent})
     with options_at("body"):
         judge = judge_name(body.judge)
-    if body.with_.startswith(f"{COMMAND}:"):  # it would run with the panel's permissions
+    if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
         raise Forbidden(
             'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
             code="not_allowed",
             path="body.with",
         )
-    program = _program(panel) if body.with_ == COMMAND else None
+    with_ = JudgeChoice.parse(body.with_)
+    program = _program(panel) if with_.kind is JudgeKind.COMMAND else None
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
     if body.judge is not None:
         options["judge"] = judge
-    if body.with_.startswith("ollama:"):
+    if with_.kind is JudgeKind.MODEL:
         options["ollama_url"] = config.ollama_url
     with panel.tracker.named(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)
@@ -312,9 +294,10 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, key: str | None = N
     old = panel.jobs.store.get(job_id)
     panel.allowed.config({name: old.arguments[name] for name in _NAMED if old.arguments.get(name) is not None})
     changes: dict[str, Any] = {}
-    if str(old.arguments.get("with", "")).partition(":")[0] == COMMAND:  # old jobs have the command line in `with`
+    kind = str(old.arguments.get("with", "")).partition(":")[0]  # old jobs have the command line in `with`
+    if kind == JudgeKind.COMMAND:
         changes = {
-            "arguments": {**old.arguments, "with": COMMAND},
+            "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
             "private": {**old.private, PROGRAM_VARIABLE: _program(panel)},
         }
     return panel.jobs.retry(job_id, started_by=started_by, key=key, changes=changes)

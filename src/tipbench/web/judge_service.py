@@ -16,41 +16,31 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
 from tipbench.charts import THEMES, to_svg
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.charts import drift_chart, drift_points
 from tipbench.judge.check import Problem, normalize_name, refusal, shown
 from tipbench.judge.drift import MIN_CONTROLS
-from tipbench.judge.export import ExportRequest, export_sheet
-from tipbench.judge.sheet import sheet_json, sheet_text
-from tipbench.judge.sheet_file import sheet_csv
-from tipbench.judge.sheet_store import ItemKind, SheetStatus, StoredSheet, find_sheet, stored_sheets
+from tipbench.judge.export import ExportRequest
+from tipbench.judge.sheet import sheet_json
+from tipbench.judge.sheet_store import SheetStatus, StoredSheet, find_sheet
 from tipbench.record.store import RunStore
 from tipbench.web.api.models import SheetOptions
 from tipbench.web.auth import Identity
 from tipbench.web.board_query import one_drawing
-from tipbench.web.errors import Forbidden, Invalid, NotFound, checked, options_at
+from tipbench.web.errors import Forbidden, Invalid, NotFound, attachment, checked, options_at
+from tipbench.web.forms import JSON
 from tipbench.web.options import RunPolicy
 from tipbench.web.queries import Queries, get_experiment, revision
 from tipbench.workflows.board import judge_name
-from tipbench.workflows.judging import apply_file, drift_reason, focused
+from tipbench.workflows.judging import SheetRequest, apply_file, drift_reason, requested_sheet, sheet_file
 
+CSV = "text/csv"
 FEWEST_ANSWERS = MIN_CONTROLS  # on a judge's sheet: fewer would leave no room for the control tips
 MOST_REVISIONS = 5  # per sheet, by its judge
 _JUDGES_MAY_ASK = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
-
-
-@dataclass(frozen=True)
-class SheetRequest:
-    """A validated request: what to export, or which sheet to export again."""
-
-    request: ExportRequest
-    sheet: str | None = None
-    filled: bool = False
-    focus: bool = False
-    format: Literal["json", "csv"] = "json"
-    own: bool = False  # requested by a judge
 
 
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolicy) -> SheetRequest:
@@ -72,8 +62,6 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
             f"(got {options.limit}).",
             path="body.limit",
         )
-    if options.filled and options.sheet is None:
-        raise Invalid("filled applies to an existing sheet: set sheet.", path="body.filled")
     request = ExportRequest(
         judge=_judge(options.judge, who, "body.judge"),
         limit=options.limit,
@@ -83,39 +71,29 @@ def parse_sheet_request(raw: Mapping[str, Any], who: Identity, allowed: RunPolic
         seed=options.seed,
         suite=options.suite,
     )
-    return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
+    with options_at("body"):
+        return SheetRequest(request, options.sheet, options.filled, options.focus, options.format, who.is_judge)
 
 
 def sheet_for(store: RunStore, name: str, query: SheetRequest) -> StoredSheet:
-    """Return the requested sheet, an existing one or a new export."""
+    """Return the requested sheet, an existing one or a new export. Raises NotFound."""
     experiment = get_experiment(store, name)
-    if query.sheet is not None:
-        known = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
-        if known is None or (query.own and known.owner != query.request.judge):
-            raise NotFound(
-                f"{experiment.name} has no sheet {query.sheet[:64]!r} that belongs to you.", path="body.sheet"
-            )
-        return known
-    request = focused(store, experiment, query.request)[0] if query.focus else query.request
-    if query.own:
-        sheets = stored_sheets(store, experiment.experiment_id, name, request.judge)
-        mine = [each for each in sheets if not each.provisional]
-        for each in mine:  # an open sheet is returned again while more than half of it has no scores
-            if each.is_open and 2 * len(each.unanswered) > len(each.entries):
-                return each
-        # If these cells came again, the items that do not come again would be known as controls.
-        left = (entry for each in mine for entry in each.unanswered)
-        cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
-        request = replace(request, without=cells)
-    return export_sheet(store, experiment, request).stored
+    done = requested_sheet(store, experiment, query)
+    if done is None:
+        raise NotFound(
+            f"{experiment.name} has no sheet {(query.sheet or '')[:64]!r} that belongs to you.", path="body.sheet"
+        )
+    return done.stored
 
 
-def sheet_file(judging: StoredSheet, query: SheetRequest) -> str:
-    """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
-    form = sheet_csv if query.format == "csv" else sheet_text
-    if not query.filled:
-        return form(judging.sheet)
-    return form(replace(judging.sheet, judge=judging.owner), judging.answers)
+def sheet_response(stored: StoredSheet, query: SheetRequest, status: int = 200) -> Response:
+    """Return the sheet as a download."""
+    return Response(
+        sheet_file(stored, query).encode("utf-8", "backslashreplace"),
+        status,
+        media_type=CSV if query.format == "csv" else JSON,
+        headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if query.filled else ''}", query.format),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tipbench.errors import UsageError
-from tipbench.http import canonical_url, strip_login
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig
+from tipbench.http import same_server, strip_login
+from tipbench.plan.config import ADDRESSES, CollectConfig
 from tipbench.plan.suite import builtin_suites
-from tipbench.record.mlflow import default_servers
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, checked
 from tipbench.web.security import Hosts, host_name, is_loopback_name
@@ -83,32 +82,31 @@ def check_secret(variable: str, text: str, shortest: int) -> None:
         )
 
 
-_URLS = ("ollama_url", "mlflow_url")
-_LISTS = {"ollama_url": "TIPBENCH_PANEL_URLS", "mlflow_url": "TIPBENCH_PANEL_MLFLOW_URLS"}
-
-
 @dataclass(frozen=True)
 class RunPolicy:
     """Servers and suites the operator allows. URLs are used as configured, including credentials."""
 
     settings: Settings
-    urls: Mapping[str, tuple[str, ...]]  # by configuration key: configured and listed
+    listed: Mapping[str, tuple[str, ...]]  # by configuration key: servers besides the configured one
     suites: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, options: PanelOptions) -> RunPolicy:
         """Allow the configured servers and those listed in the options."""
-        own = {"ollama_url": settings.get("ollama_url") or DEFAULT_OLLAMA_URL, "mlflow_url": settings.get("mlflow_url")}
-        listed = {"ollama_url": options.ollama_urls, "mlflow_url": options.mlflow_urls}
-        urls = {key: tuple(dict.fromkeys(url for url in (own[key], *listed[key]) if url)) for key in _URLS}
-        return cls(settings, urls, options.suites)
+        listed = {key: options.mlflow_urls if key == "mlflow_url" else options.ollama_urls for key in ADDRESSES}
+        return cls(settings, listed, options.suites)
+
+    @property
+    def urls(self) -> Mapping[str, tuple[str, ...]]:
+        """The configured and listed servers, by configuration key, without those that are found automatically."""
+        return {key: self.settings.servers(key, self.listed[key], find=False) for key in ADDRESSES}
 
     def config(self, given: Mapping[str, Any]) -> CollectConfig:
         """Return the configuration of `given` over the settings. Raises Invalid or Forbidden with the wrong key."""
         named = {key: value for key, value in given.items() if not (key == "mlflow_url" and value is None)}
         values = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
         config = checked(CollectConfig, {**values, **named}, "body")
-        changes = {key: self._url(key, getattr(config, key)) for key in _URLS if key in named}
+        changes = {key: self._url(key, getattr(config, key)) for key in ADDRESSES if key in named}
         if "suite" in named:
             self.check_suite(config.suite)
         return config.model_copy(update=changes)
@@ -118,11 +116,11 @@ class RunPolicy:
         schema = CollectConfig.model_json_schema()
         properties = schema["properties"]
         for key, value in self.config({}).model_dump().items():
-            shown = strip_login(value) if key in _URLS and value else value
+            shown = strip_login(value) if key in ADDRESSES and value else value
             properties[key]["default"] = shown
-        for key in _URLS:
-            nothing = [] if key == "ollama_url" else [None]
-            properties[key]["enum"] = [*nothing, *(strip_login(url) for url in self._allowed(key))]
+        for key in ADDRESSES:
+            nothing = [None] if key == "mlflow_url" else []
+            properties[key]["enum"] = [*nothing, *map(strip_login, self.settings.servers(key, self.listed[key]))]
         return schema
 
     def check_suite(self, suite: str) -> None:
@@ -143,19 +141,14 @@ class RunPolicy:
             )
 
     def _url(self, key: str, url: str) -> str:
-        allowed = self._allowed(key)
-        known = {canonical_url(each): each for each in allowed}
-        if canonical_url(url) not in known:
+        allowed = self.settings.servers(key, self.listed[key])
+        known = same_server(url, allowed)
+        if known is None:
             allowed_urls = ", ".join(map(strip_login, allowed))
             raise Forbidden(
                 f"{key} must be a server that the operator allows: {allowed_urls} (got {strip_login(url)[:120]}). "
-                f"{_LISTS[key]} adds others.",
+                f"TIPBENCH_PANEL_{'MLFLOW_' if key == 'mlflow_url' else ''}URLS adds others.",
                 code="not_allowed",
                 path=f"body.{key}",
             )
-        return known[canonical_url(url)]
-
-    def _allowed(self, key: str) -> tuple[str, ...]:
-        """Return the allowed servers; without a configured MLflow also those that the panel itself would choose."""
-        own = default_servers(self.settings.home) if key == "mlflow_url" and not self.settings.get(key) else ()
-        return (*own, *self.urls[key])
+        return known

@@ -23,9 +23,9 @@ from tipbench.judge.material import CANDIDATES, RAW
 from tipbench.judge.scores import SCORES
 from tipbench.judge.sheet_store import SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
-from tipbench.plan.config import EXPERIMENT_PREFIX, check_experiment_name
+from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
-from tipbench.record.reader import FILTERS, cells, run_json, stale_runs
+from tipbench.record.reader import FILTERS, cells, count_states, experiments, run_json, run_values, stale_runs
 from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
@@ -242,15 +242,14 @@ class Queries:
 
     def experiments(self, store: RunStore, query: ExperimentsQuery) -> ExperimentsPage:
         """Return a page of tipbench experiments; cells are counted only for experiments on the page."""
-        experiments = [each for each in store.experiments() if each.name.startswith(EXPERIMENT_PREFIX)]
-        experiments.sort(key=_by_name)
-        self.counts.make_room(len(experiments))
+        known = experiments(store)
+        self.counts.make_room(len(known))
         wanted = query.q.strip().casefold()
-        found = [each for each in experiments if wanted in each.name.casefold()]
+        found = [each for each in known if wanted in each.name.casefold()]
         page, following = page_of(found, _by_name, limit=query.limit, after=query.after)
-        all_fit = len(experiments) <= SNAPSHOTS
+        all_fit = len(known) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, each, load_snapshot=all_fit) for each in page)
-        return ExperimentsPage(rows, following, total=len(experiments))
+        return ExperimentsPage(rows, following, total=len(known))
 
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""
@@ -370,13 +369,9 @@ class Queries:
 
         def count() -> dict[str, Any]:
             runs = cells(source, experiment.experiment_id, {})
-            states = [run.state for run in runs]
             newest = max((run.end_ms or run.start_ms for run in runs), default=None)
             return {
-                "cells": len(runs),
-                "pending": states.count(RunState.PENDING),
-                "judged": states.count(RunState.JUDGED),
-                "failed": states.count(RunState.FAILED),
+                **vars(count_states(runs)),
                 "provisional": sum("provisional_judge" in run.tags for run in runs),
                 "held": sum(1 for _ in store.search(experiment.experiment_id, where=held)),
                 "models": sorted({run.params.get("model", "") for run in runs} - {""}),
@@ -572,19 +567,5 @@ class RunQueries:
 
 def runs_csv(queries: Queries, store: RunStore, name: str, filters: RunFilters) -> str:
     """Return all matching runs as CSV, in the list's order; numbers are not rounded."""
-    rows = []
-    for run in queries.found_runs(store, get_experiment(store, name), filters):
-        params, metrics, tags = run.params, run.metrics, run.tags
-        values = {
-            **{name: params.get(name) for name in ("model", "scenario", "persona", "repeat", "host", "model_digest")},
-            **{name: metrics.get(name) for name in ("composite", "provisional_composite", "format_ok", "overlong")},
-            **{name: metrics.get(name) for name in ("diversity", "latency_s", "tokens_per_s")},
-            **{name: tags.get(name) for name in ("kind", "failure", "superseded", "conditions")},
-            "run_id": run.run_id,
-            "prompt": params.get("prompt_version"),
-            "state": run.state,
-            "tips": metrics.get("n_candidates"),
-            "started": iso(run.start_ms / 1000),
-        }
-        rows.append([values[column] for column in _COLUMNS])
-    return csv_text(_COLUMNS, rows)
+    rows = map(run_values, queries.found_runs(store, get_experiment(store, name), filters))
+    return csv_text(_COLUMNS, [[values[column] for column in _COLUMNS] for values in rows])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
@@ -14,33 +14,36 @@ from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
 from tipbench.files import ResourceLock
 from tipbench.http import canonical_url
 from tipbench.judge.apply import ApplyResult, Progress, SheetApplier
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.check import Problem
 from tipbench.judge.duels import FORMAT as DUELS
 from tipbench.judge.duels import DuelApplyResult, DuelRequest, apply_duels
-from tipbench.judge.export import ExportRequest
-from tipbench.judge.sheet_store import receive
+from tipbench.judge.export import ExportRequest, ExportResult, export_sheet
+from tipbench.judge.sheet import sheet_text
+from tipbench.judge.sheet_file import sheet_csv
+from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet, receive, stored_sheets
 from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 
 _POLL_S = 0.2
 _REASON = 1000  # characters of a reason for accepting drift
-_ANY_JUDGE = ("rules", "command", "ollama")
-JUDGE_OPTIONS: Mapping[str, tuple[str, ...]] = {  # option of `judge run` → judges it applies to
+MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # settings of a collect
+_ANY_JUDGE = tuple(JudgeKind)
+JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # option of `judge run` → judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
-    **dict.fromkeys(("judge", "batch", "accept_drift"), ("command",)),
-    "timeout_s": ("command", "ollama"),
-    **dict.fromkeys(("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size"), ("ollama",)),
+    **dict.fromkeys(("judge", "batch", "accept_drift"), (JudgeKind.COMMAND,)),
+    "timeout_s": (JudgeKind.COMMAND, JudgeKind.MODEL),
+    **dict.fromkeys(MODEL_OPTIONS, (JudgeKind.MODEL,)),
 }
 
 
-def check_judge_options(judge: str, options: Mapping[str, object]) -> None:
+def check_judge_options(judge: JudgeChoice, options: Mapping[str, object]) -> None:
     """Raise InvalidOption for an option that does not apply to the judge; None and False are not set."""
-    kind = judge.partition(":")[0]
     for key, value in options.items():
-        if value is not None and value is not False and kind not in JUDGE_OPTIONS[key]:
+        if value is not None and value is not False and judge.kind not in JUDGE_OPTIONS[key]:
             whose = " and ".join(f"{name}:…" for name in JUDGE_OPTIONS[key])
-            raise InvalidOption(key, f"applies only to {whose}, not to {judge[:80]}. Leave it out.")
+            raise InvalidOption(key, f"applies only to {whose}, not to {str(judge)[:80]}. Leave it out.")
 
 
 @contextmanager
@@ -65,6 +68,63 @@ def drift_reason(text: str, key: str = "accept_drift") -> str:
     if not (0 < len(reason) <= _REASON and reason.isprintable()):
         raise InvalidOption(key, f"takes a reason on one line, 1 to {_REASON} characters (got {len(reason)}).")
     return reason
+
+
+@dataclass(frozen=True)
+class SheetRequest:
+    """A sheet to write as a file: a new export, or the stored `sheet` again. Raises InvalidOption if invalid."""
+
+    request: ExportRequest
+    sheet: str | None = None
+    filled: bool = False  # with the scores applied so far
+    focus: bool = False
+    format: Literal["json", "csv"] = "json"
+    own: bool = False  # requested by a judge
+
+    def __post_init__(self) -> None:
+        if self.filled and self.sheet is None:
+            raise InvalidOption("filled", "applies to an existing sheet: name it with --sheet ID.")
+
+
+def requested_sheet(
+    store: RunStore,
+    experiment: Experiment,
+    query: SheetRequest,
+    *,
+    report_focus: Callable[[Focus], None] = lambda _focus: None,
+) -> ExportResult | None:
+    """Return the stored sheet or a new export; None if the sheet does not exist or belongs to another judge.
+
+    A judge's open sheet is returned again instead of a new one.
+    """
+    if query.sheet is not None:
+        known = find_sheet(store, experiment.experiment_id, experiment.name, query.sheet)
+        if known is None or (query.own and known.owner != query.request.judge):
+            return None
+        return ExportResult(known)
+    request = query.request
+    if query.focus:
+        request, found = focused(store, experiment, request)
+        report_focus(found)
+    if query.own:
+        sheets = stored_sheets(store, experiment.experiment_id, experiment.name, request.judge)
+        mine = [each for each in sheets if not each.provisional]
+        for each in mine:  # an open sheet is returned again while more than half of it has no scores
+            if each.is_open and 2 * len(each.unanswered) > len(each.entries):
+                return ExportResult(each)
+        # If these cells came again, the items that do not come again would be known as controls.
+        left = (entry for each in mine for entry in each.unanswered)
+        cells = frozenset(entry.run_id for entry in left if entry.kind is ItemKind.CELL and entry.run_id)
+        request = replace(request, without=cells)
+    return export_sheet(store, experiment, request)
+
+
+def sheet_file(stored: StoredSheet, query: SheetRequest) -> str:
+    """Return the sheet as a file, blank or filled with the scores applied so far and its judge's name."""
+    form = sheet_csv if query.format == "csv" else sheet_text
+    if not query.filled:
+        return form(stored.sheet)
+    return form(replace(stored.sheet, judge=stored.owner), stored.answers)
 
 
 def apply_file(

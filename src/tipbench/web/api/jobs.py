@@ -106,16 +106,15 @@ LastId = Annotated[
 @planning.post(
     "/plan",
     summary="Plan a run",
-    response_model=PlanShape,
     openapi_extra=_CONFIG_BODY,
     responses=refusals(409, 502, 503),
 )
-def plan(config: RunConfig, panel: PanelState) -> dict[str, Any]:
+def plan(config: RunConfig, panel: PanelState) -> PlanShape:
     """Return the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
 
     Nothing is generated or recorded.
     """
-    return plan_of(panel, config)
+    return PlanShape.model_validate(plan_of(panel, config))
 
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
@@ -196,16 +195,17 @@ def jobs(
 ) -> JobList:
     """Return jobs, newest first, with their positions in the queue."""
     page = panel.jobs.listed(JobFilter(state, kind, experiment), limit=limit, after=next)
-    rows = [JobRow.of(job, place=page.queue_positions.get(job.id)) for job in page.jobs]
+    places = panel.jobs.queue_positions()
+    rows = [JobRow.of(job, place=places.get(job.id)) for job in page.items]
     return JobList(items=rows, next=page.next)
 
 
 @router.get("/{job_id}", summary="Get a job", response_model_exclude_unset=True)
 def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     """Return the job, its progress so far and its position in the queue."""
-    view = panel.jobs.view(job_id)
-    progress, cursor = view.snapshot.progress.to_json(), view.snapshot.cursor
-    return JobDetail(job=JobShape.of(view.job), place=view.place, progress=progress, cursor=cursor)
+    job, place = panel.jobs.placed(job_id)
+    snapshot = panel.jobs.progress.current(job)
+    return JobDetail(job=JobShape.of(job), place=place, progress=snapshot.progress.to_json(), cursor=snapshot.cursor)
 
 
 @router.post(

@@ -34,17 +34,18 @@ from tipbench.web.batch_items import (
 )
 from tipbench.web.batches import BatchService, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Judge, PanelState, Store, concurrency_limits
-from tipbench.web.errors import Invalid, attachment
+from tipbench.web.errors import Invalid
 from tipbench.web.forms import JSON, LIMIT, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import Key
 from tipbench.web.judge_service import (
+    CSV,
     ApplyOptions,
-    SheetRequest,
     apply_sheet,
     parse_sheet_request,
-    sheet_file,
     sheet_for,
+    sheet_response,
 )
+from tipbench.workflows.judging import SheetRequest
 
 _ALL = {**COMMON, **DATA}
 sheets = APIRouter(
@@ -52,7 +53,6 @@ sheets = APIRouter(
 )
 watching = APIRouter(prefix="/api/bench/judges", tags=["judge"], dependencies=[ADMINS_ONLY], responses=_ALL)
 
-CSV = "text/csv"
 _CSV_SCHEMA = {"schema": {"type": "string"}}
 _SHEET_REQUEST = body_schema(
     SheetOptions, {"judge": "reviewer-1", "limit": 40}, about="Export options; optional.", required=False
@@ -101,17 +101,10 @@ def export(
     # Two concurrent requests of one judge must not create two sheets.
     with panel.tracker.judging_lock() if query.own else nullcontext():
         judging = sheet_for(store, experiment, query)
-    return Response(
-        sheet_file(judging, query).encode("utf-8", "backslashreplace"),
-        201,
-        media_type=CSV if query.format == "csv" else JSON,
-        headers=attachment(f"sheet-{judging.sheet.id}", query.format),
-    )
+    return sheet_response(judging, query, 201)
 
 
-@sheets.post(
-    "/{experiment:path}/apply", summary="Apply a filled sheet", response_model=AppliedShape, openapi_extra=_FILLED
-)
+@sheets.post("/{experiment:path}/apply", summary="Apply a filled sheet", openapi_extra=_FILLED)
 def apply(
     experiment: ExperimentPath,
     filled: Annotated[dict[str, Any], Depends(read_filled)],
@@ -126,7 +119,7 @@ def apply(
     accept_drift: Annotated[
         str | None, Query(max_length=1000, description="Accept the drift, with this reason; admins only.")
     ] = None,
-) -> dict[str, Any]:
+) -> AppliedShape:
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
@@ -134,13 +127,13 @@ def apply(
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with panel.tracker.judging_lock():
-        return apply_sheet(store, experiment, filled, options)
+        return AppliedShape.model_validate(apply_sheet(store, experiment, filled, options))
 
 
-@watching.get("/{experiment:path}", summary="Get judging status", response_model=JudgingShape)
-def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> dict[str, Any]:
+@watching.get("/{experiment:path}", summary="Get judging status")
+def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> JudgingShape:
     """Return the number of pending, held and judged cells, and each judge's drift and agreement."""
-    return panel.queries.judging(store, experiment).to_json()
+    return JudgingShape.model_validate(panel.queries.judging(store, experiment).to_json())
 
 
 batching = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[JUDGES_TOO], responses=_ALL)

@@ -89,10 +89,10 @@ def current_revision(experiment: ExperimentPath, store: Store) -> RevisionShape:
     return RevisionShape(experiment=found.name, revision=revision(found))
 
 
-@router.get("/{experiment:path}", summary="Get the leaderboard", response_model=BoardShape)
-def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> dict[str, Any]:
+@router.get("/{experiment:path}", summary="Get the leaderboard")
+def leaderboard(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelState, store: Store) -> BoardShape:
     """Return the same object as `tipbench compare --format json`. Nothing is recorded."""
-    return panel.queries.leaderboard(store, experiment, query).to_json()
+    return BoardShape.model_validate(panel.queries.leaderboard(store, experiment, query).to_json())
 
 
 def _download(text: str, media_type: str, name: str, ending: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from tipbench.jobs.job import Job, JobKind
+from tipbench.judge.automatic import WITH_PATTERN
 from tipbench.record.events import strip_logins
 from tipbench.text import iso
 
@@ -355,7 +356,7 @@ class JudgeRunRequest(RequestBody):
     with_: str = Field(
         alias="with",
         max_length=250,
-        pattern=r"^(rules|command|command:.*|ollama:[!-~]+)$",
+        pattern=WITH_PATTERN,
         description="rules, ollama:MODEL, or command for the program configured by the operator.",
         examples=["rules"],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from tipbench.serve.event_log import FILE, FOLDER
 from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.web.api.jobs import STARTED, started
-from tipbench.web.api.models import COMMON, DATA, JobStarted, PromotionList, SimulationList, refusals
+from tipbench.web.api.models import COMMON, DATA, JobStarted, PromotionList, PromotionShape, SimulationList, refusals
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid
@@ -47,11 +47,11 @@ def policies_report(panel: Panel, user_id: str | None) -> PoliciesReport:
         raise Invalid(str(exc), path="query.user_id") from exc
 
 
-@router.get("/simulations", summary="List simulations", response_model=SimulationList, responses=DATA)
-def simulations(store: Store, limit: Most = 50) -> dict[str, Any]:
+@router.get("/simulations", summary="List simulations", responses=DATA)
+def simulations(store: Store, limit: Most = 50) -> SimulationList:
     """Return recorded simulations with their results, newest first."""
     items = [{"run_id": run.run_id, **result} for run, result in read_simulations(store, limit)]
-    return {"items": items, "next": None}
+    return SimulationList.model_validate({"items": items, "next": None})
 
 
 @router.post(
@@ -79,16 +79,16 @@ def start_simulation(panel: Panel, config: SimulationConfig, *, started_by: str,
     return panel.jobs.submit(order, key=key)
 
 
-@router.get("/promotions", summary="List promotions", response_model=PromotionList)
-def promotions(panel: PanelState, limit: Most = 100) -> dict[str, Any]:
+@router.get("/promotions", summary="List promotions")
+def promotions(panel: PanelState, limit: Most = 100) -> PromotionList:
     """Return the active policy, and checks, switches and undos with their time and user, newest first."""
-    return promotions_json(panel, limit)
+    return promotion_list(panel, limit)
 
 
-def promotions_json(panel: Panel, limit: int = 100) -> dict[str, Any]:
+def promotion_list(panel: Panel, limit: int = 100) -> PromotionList:
     """Return the record of promotions, for the API and the page."""
     if not (panel.settings.home / FOLDER / FILE).exists():
-        return {"active": DEFAULT_POLICY, "items": [], "next": None}
+        return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:
-        rows = switches.promotions(limit=limit)
-        return {"active": switches.active(), "items": [promotion_json(row) for row in rows], "next": None}
+        rows = [PromotionShape.model_validate(promotion_json(row)) for row in switches.promotions(limit=limit)]
+        return PromotionList(active=switches.active(), items=rows, next=None)

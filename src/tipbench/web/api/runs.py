@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -31,10 +31,10 @@ RunPath = Annotated[
 ]
 
 
-@router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run", response_model=RunDetail)
-def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store) -> dict[str, Any]:
+@router.get("/{experiment:path}/{run_id:run_id}", summary="Get a run")
+def one_run(experiment: ExperimentPath, run_id: RunPath, panel: PanelState, store: Store) -> RunDetail:
     """Return a run's params, metrics, tags and texts: prompt, raw answer, tips, rubric, scores."""
-    return panel.queries.run(store, experiment, run_id)
+    return RunDetail.model_validate(panel.queries.run(store, experiment, run_id))
 
 
 @router.get(
@@ -54,7 +54,7 @@ def runs_table(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState
     return Response(content, media_type="text/csv", headers=attachment(f"{experiment}-runs", "csv"))
 
 
-@router.get("/{experiment:path}", summary="List an experiment's runs", response_model=RunList)
-def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> dict[str, Any]:
+@router.get("/{experiment:path}", summary="List an experiment's runs")
+def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, store: Store) -> RunList:
     """Return a page of runs, newest first, without their texts."""
-    return panel.queries.runs(store, experiment, filters)
+    return RunList.model_validate(panel.queries.runs(store, experiment, filters))

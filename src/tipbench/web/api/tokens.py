@@ -9,15 +9,14 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 
 from tipbench.errors import UsageError
+from tipbench.settings import DEFAULT_LIFE
 from tipbench.web.api.models import COMMON, RequestBody, Shape, refusals
-from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, parse_lifetime
+from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, NotFound, checked
 from tipbench.web.forms import body_schema, read_json
 
 router = APIRouter(prefix="/api/bench/tokens", tags=["tokens"], dependencies=[ADMINS_ONLY], responses=COMMON)
-
-DEFAULT_LIFE = "90d"
 
 
 class TokenRequest(RequestBody):
@@ -66,28 +65,28 @@ async def read_request(request: Request, _admin: Admin) -> TokenRequest:
     return check_request(await read_json(request))
 
 
-@router.get("", summary="List the tokens", response_model=TokenList)
-def tokens(panel: PanelState) -> dict[str, Any]:
+@router.get("", summary="List the tokens")
+def tokens(panel: PanelState) -> TokenList:
     """Return all tokens with their states, oldest first, including revoked and expired ones."""
-    return {"items": token_rows(panel), "next": None}
+    return TokenList(items=token_rows(panel), next=None)
 
 
-@router.post("", summary="Create a token", status_code=201, response_model=NewToken, openapi_extra=_BODY)
-def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> dict[str, Any]:
+@router.post("", summary="Create a token", status_code=201, openapi_extra=_BODY)
+def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel: PanelState) -> NewToken:
     """Create a token. The secret is returned only in this response; the server stores a hash."""
     return make_token(panel, token_request)
 
 
-@router.delete("/{token_id}", summary="Revoke a token", response_model=TokenShape, responses=refusals(404))
-def revoke(token_id: TokenId, panel: PanelState) -> dict[str, Any]:
+@router.delete("/{token_id}", summary="Revoke a token", responses=refusals(404))
+def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
     """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
     return revoke_token(panel, token_id)
 
 
-def token_rows(panel: Panel) -> list[dict[str, Any]]:
+def token_rows(panel: Panel) -> list[TokenShape]:
     """Return all tokens for the API and the settings page."""
     store = panel.guard.tokens
-    return [token.to_json(store.clock()) for token in store.all()]
+    return [TokenShape.model_validate(token.to_json(store.clock())) for token in store.all()]
 
 
 def check_request(raw: Mapping[str, Any]) -> TokenRequest:
@@ -104,20 +103,17 @@ def check_request(raw: Mapping[str, Any]) -> TokenRequest:
     return token_request
 
 
-def make_token(panel: Panel, token_request: TokenRequest) -> dict[str, Any]:
+def make_token(panel: Panel, token_request: TokenRequest) -> NewToken:
     """Create a token and return it with its secret."""
-    store = panel.guard.tokens
-    token, secret = store.create(
-        Role(token_request.role), token_request.name, life_s=parse_lifetime(token_request.expires)
-    )
-    return {**token.to_json(store.clock()), "token": secret, "same_judge": store.same_judge(token)}
+    made = create_token(panel.guard.tokens, token_request.role, token_request.name, token_request.expires)
+    return NewToken.model_validate(made)
 
 
-def revoke_token(panel: Panel, token_id: str) -> dict[str, Any]:
+def revoke_token(panel: Panel, token_id: str) -> TokenShape:
     """Revoke a token and return it. Raises NotFound if it does not exist."""
     store = panel.guard.tokens
     store.revoke(token_id)
     token = store.get(token_id)
     if token is None:
         raise NotFound(f"There is no token {token_id[:40]}. GET /api/bench/tokens lists all.", path="path.token_id")
-    return token.to_json(store.clock())
+    return TokenShape.model_validate(token.to_json(store.clock()))

@@ -309,10 +309,10 @@ def jobs_page(
     """List the jobs, newest first; filters and page are in the URL."""
     which = JobFilter(_one_of(JobState, state, "state"), _one_of(JobKind, kind, "kind"), experiment.strip() or None)
     listed = panel.jobs.listed(which, limit=limit, after=next)
-    rows = []
-    for job in listed.jobs:  # an ended job stores its result: events are read for active ones only
+    rows, places = [], panel.jobs.queue_positions()
+    for job in listed.items:  # an ended job stores its result: events are read for active ones only
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
-        rows.append(JobText(job, progress, listed.queue_positions.get(job.id)))
+        rows.append(JobText(job, progress, places.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}
     return page(
         request,
@@ -386,12 +386,13 @@ def _page(request: Request, panel: Panel, job_id: str, *, fault: str | None = No
 
 
 def _context(panel: Panel, job_id: str) -> dict[str, Any]:
-    view = panel.jobs.view(job_id)
+    job, place = panel.jobs.placed(job_id)
+    progress = panel.jobs.progress.current(job).progress
     return {
-        "job": view.job,
-        "words": JobText(view.job, view.snapshot.progress, view.place),
-        "progress": view.snapshot.progress,
-        "links": job_links(view.job),
+        "job": job,
+        "words": JobText(job, progress, place),
+        "progress": progress,
+        "links": job_links(job),
         "retry_key": new_idempotency_key(),
         "charts": charts_there(),
     }

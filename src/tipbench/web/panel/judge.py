@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -12,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, TipbenchError
+from tipbench.judge.controls import control_tips
 from tipbench.judge.sheet_file import parse_sheet
 from tipbench.markup import number, percent
 from tipbench.plan.suite import load_suite
@@ -24,7 +26,7 @@ from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import ANSWERS, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, LIMIT_SHEETS, Judge, Panel, PanelState, Store, concurrency_limits
-from tipbench.web.errors import Invalid, NotFound, attachment, refused_sheet
+from tipbench.web.errors import Invalid, NotFound, refused_sheet
 from tipbench.web.forms import MOST, UploadedFile, read_parts
 from tipbench.web.judge_service import (
     ApplyOptions,
@@ -32,8 +34,8 @@ from tipbench.web.judge_service import (
     apply_sheet,
     parse_sheet_request,
     quota_of,
-    sheet_file,
     sheet_for,
+    sheet_response,
     uploads_of,
 )
 from tipbench.web.panel.pages import SentForm, page
@@ -172,7 +174,6 @@ def home_of(experiment: str) -> str:
 
 _BATCHES = 20  # newest batches listed
 _LISTED = 200  # errors shown on a page
-_KINDS = {"json": "application/json", "csv": "text/csv"}
 UploadId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Query(max_length=200)]
 
@@ -228,10 +229,7 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
         )
     except NotEnoughData as exc:
         return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
-    content = sheet_file(judging, query).encode("utf-8", "backslashreplace")
-    return Response(
-        content, media_type=_KINDS[query.format], headers=attachment(f"sheet-{judging.sheet.id}", query.format)
-    )
+    return sheet_response(judging, query)
 
 
 @working.post("/judge/preview")
@@ -316,7 +314,7 @@ def _scores_per_batch(request: Request, experiment: str) -> str | None:
         tips, scales = int(params["n_tips"]), len(load_suite(params["suite"]).rubric.scales)
     except (StopIteration, KeyError, ValueError, NotFound, TipbenchError):
         return None
-    items = ANSWERS + ANSWERS // 4
+    items = ANSWERS + ceil(control_tips(ANSWERS, tips) / tips)
     return f"about {round(items * tips * scales, -1)} scores: {items} items of {tips} tips, {scales} scales"
 
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import LockHeld, NotEnoughData, TipbenchError, UsageError
+from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift_sentence
 from tipbench.judge.command import default_name
 from tipbench.judge.drift import CUSUM_LIMIT
@@ -25,23 +26,23 @@ from tipbench.web.auth import ADMINS_ONLY, EVERYBODY, Identity
 from tipbench.web.batch_items import LONGEST_ACCEPTANCE, LONGEST_RETURN, BatchShape
 from tipbench.web.batches import BatchService, Conflict, batch_service_of
 from tipbench.web.deps import LIMIT_CONCURRENCY, Admin, Panel, PanelState, Store
-from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, attachment, checked
-from tipbench.web.forms import JSON, MOST
+from tipbench.web.errors import Forbidden, Invalid, NotFound, WebError, checked
+from tipbench.web.forms import MOST
 from tipbench.web.job_service import start_judge
 from tipbench.web.judge_service import (
     DriftChart,
-    SheetRequest,
     ThemeName,
     accept_drift,
     drift_svg,
     parse_sheet_request,
-    sheet_file,
     sheet_for,
     sheet_of,
+    sheet_response,
 )
 from tipbench.web.panel.judge import bias_words, home_of
 from tipbench.web.panel.pages import SentForm, charts_there, page
 from tipbench.web.queries import experiment_path, get_experiment, quote_path, revision
+from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
@@ -206,7 +207,7 @@ def _one_decimal(value: float | None) -> str:
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
-CSV, SVG = "text/csv", "image/svg+xml"
+SVG = "image/svg+xml"
 _PLACE = "/experiments/{experiment:path}/judges"
 _KEEP_PICTURE = "private, max-age=3600"  # the URL contains the revision
 _TEXTS = ("judge", "limit", "format")
@@ -310,12 +311,7 @@ def sheet_download(
     """Download an existing sheet, blank or with the scores applied so far."""
     judging = sheet_of(store, experiment, sheet)
     query = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
-    name = f"sheet-{judging.sheet.id}{'-filled' if filled else ''}"
-    return Response(
-        sheet_file(judging, query).encode("utf-8", "backslashreplace"),
-        media_type=CSV if form == "csv" else JSON,
-        headers=attachment(name, form),
-    )
+    return sheet_response(judging, query)
 
 
 @router.post(_PLACE + "/export", dependencies=[LIMIT_CONCURRENCY])
@@ -376,9 +372,9 @@ def run_judge(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Start an automatic judge as a job."""
-    wanted, key = form.fields.get("with", "rules"), form.fields.get("again") or None
-    if wanted == "ollama":
-        wanted = f"ollama:{form.fields.get('model', '').strip()}"
+    wanted, key = form.fields.get("with", str(JudgeKind.RULES)), form.fields.get("again") or None
+    if wanted == JudgeKind.MODEL:
+        wanted = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
     try:
         started = start_judge(
             panel, experiment, checked(JudgeRunRequest, {"with": wanted}, "body"), started_by=who.name, key=key

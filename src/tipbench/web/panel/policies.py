@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import UsageError
-from tipbench.web.api.policies import UserId, policies_report, promotions_json
+from tipbench.web.api.policies import UserId, policies_report, promotion_list
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import Invalid, NotFound
@@ -57,7 +57,5 @@ def switch_shadow(panel: PanelState, name: str, form: SentForm) -> Response:
 @router.get("/promotions")
 def promotions_page(request: Request, panel: PanelState) -> HTMLResponse:
     """List checks, switches and undos, newest first, with their time and user."""
-    found = promotions_json(panel)
-    return page(
-        request, "promotions.html", active=found["active"], rows=found["items"], json_url="/api/bench/promotions"
-    )
+    found = promotion_list(panel)
+    return page(request, "promotions.html", active=found.active, rows=found.items, json_url="/api/bench/promotions")

@@ -14,9 +14,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.http import strip_login
 from tipbench.markup import duration
-from tipbench.settings import SETTINGS, Setting, Settings
+from tipbench.settings import DEFAULT_LIFE, SETTINGS, Setting, Settings
 from tipbench.web.api.hook import HookState, hook_of, run_test, state_of
-from tipbench.web.api.tokens import DEFAULT_LIFE, TokenId, check_request, make_token, revoke_token, token_rows
+from tipbench.web.api.tokens import TokenId, check_request, make_token, revoke_token, token_rows
 from tipbench.web.auth import ADMINS_ONLY, Identity
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid
@@ -24,17 +24,7 @@ from tipbench.web.panel.pages import SentForm, page
 from tipbench.web.webhook import shown_address
 
 _SECRET = ("_username", "_password", "_token", "_secret")  # suffixes of keys whose values are never shown
-_ADDRESSES = frozenset(
-    {
-        "ollama_url",
-        "mlflow_url",
-        "mlflow_public_url",
-        "panel_urls",
-        "panel_mlflow_urls",
-        "airflow_url",
-        "airflow_public_url",
-    }
-)
+_ADDRESSES = ("_url", "_urls")  # suffixes of keys whose values are shown without a login
 _MACHINE = frozenset({"home", "no_color"})  # settings of the process, not of the panel
 
 
@@ -81,7 +71,7 @@ def _value(settings: Settings, setting: Setting) -> str:
         return f"{PurePath(program).name}{' …' if arguments else ''}"
     if setting.key == "hook_url":
         return shown_address(settings.get(setting.key) or "")
-    if setting.key in _ADDRESSES:
+    if setting.key.endswith(_ADDRESSES):
         return ", ".join(strip_login(each) for each in settings.listed(setting.key))
     value = settings.values[setting.key]
     return ", ".join(settings.listed(setting.key)) if isinstance(value, list) else str(value)
@@ -119,7 +109,7 @@ def settings_page(
 ) -> HTMLResponse:
     """Show the tokens, the form for a new one, the webhook and the configuration."""
     rows = token_rows(panel)
-    ended = next((row for row in rows if row["id"] == revoked and row["state"] == "revoked"), None)
+    ended = next((row for row in rows if row.id == revoked and row.state == "revoked"), None)
     return _page(request, panel, admin, ended=ended, tested=tested)
 
 
@@ -160,8 +150,8 @@ def _page(request: Request, panel: Panel, admin: Identity, *, status: int = 200,
         request,
         "settings.html",
         status=status,
-        active=[row for row in rows if row["state"] == "active"],
-        past=[row for row in rows if row["state"] != "active"],
+        active=[row for row in rows if row.state == "active"],
+        past=[row for row in rows if row.state != "active"],
         own=admin.token_id,
         operator=panel.options.admin_token is not None,
         once=secrets.token_urlsafe(16),

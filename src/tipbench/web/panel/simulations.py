@@ -59,7 +59,7 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
         if status not in (404, 502, 503):
             raise
         away = str(exc) if status != 404 else None
-    active = [job for job in panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).jobs
+    active = [job for job in panel.jobs.listed(JobFilter(kind=JobKind.SIMULATE), limit=20, after=None).items
               if job.state in ACTIVE | {JobState.QUEUED}]  # fmt: skip
     return page(
         request,
@@ -99,8 +99,7 @@ def recorded_curves(store: Store, run_id: RunId, theme: Theme = "light", narrow:
 @router.get("/jobs/{job_id}/curves.svg")
 def live_curves(panel: PanelState, job_id: JobPath, theme: Theme = "light", narrow: bool = False) -> Response:
     """Return the curves of a running simulation, from the seeds that are done."""
-    view = panel.jobs.view(job_id)
-    seen = view.snapshot.progress.simulating
+    seen = panel.jobs.progress.current(panel.jobs.store.get(job_id)).progress.simulating
     if seen is None:
         raise NotFound("This job has no curves yet; they appear with its first seed.", path="path.job_id")
     curves = zip(seen.policies, seen.rewards, strict=False)

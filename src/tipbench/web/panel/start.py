@@ -28,13 +28,15 @@ from tipbench.generate.engine import (
     close_engines,
     engine_of,
     model_facts,
+    refused_start,
 )
 from tipbench.http import http_client, read_body, strip_login
 from tipbench.jobs.airflow import AirflowRunner
 from tipbench.markup import NOTHING
-from tipbench.plan.config import EXPERIMENT_PREFIX, WAIT_FOR_JUDGE, CollectConfig, split_names
+from tipbench.plan.config import WAIT_FOR_JUDGE, CollectConfig, split_names
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
+from tipbench.record.reader import experiments
 from tipbench.text import file_size, parameter_count
 from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
@@ -218,11 +220,10 @@ async def experiment_names(panel: Panel, wait_s: float = GLANCE_S) -> tuple[str,
 
     def ask_mlflow() -> tuple[str, ...]:
         try:
-            found = panel.tracker.open().store.experiments()
+            found = experiments(panel.tracker.open().store)
         except TipbenchError:
             return ()
-        ours = [each.name for each in found if each.name.startswith(EXPERIMENT_PREFIX) and each.name.isprintable()]
-        return tuple(sorted(ours))[:_MOST_NAMES]
+        return tuple(each.name for each in found if each.name.isprintable())[:_MOST_NAMES]
 
     return await _soon(panel, ("experiment names",), ask_mlflow, wait_s) or ()
 
@@ -436,7 +437,7 @@ def startable(panel: Panel, config: CollectConfig, where: RunTarget) -> Outcome 
         return Outcome(trouble=str(exc), stopped=True, status=409)
     finally:
         close_engines(engines, lambda _text: None)
-    if not refused or (config.skip_refused and facts):
+    if refused_start(facts, refused, config, "") is None:
         return None
     return replace(planned(panel, config), stopped=True, status=422)
 

@@ -1,0 +1,63 @@
+"""The choice of an automatic judge: the value of `judge run --with`, and the names that belong to automatic judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tipbench.errors import InvalidOption
+
+
+class JudgeKind(StrEnum):
+    """The kinds of automatic judges."""
+
+    RULES = "rules"
+    COMMAND = "command"  # any program
+    MODEL = "ollama"  # a local model; its name decides which engine runs it
+
+
+WITH_PATTERN = rf"^({JudgeKind.RULES}|{JudgeKind.COMMAND}|{JudgeKind.COMMAND}:.*|{JudgeKind.MODEL}:[!-~]+)$"
+
+
+@dataclass(frozen=True)
+class JudgeChoice:
+    """An automatic judge: rules, command:PROGRAM or ollama:MODEL; command alone is the configured program."""
+
+    kind: JudgeKind
+    target: str = ""  # the program or the model
+
+    @classmethod
+    def parse(cls, text: object) -> JudgeChoice:
+        """Parse the value of `--with`; raises InvalidOption."""
+        kind, _, target = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if text in (JudgeKind.RULES, JudgeKind.COMMAND):
+            return cls(JudgeKind(kind))
+        if kind not in (JudgeKind.COMMAND, JudgeKind.MODEL) or not target.strip():
+            raise _invalid(text)
+        return cls(JudgeKind(kind), target)
+
+    def with_program(self, program: str | None) -> JudgeChoice:
+        """Return the choice with the program that `command` alone stands for; raises InvalidOption without one."""
+        if self.kind is not JudgeKind.COMMAND or self.target:
+            return self
+        if program is None or not program.strip():
+            raise _invalid(self)
+        return replace(self, target=program)
+
+    def __str__(self) -> str:
+        has_target = self.target or self.kind is JudgeKind.MODEL
+        return f"{self.kind}:{self.target}" if has_target else str(self.kind)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a judge's name belongs to the provisional judges, ignoring case."""
+    folded = name.casefold()
+    return folded == JudgeKind.RULES or folded.startswith(f"{JudgeKind.MODEL}:")
+
+
+def _invalid(text: object) -> InvalidOption:
+    return InvalidOption(
+        "with",
+        f"takes rules, command:PROGRAM or ollama:MODEL (got {str(text)[:80]!r}); "
+        'for example --with command:"python my_judge.py". command alone is the program of TIPBENCH_JUDGE_COMMAND.',
+    )

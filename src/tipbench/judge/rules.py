@@ -83,7 +83,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     }
     now = routines[RoutineTime.NOW]
     now_words = frozenset(word for routine in now for word in routine.weights)
-    passed = []
+    passed = []  # routines of an earlier hour of which the tip has most words
     for routine in card.routines:
         weight = routine.weight_in(unclaimed - now_words)
         if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
@@ -104,7 +104,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
-        joined=any(_is_tied_to(clause, now_words) for clause in parsed.clauses),
+        joined=any(_is_linked_to(clause, now_words) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         role_words=tuple(sorted(unclaimed & card.trade)),
         hour=names_routine or bool(unclaimed & card.label) or in_daypart,
@@ -131,7 +131,7 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     )
 
 
-def _is_tied_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
+def _is_linked_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
     """Return whether a word such as 'after' or 'when' in the clause is followed by a word of the routine."""
     for index, word in enumerate(clause):
         opens = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
@@ -324,6 +324,7 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions
 
 
 def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
+    """Return the wording that lowers the tone score, with its weight."""
     lowers = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
     found = {f"{name}: {word}": 1 for name in ("hype", "jargon") for word in sorted(lowers & WORDS[name])}
     for name, phrases, weight in (
@@ -384,7 +385,7 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in one line of at most NOTE_LIMIT characters, divided equally among the scales."""
+        """The reasons in one line of at most NOTE_LIMIT characters; each scale gets an equal part."""
         parts = (f"{scale} {found.score}: {', '.join(found.because)}" for scale, found in self.findings.items())
         return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
 

@@ -16,6 +16,7 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
+# Groups of related words: a preference that has one of them also matches the others.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
 ORDERS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
@@ -29,7 +30,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # by Unicode category: joined or separated
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacements of other characters, by category
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _NUMBERS = {word: number for number, word in enumerate(HOUR_NAMES, start=1)}
 _HOUR_WORDS = "|".join(_NUMBERS)
@@ -215,7 +216,11 @@ def parse_card(card: Mapping[str, Any]) -> Card:
         task_verbs=verbs,
         orders=ORDERS | verbs,
         routines=tuple(
-            Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
+            Hook(
+                text.strip(),
+                _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people),
+                _routine_time(text.lower(), minute),
+            )
             for text in routines
         ),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
@@ -262,9 +267,9 @@ def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
     """Return word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
     weights = {}
     for word in _words(text):
-        half = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+        general = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
         if word.stem not in _EMPTY:
-            weights[word.stem] = 0.5 if half or any(word.stem in group for group in weak) else 1.0
+            weights[word.stem] = 0.5 if general or any(word.stem in group for group in weak) else 1.0
     return weights
 
 
@@ -308,15 +313,17 @@ def clock_times(text: str, *, bare: bool = True) -> list[int]:
     return found
 
 
-def _when(text: str, minute: int) -> RoutineTime:
+def _routine_time(text: str, minute: int) -> RoutineTime:
+    """Return when a routine takes place relative to this minute: within an hour of it is now."""
     times = clock_times(text)
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
     evenings = [time + 720 for time in mornings]  # "eight" may be morning or evening
     if len(times) == 2 and re.search(r"\bto\b", text):
         spans_now = times[0] <= minute <= times[1]
     else:
-        ends = [time + 720 if time < 6 * 60 else time for time in times]
-        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - 240 <= minute <= end for end in ends)
+        ends = [time + 720 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
+        four_hours = 240  # a routine "until" a time lasts about this long
+        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - four_hours <= minute <= end for end in ends)
     if spans_now or any(abs(time - minute) <= 60 for time in (*times, *evenings)):
         return RoutineTime.NOW
     ranges = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]

@@ -16,7 +16,7 @@ from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-_MOST_TEXT = 4000
+_MAX_TEXT = 4000
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
 
@@ -55,8 +55,8 @@ def judge_request(
     if not isinstance(with_, str) or not (with_ in named or with_.startswith(("command:", "ollama:"))):
         raise UsageError(f"with takes rules, command:PROGRAM or ollama:MODEL (got {with_!r:.80}).")
     for key, value in options.items():
-        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
-            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MOST_TEXT} characters.")
+        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MAX_TEXT:
+            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MAX_TEXT} characters.")
     check_judge_options(with_, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))

@@ -71,11 +71,11 @@ class LocalRunner:
         }
         environment |= job.private
         environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
-        inside = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
+        launcher = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
             with folder.log.open("ab") as log:
                 status = subprocess.run(
-                    inside,
+                    launcher,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -135,9 +135,9 @@ class LocalRunner:
             # After the signal: a second SIGTERM only speeds up the exit, a missing one is worse.
             folder.note_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
-            below = descendants(process.pid)
+            pids = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
-            for pid in below:
+            for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 

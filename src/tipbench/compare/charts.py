@@ -17,7 +17,7 @@ from tipbench.compare.verdict import UNCLEAR, filter_text
 from tipbench.text import interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
-NARROW = 320
+NARROW = 320  # on a phone
 
 T = TypeVar("T")
 
@@ -202,7 +202,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 WIDTH, HEIGHT = 600, 340
 LETTER = 6.3  # approximate character width of a label, in pixels
-LINE = 15
+LINE = 15  # height of a label, in pixels
 _NEAR = 20  # pixels from a point to its label; farther ones are connected by a line
 _WIDEST = 40  # ratio of the longest to the shortest latency that is drawn to scale
 

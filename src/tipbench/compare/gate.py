@@ -19,7 +19,7 @@ from tipbench.errors import UsageError
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import join_names, plural
 
-MARGIN = 1.0
+MARGIN = 1.0  # points of the composite
 _LISTED = 8  # missing scenarios named in a message
 
 

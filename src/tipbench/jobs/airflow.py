@@ -38,9 +38,9 @@ PARKED_POLLS = 5  # poll interval multiplier for parked runs
 CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
 GRACE_S = 120.0  # before a cancel request is sent again
 SETTLE_S = 15.0  # for the last log lines to arrive after a task ends
-_CANCELLED_CODE = 130
+_CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
-_NAMED_FAILURES = 3
+_NAMED_FAILURES = 3  # failed tasks named in a reason
 _ANSWERED = "Every cell is judged; Airflow continues with the comparison."
 
 

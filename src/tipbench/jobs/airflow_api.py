@@ -23,7 +23,7 @@ LOGIN_BACKOFF_S = 30.0  # longer after a failed login, to avoid locking the acco
 _TIMEOUT_BACKOFF = 6  # multiplier after a timeout, because each further timeout delays all other jobs
 _MAX_TIMEOUTS = 3  # total limit for a slow response, in timeouts
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MAX_MESSAGE = 600
+_MAX_MESSAGE = 600  # characters of an error message
 TOO_LONG = 413  # status of a response longer than MAX_BYTES
 
 Json = dict[str, Any]
@@ -254,10 +254,10 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 TASK_FAILED = frozenset({"failed", "upstream_failed"})
 TASK_PARKED = frozenset({"awaiting_input", "deferred"})
 TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
-_PAGE = 100
+_PAGE = 100  # task instances per request
 _MAX_TASKS = 2000
-_MAX_LINE = 65_536
-_MAX_ERROR = 2000
+_MAX_LINE = 65_536  # characters of a log line
+_MAX_ERROR = 2000  # characters of an exception in a log
 _T = TypeVar("_T", bound=BaseModel)
 
 

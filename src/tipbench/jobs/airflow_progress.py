@@ -23,7 +23,7 @@ from tipbench.record.events import event_json, event_line, parse_line
 
 MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
 _FILE = "airflow.json"
-_MAX_SERVERS = 10
+_MAX_SERVERS = 10  # that a task waits for
 
 
 class _StoredModel(BaseModel):

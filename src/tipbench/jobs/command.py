@@ -16,7 +16,7 @@ from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-_MAX_TEXT = 4000
+_MAX_TEXT = 4000  # characters of an option
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {"ollama_url": "TIPBENCH_OLLAMA_URL", "mlflow_url": "TIPBENCH_MLFLOW_URL"}
 

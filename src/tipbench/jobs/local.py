@@ -21,8 +21,8 @@ from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
 
 GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
-_START_S = 60.0
-_INTERRUPTED = 130
+_START_S = 60.0  # for the launcher to start the command
+_INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
 _PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
 

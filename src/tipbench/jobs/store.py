@@ -16,9 +16,9 @@ from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
 from tipbench.sqlite import Database, Row
 
-MOST_ITEMS = 500
-MOST_KEY = 200
-_MAX_REASON = 2000
+MOST_ITEMS = 500  # per page
+MOST_KEY = 200  # characters of an idempotency key
+_MAX_REASON = 2000  # characters
 _BUSY_S = 15.0  # SQLite busy timeout
 _MIGRATIONS = (
     """

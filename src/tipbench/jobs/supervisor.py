@@ -17,9 +17,9 @@ from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatu
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5
-MOST_RUNNING = 4
+MOST_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
-_SWEEP_S = 3600.0
+_SWEEP_S = 3600.0  # between two deletions of expired jobs
 _MAX_SWEPT = 50  # per tick, to keep ticks short
 _MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; a larger step of the clock may be a mistake
 _CONFIRM_JUMP_S = 86_400.0  # after a panel has run this long, such a step counts as right

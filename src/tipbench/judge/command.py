@@ -29,7 +29,7 @@ _TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
 _LINGER_S = 2.0  # seconds to wait for pipes that a child process keeps open after the program has exited
 _POLL_S = 0.05
 _CHUNK = 65_536
-_MAX_NAME = 60
+_MAX_NAME = 60  # characters of a judge's name
 _OWN_VARIABLES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # prefixes of environment variables that the program does not get
 
 

@@ -25,8 +25,8 @@ from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
 CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
-MOST_CONTROL_TIPS = 60
-MOST_REPEATS = 8
+MOST_CONTROL_TIPS = 60  # per sheet
+MOST_REPEATS = 8  # per sheet
 CELLS_FOR_A_REPEAT = 10  # on a smaller sheet nothing is repeated
 
 _WHOLE = 1000  # targets are in thousandths of a control
@@ -401,8 +401,8 @@ def _target_shares(scale: Scale) -> tuple[int, ...]:
 
 # Private controls, for a team's own suite
 
-MIN_JUDGES = 2
-PER_SCENARIO = 10
+MIN_JUDGES = 2  # who agree on a tip
+PER_SCENARIO = 10  # new controls
 _MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 

@@ -167,9 +167,9 @@ _TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 t
 _MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
 _NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
 _LOADS_BEFORE_GIVING_UP = 3
-_MAX_CRASHES = 10
+_MAX_CRASHES = 10  # of the server during one request
 _RELEASE_TRIES = 3
-_MAX_REASON = 300
+_MAX_REASON = 300  # characters
 # A request must have a scenario, for engines without a language model; the judge's prompts contain the card instead.
 _NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
 

@@ -71,12 +71,12 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
 _KEYS = ('"item"', '"items"')
-_MAX_DEPTH = 200
+_MAX_DEPTH = 200  # open brackets; the outermost are forgotten
 # Nested objects are parsed repeatedly, but at most this many times the text's length, plus some characters.
 _MAX_READS, _EXTRA_READS = 8, 1_000_000
 _MAX_VERSIONS = 8  # per item
 _SHOWN = 60  # characters of a value in a message
-_MAX_REASON = 300
+_MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from tipbench.text import iso
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-MOST_TEXT = 2000
-MOST_LINE = 65_536
+MOST_TEXT = 2000  # characters of a string
+MOST_LINE = 65_536  # bytes
 _LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
 

@@ -12,7 +12,7 @@ from tipbench.errors import MlflowError
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
 from tipbench.record.texts import PREFIX, TAG_CHARS, escape, multi_request_tags, single_request_tags, to_tags, unescape
 
-KEY_CHARS = 250
+KEY_CHARS = 250  # this and the following are limits of MLflow
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100

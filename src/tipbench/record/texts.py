@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tipbench.errors import CorruptText
 
 PREFIX = "artifact:"
-TAG_CHARS = 8000
+TAG_CHARS = 8000  # MLflow's limit for a tag
 
 _ESCAPE = "\u241b"
 _UNSAFE = re.compile("[\x00\ud800-\udfff\u241b]")

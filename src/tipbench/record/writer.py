@@ -14,10 +14,10 @@ from tipbench.record.store import RunStore
 from tipbench.text import plural
 
 WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run, one at a time: more than two threads would only wait
-_REVISION_EVERY_S = 5.0
+_REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
-_REFUSALS_IN_A_ROW = 3
+_REFUSALS_IN_A_ROW = 3  # then MLflow seems to reject everything, and the run stops
 _SERVER_ERRORS = 30  # after this many, a result that fails while others succeed is left for the next collect
 _STORED_SINCE = 3  # if this many others are stored while a result keeps failing, the cause is that result
 

@@ -21,7 +21,7 @@ from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
 from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
-CURVE_POINTS = 50
+CURVE_POINTS = 50  # rounds at which the curves are stored
 ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
 _MAX_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
 

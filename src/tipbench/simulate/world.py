@@ -37,8 +37,8 @@ _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
 _LEVELS = 2**16  # of the random numbers that offers are made of
-_QUANTILES = 1024
-_LINEAR_NOISE = 0.5
+_QUANTILES = 1024  # of the age of a task
+_LINEAR_NOISE = 0.5  # range of the uniform noise in the linear world
 _LINEAR_SIZES = (0.05, 0.05, 0.3, 0.3, 0.2)  # of hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm
 
 

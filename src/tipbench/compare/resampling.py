@@ -263,7 +263,7 @@ class _Family:
         largest = np.zeros(sums.shape[2])
         for i in range(k - 1):
             own = sums[0, i] if len(sums) == 1 else sums[self._pattern[i + 1 :], i]
-            r_squared = own - sums[self._pattern[i], i + 1 :]
+            r_squared = own - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
             found = self._on_scale(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)

@@ -1,4 +1,4 @@
-"""Diversity of the tips in one answer. Does not import numpy, which would make `collect` start more slowly.
+"""Diversity of the tips in one answer. Does not import numpy, so that `collect` stays small and starts quickly.
 
 distinct-n is the share of unique n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
 Objective Function"). The similarity of two tips is the Jaccard index of their content words and content-word

@@ -158,7 +158,7 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
         for tip in _tips_in(value, label if key is None else _normalise_key(key))
     ]
     if deeper:
-        if len(deeper) == 1 and not deeper[0].rationale:  # the outer object has the reason
+        if len(deeper) == 1 and not deeper[0].rationale:  # the outer object may have the reason
             return [Tip(deeper[0].tip, reason)]
         return deeper
     if named:

@@ -280,11 +280,9 @@ def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> T
         place.refuse("note", shown(note), "a text")
     elif note is not None and len(note) > MAX_NOTE:
         place.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
-    return (
-        TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
-        if scores is not None
-        else None
-    )
+    if scores is None:
+        return None
+    return TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
 
 
 def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:

@@ -125,7 +125,7 @@ def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
 
 
 def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
-    """Return the former judgements that `new` replaces with other scores; a changed held flag or time is no change."""
+    """Return the former judgements that differ from `new` in more than the held flag and the time."""
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
 
 

@@ -100,7 +100,7 @@ def read_design(tags: Mapping[str, str]) -> Design | None:
 
 
 def least_scenarios(level: float) -> int:
-    """Return the smallest number of shared scenarios n with which a sign-flip test can reach this level: 2 / 2ⁿ."""
+    """Return the smallest number n of shared scenarios with which sign flips can reach this level: 2 / 2ⁿ ≤ level."""
     n = MIN_SCENARIOS
     while 2 / 2**n > level:
         n += 1

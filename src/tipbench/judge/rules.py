@@ -167,7 +167,7 @@ def relevance(hooks: Hooks) -> Finding:
     because = [
         *(f"names the task '{text}'" for text in hooks.tasks[:2]),
         *(f"this hour: '{text}'" for text in hooks.now[:2]),
-        *(f"of the person: '{text}'" for text in hooks.personal[:2]),
+        *(f"about the person: '{text}'" for text in hooks.personal[:2]),
     ]
     if hooks.against:
         return Finding(2, (f"against the card: {hooks.against[0]}", *because))
@@ -177,8 +177,10 @@ def relevance(hooks: Hooks) -> Finding:
         return Finding(4, tuple(because) + (("the hour in general words",) if hooks.hour else ()))
     if hooks.count:
         return Finding(3, tuple(because))
-    if hooks.role_words or hooks.hour:
-        return Finding(2, (f"near: {', '.join(hooks.role_words[:3]) or 'the time of day'}",))
+    if hooks.role_words:
+        return Finding(2, (f"only the person's job: {', '.join(hooks.role_words[:3])}",))
+    if hooks.hour:
+        return Finding(2, ("only the time of day",))
     return Finding(1, ("no hook",))
 
 
@@ -290,7 +292,7 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
     because += [f"size: {instructions.size}"] if instructions.size else []
     because += [f"stop: {instructions.stop}"] if instructions.stop else []
     if instructions.unnamed_object and not hooks.tasks:
-        return Finding(3, (*because, f"leaves open what: {instructions.unnamed_object}"))
+        return Finding(3, (*because, f"does not say what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.against:

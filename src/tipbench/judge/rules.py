@@ -12,8 +12,8 @@ from typing import Any
 from tipbench.errors import UsageError
 from tipbench.judge.rules_text import (
     DAYPARTS,
+    INSTRUCTION_VERBS,
     NAMED,
-    ORDERS,
     PHRASES,
     WORDS,
     Card,
@@ -106,8 +106,8 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
         now=_texts(now),
         joined=any(_is_linked_to(clause, now_words) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
-        role_words=tuple(sorted(unclaimed & card.trade)),
-        hour=names_routine or bool(unclaimed & card.label) or in_daypart,
+        role_words=tuple(sorted(unclaimed & card.role_words)),
+        hour=names_routine or bool(unclaimed & card.slot_words) or in_daypart,
         against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
         later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
@@ -220,7 +220,7 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
     found: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}
     first: int | None = None
     for index, clause in enumerate(parsed.clauses):
-        at = clause_verb(clause, card.orders)
+        at = clause_verb(clause, card.instruction_verbs)
         if at is None or any(word.lower in WORDS["negations"] for word in clause[max(0, at - 3) : at]):
             continue
         kind = _kind(clause, at, card)
@@ -275,9 +275,9 @@ def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
 def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
     """Return the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
-        return 1 if len(rest) > 1 and rest[1] in ORDERS else None
+        return 1 if len(rest) > 1 and rest[1] in INSTRUCTION_VERBS else None
     if verb in WORDS["time_verbs"]:
-        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in ORDERS), None)
+        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in INSTRUCTION_VERBS), None)
     return None
 
 
@@ -363,11 +363,11 @@ def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
     """Return whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
     named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}
-    trade = any(
-        len(clause) > 1 and clause[0].stem in card.trade and clause[1].lower in WORDS["modals"]
+    role_is_subject = any(
+        len(clause) > 1 and clause[0].stem in card.role_words and clause[1].lower in WORDS["modals"]
         for clause in parsed.clauses
     )
-    return named or trade or bool(subjects & {"she", "he", "they", "i", "i'm"})
+    return named or role_is_subject or bool(subjects & {"she", "he", "they", "i", "i'm"})
 
 
 SCALES = ("relevance", "actionability", "tone")
@@ -452,7 +452,7 @@ def rules_error(
 
 def _explain(card: Card, tip: str) -> Explanation:
     parsed = parse_tip(tip)
-    reason = unusable_reason(parsed, card.orders)
+    reason = unusable_reason(parsed, card.instruction_verbs)
     if reason:
         return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
     hooks = find_hooks(parsed, card)

@@ -90,14 +90,14 @@ def http_client(url: str, tls: ssl.SSLContext | None = None, **options: Any) -> 
     """Return a client for `url`; raises UsageError if the environment has an invalid proxy or certificate file."""
     import httpx
 
-    return _make(httpx.Client, url, tls, options)
+    return _create_client(httpx.Client, url, tls, options)
 
 
 def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
     """Like `http_client`, for asyncio."""
     import httpx
 
-    return _make(httpx.AsyncClient, url, None, options)
+    return _create_client(httpx.AsyncClient, url, None, options)
 
 
 def tls_for(url: str) -> ssl.SSLContext:
@@ -134,7 +134,9 @@ def read_body(response: httpx.Response, *, limit: int, deadline: float) -> bytea
     return body
 
 
-def _make(kind: Callable[..., _Client], url: str, tls: ssl.SSLContext | None, options: dict[str, Any]) -> _Client:
+def _create_client(
+    kind: Callable[..., _Client], url: str, tls: ssl.SSLContext | None, options: dict[str, Any]
+) -> _Client:
     import httpx
 
     try:
@@ -178,7 +180,7 @@ def too_many_files(exc: BaseException) -> bool:
     """Return whether a request failed because this process or machine has too many open files."""
     causes = list(_os_errors(exc))
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return _none_left()  # resolving a name opens files, and its error does not include the reason
+        return _no_file_can_be_opened()  # resolving a name opens files, and its error does not include the reason
     return any(cause.errno in _TOO_MANY for cause in causes)
 
 
@@ -190,7 +192,7 @@ def _os_errors(exc: BaseException) -> Iterator[OSError]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _none_left() -> bool:
+def _no_file_can_be_opened() -> bool:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as exc:

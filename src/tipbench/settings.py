@@ -43,7 +43,7 @@ class Setting:
     in_file: bool = True
 
 
-_VARIABLES = {  # of settings that have another than TIPBENCH_ and the key, or several
+_VARIABLES = {  # environment variables of settings that have several, or another one than TIPBENCH_ and the key
     "ollama_url": ("TIPBENCH_OLLAMA_URL", "OLLAMA_HOST"),
     "mlflow_url": ("TIPBENCH_MLFLOW_URL", "MLFLOW_TRACKING_URI"),
     "mlflow_username": ("MLFLOW_TRACKING_USERNAME",),

@@ -17,7 +17,7 @@ from tipbench.files import home_errors, make_folder, open_private, sync_folder
 
 __all__ = ["Connection", "Database", "GroupCommit", "Row"]
 
-_MOST_ROWS = 64  # of one INSERT
+_MAX_ROWS = 64  # of one INSERT
 
 
 class Database:
@@ -164,7 +164,7 @@ class GroupCommit:
             return self.execute("", row)
 
     def execute(self, statement: str, values: Sequence[object]) -> Future[None]:
-        """Queue any statement, executed in the order of the queue, also if it is full."""
+        """Queue any statement, even if the queue is full; statements are executed in the order of the queue."""
         with self._changed:
             if not self._queue:
                 self._changed.notify()
@@ -219,9 +219,10 @@ class GroupCommit:
             statement, values = queue[start]
             end = start + 1
             if not statement:
-                while end < len(queue) and end - start < _MOST_ROWS and not queue[end][0]:
+                while end < len(queue) and end - start < _MAX_ROWS and not queue[end][0]:
                     end += 1
-                count = 1 << (end - start).bit_length() - 1  # a power of two: few statements to prepare
+                # Rounded down to a power of two, so that there are few different statements to prepare.
+                count = 1 << ((end - start).bit_length() - 1)
                 end = start + count
                 statement = self._insert + ", ".join([self._one_row] * count)
                 values = [value for _, row in queue[start:end] for value in row]

@@ -14,7 +14,7 @@ from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, emit, story
 from support.polling import eventually
 from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
-from tipbench.jobs.airflow import AirflowRunner, _why, conf_of, run_id_of
+from tipbench.jobs.airflow import AirflowRunner, _failure_reason, conf_of, run_id_of
 from tipbench.jobs.airflow_api import TaskInstance
 from tipbench.jobs.airflow_progress import StoredProgress, TaskTotals
 from tipbench.jobs.job import Job, JobState
@@ -297,7 +297,7 @@ def test_failures_caused_by_the_first_one_are_not_reasons() -> None:
     names = ("plan", "export_for_judge", "outcome")
     failed = [TaskInstance(task_id=name, state="failed") for name in names]
     kept = StoredProgress(tallies={name: TaskTotals(failure=f"{name} failed.") for name in names})
-    assert _why(failed, kept) == "plan failed."
+    assert _failure_reason(failed, kept) == "plan failed."
 
 
 def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: Site) -> None:

@@ -1,10 +1,12 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
 Requires a complete layout: among the complete rows, every model with every prompt, over the scenarios they all share.
-The sums of squares are then additive and independent of order. A share is ω²: the sum of squares less what chance
-alone gives it, of the total; negative ones are 0, and the residual is the remainder. A model that suits some scenarios
-better than others varies between scenarios, so `p` is an F test of the model against model × scenario, of the prompt
-against prompt × scenario, of their interaction and the scenario against what is left.
+The sums of squares are then additive and independent of order. The share of a factor is ω²: its sum of squares, minus
+what is expected by chance, divided by the total. A negative share is set to 0, and the residual is what remains.
+
+`p` is from an F test. The effect of a model varies between scenarios, so models are tested against model × scenario,
+and prompts against prompt × scenario. Their interaction is tested against what then remains, and scenarios against all
+variation within them.
 """
 
 from __future__ import annotations
@@ -113,21 +115,21 @@ def attribute(matrix: ScoreMatrix, *, seed: int = SEED, flips: int = FLIPS) -> A
     if np.ptp(values) < NOTHING:
         return Unknown("All scores are equal: there is no spread to attribute.")
     scores = values.reshape(len(rows), len(models), len(prompts))  # pairs are sorted by model, then prompt
-    found = _attribution(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)
-    return replace(found, without=_without(matrix.pairs, used))
+    found = _analyse(scores, models, prompts, [board.personas[row] for row in rows], seed=seed, flips=flips)
+    return replace(found, without=_excluded_names(matrix.pairs, used))
 
 
-def _without(pairs: Sequence[Pair], used: set[Pair]) -> tuple[str, ...]:
+def _excluded_names(pairs: Sequence[Pair], used: set[Pair]) -> tuple[str, ...]:
     """Return what the layout excludes in its shortest form: whole models, whole prompts, then single pairs."""
-    left = [pair for pair in pairs if pair not in used]
-    models = {pair.model for pair in left} - {pair.model for pair in used}
-    prompts = {pair.prompt for pair in left} - {pair.prompt for pair in used}
-    rest = [pair for pair in left if pair.model not in models]
-    alone = [str(pair) for pair in rest if pair.prompt not in prompts]
-    return (*sorted(models), *sorted({pair.prompt for pair in rest if pair.prompt in prompts}), *alone)
+    excluded = [pair for pair in pairs if pair not in used]
+    models = {pair.model for pair in excluded} - {pair.model for pair in used}
+    prompts = {pair.prompt for pair in excluded} - {pair.prompt for pair in used}
+    others = [pair for pair in excluded if pair.model not in models]
+    single_pairs = [str(pair) for pair in others if pair.prompt not in prompts]
+    return (*sorted(models), *sorted({pair.prompt for pair in others if pair.prompt in prompts}), *single_pairs)
 
 
-def _attribution(
+def _analyse(
     scores: Floats, models: Sequence[str], prompts: Sequence[str], personas: Sequence[str], *, seed: int, flips: int
 ) -> Attribution:
     n, k_models, k_prompts = scores.shape
@@ -135,21 +137,22 @@ def _attribution(
     by_model = centred.mean(axis=(0, 2))
     by_prompt = centred.mean(axis=(0, 1))
     by_scenario = centred.mean(axis=(1, 2))
-    crossed = centred.mean(axis=0) - by_model[:, None] - by_prompt
-    rest = centred - centred.mean(axis=0) - by_scenario[:, None, None]
-    models_by_scenario = rest.mean(axis=2)  # model × scenario
-    prompts_by_scenario = rest.mean(axis=1)
-    left = rest - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :]
-    total = _sum(centred)
+    interaction_means = centred.mean(axis=0) - by_model[:, None] - by_prompt
+    within_scenarios = centred - centred.mean(axis=0) - by_scenario[:, None, None]
+    models_by_scenario = within_scenarios.mean(axis=2)  # scenarios × models
+    prompts_by_scenario = within_scenarios.mean(axis=1)  # scenarios × prompts
+    remaining = within_scenarios - models_by_scenario[:, :, None] - prompts_by_scenario[:, None, :]
+    total = _sum_of_squares(centred)
+    # What each factor is tested against: a sum of squares with its degrees of freedom.
     df_model, df_prompt = k_models - 1, k_prompts - 1
-    of_models = (k_prompts * _sum(models_by_scenario), (n - 1) * df_model)
-    of_prompts = (k_models * _sum(prompts_by_scenario), (n - 1) * df_prompt)
-    of_pairs = (_sum(left), (n - 1) * df_model * df_prompt)
-    noise = (_sum(rest), (n - 1) * (k_models * k_prompts - 1))
-    model = _factor((n * k_prompts * _sum(by_model), df_model), of_models, total)
-    prompt = _factor((n * k_models * _sum(by_prompt), df_prompt), of_prompts, total)
-    interaction = _factor((n * _sum(crossed), df_model * df_prompt), of_pairs, total)
-    scenario = _factor((k_models * k_prompts * _sum(by_scenario), n - 1), noise, total)
+    model_error = (k_prompts * _sum_of_squares(models_by_scenario), (n - 1) * df_model)
+    prompt_error = (k_models * _sum_of_squares(prompts_by_scenario), (n - 1) * df_prompt)
+    pair_error = (_sum_of_squares(remaining), (n - 1) * df_model * df_prompt)
+    noise = (_sum_of_squares(within_scenarios), (n - 1) * (k_models * k_prompts - 1))
+    model = _factor((n * k_prompts * _sum_of_squares(by_model), df_model), model_error, total)
+    prompt = _factor((n * k_models * _sum_of_squares(by_prompt), df_prompt), prompt_error, total)
+    interaction = _factor((n * _sum_of_squares(interaction_means), df_model * df_prompt), pair_error, total)
+    scenario = _factor((k_models * k_prompts * _sum_of_squares(by_scenario), n - 1), noise, total)
     explained = sum(factor.share for factor in (model, prompt, interaction, scenario) if factor)
     if scenario is None:
         raise ValueError("Attribution needs two scenarios.")
@@ -159,15 +162,15 @@ def _attribution(
         interaction=interaction,
         scenario=scenario,
         residual=Factor(max(1 - explained, 0.0), *noise, None),
-        persona=_persona(by_scenario, personas, k_models * k_prompts, total, scenario.share),
+        persona=_persona_factor(by_scenario, personas, k_models * k_prompts, total, scenario.share),
         models=_marginals(models, scores.mean(axis=2)),
         prompts=_marginals(prompts, scores.mean(axis=1)),
-        flags=_flags(scores, models, prompts, seed=seed, flips=flips),
+        flags=_interaction_flags(scores, models, prompts, seed=seed, flips=flips),
         n_scenarios=n,
     )
 
 
-def _sum(numbers: Floats) -> float:
+def _sum_of_squares(numbers: Floats) -> float:
     return float(np.square(numbers).sum())
 
 
@@ -188,16 +191,19 @@ def _factor(effect: _Squares, against: _Squares, total: float) -> Factor | None:
     return Factor(max(squares - by_chance, 0.0) / total, squares, freedom, p)
 
 
-def _persona(by_scenario: Floats, personas: Sequence[str], pairs: int, total: float, most: float) -> Factor | None:
+def _persona_factor(
+    by_scenario: Floats, personas: Sequence[str], pairs: int, total: float, scenario_share: float
+) -> Factor | None:
+    """Return the part of the scenario factor that is due to personas, tested against scenarios of one persona."""
     names = sorted(set(personas))
     inside = len(personas) - len(names)
     if len(names) < 2 or not inside:
         return None
     members = [np.array(personas) == name for name in names]
     between = sum(float(rows.sum()) * float(by_scenario[rows].mean()) ** 2 for rows in members) * pairs
-    slots = (pairs * _sum(by_scenario) - between, inside)
+    slots = (pairs * _sum_of_squares(by_scenario) - between, inside)
     found = _factor((between, len(names) - 1), slots, total)
-    return replace(found, share=min(found.share, most)) if found else None
+    return replace(found, share=min(found.share, scenario_share)) if found else None
 
 
 def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:
@@ -205,7 +211,7 @@ def _marginals(names: Sequence[str], means: Floats) -> tuple[Marginal, ...]:
     return tuple(Marginal(name, found) for name, found in zip(names, estimates, strict=True) if found)
 
 
-def _flags(
+def _interaction_flags(
     scores: Floats, models: Sequence[str], prompts: Sequence[str], *, seed: int, flips: int
 ) -> tuple[InteractionFlag, ...]:
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
@@ -219,8 +225,8 @@ def _flags(
     effect = _against_others(scores, axis=2)
     contrast = _against_others(effect, axis=1)
     shape = (k_models, k_prompts)
-    depends = _separated(contrast.reshape(n, -1), seed=seed, flips=flips).reshape(shape)
-    real = _separated(effect.reshape(n, -1), seed=seed, flips=flips).reshape(shape)
+    depends = _significant(contrast.reshape(n, -1), seed=seed, flips=flips).reshape(shape)
+    real = _significant(effect.reshape(n, -1), seed=seed, flips=flips).reshape(shape)
     up = effect.mean(axis=0) > 0
     flags = []
     for at, prompt in enumerate(prompts):
@@ -232,10 +238,12 @@ def _flags(
 
 
 def _against_others(scores: Floats, axis: int) -> Floats:
+    """Return each score minus the mean of the others along the axis."""
     k = scores.shape[axis]
     return np.asarray((scores - scores.mean(axis=axis, keepdims=True)) * (k / (k - 1)))
 
 
-def _separated(differences: Floats, *, seed: int, flips: int) -> Floats:
+def _significant(differences: Floats, *, seed: int, flips: int) -> Floats:
+    """Return for each column whether its mean differs from 0, adjusted for all columns."""
     adjusted = step_down(differences, seed=seed, flips=flips)
     return np.array([p is not None and p <= ALPHA for p in adjusted])

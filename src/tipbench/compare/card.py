@@ -78,9 +78,9 @@ def card_state(board: Leaderboard) -> CardState:
 
 
 def _title(board: Leaderboard, state: CardState) -> str:
-    leader, first = board.ranking.leader, sum(row.rank == 1 for row in board.ranking.rows)
+    leader, leaders = board.ranking.leader, sum(row.rank == 1 for row in board.ranking.rows)
     name = _name(board, leader) if leader else ""
-    leads = f"{plural(first, board.by or 'pair')} share the lead" if first > 1 else f"{name} leads"
+    leads = f"{plural(leaders, board.by or 'pair')} share the lead" if leaders > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
     return {
         CardState.UNJUDGED: "Not judged yet",

@@ -216,13 +216,13 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     old = stale_runs([run for run, _ in same])
     every = [(run, scores) for run, scores in same if run.run_id not in old]
     current = [(run, scores) for run, scores in every if not is_excluded(_pair(run), question.exclude)]
-    covered, judge = _covered(current), question.judge
+    covered, judge = _coverage(current), question.judge
     by_rules = [given for _, scores in current for given in scores.provisional.values()]
-    few = bool(by_rules) and covered.people < min(MIN_SCENARIOS, covered.scenarios)
-    provisional = question.provisional or (judge is None and few)
+    too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
+    provisional = question.provisional or (judge is None and bool(by_rules) and too_few_by_people)
     if provisional:  # of several automatic judges, the latest counts
         judge = max(by_rules, key=lambda given: given.at).judge if by_rules else ""
-    scored = _once_per_reference([_scored_cell(run, scores, judge, provisional) for run, scores in current])
+    scored = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     judges = {name for _, _, names in scored for name in names}
     if question.judge is not None and not judges:
         counted = sorted({given.judge for _, scores in current for given in scores.counted})
@@ -251,7 +251,7 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
     return any(name in own for name in names) or any(other and as_row(other) == row for other in given)
 
 
-def _covered(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
+def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
     own = [(run, scores) for run, scores in runs if not is_reference(_pair(run))] or runs  # references only
     rows = {_pair(run) for run, _ in own}
     floored = [run for run, _ in own if run.state == RunState.JUDGED and run.tags.get("floored") == "true"]
@@ -268,15 +268,17 @@ def _covered(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
     return Coverage(covered_by(people), covered_by(rules), len({run.params.get("scenario", "") for run, _ in own}))
 
 
-def _once_per_reference(scored: Sequence[_Scored]) -> list[_Scored]:
-    """Drop a reference's older runs, which have a prompt version, in scenarios where one without is scored."""
-    own = {
+def _drop_older_references(scored: Sequence[_Scored]) -> list[_Scored]:
+    """Drop a reference's older runs, which have a prompt version, where a run without a prompt version is scored."""
+    without_prompt = {
         (cell.pair, cell.scenario)
         for cell, _, _ in scored
         if cell.reference and cell.values and _pair(cell.run) == cell.pair
     }
     return [
-        each for each in scored if (each[0].pair, each[0].scenario) not in own or _pair(each[0].run) == each[0].pair
+        each
+        for each in scored
+        if (each[0].pair, each[0].scenario) not in without_prompt or _pair(each[0].run) == each[0].pair
     ]
 
 

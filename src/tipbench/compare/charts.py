@@ -17,7 +17,7 @@ from tipbench.compare.verdict import UNCLEAR, filter_text
 from tipbench.text import interval, join_names, number, one_line, plural, short_name
 
 WIDE = 760  # total width in pixels
-NARROW = 320
+NARROW = 320  # on a phone
 
 T = TypeVar("T")
 
@@ -70,8 +70,8 @@ def state_colours(theme: Theme) -> dict[State, str]:
 
 def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> dict[str, Any]:
     """Return the encodings of a point by state: shape, outline, and fill unless incomplete, in one legend."""
-    there = {state_of(board, standing.pair) for standing in board.standings}
-    states = [state for state in State if state in there]
+    present = {state_of(board, standing.pair) for standing in board.standings}
+    states = [state for state in State if state in present]
     colours = state_colours(theme)
     domain = [STATE_LABELS[state] for state in states]
     legend = alt.Legend(orient="top", title=None, columns=1 if narrow else len(states), symbolSize=110, labelLimit=300)
@@ -202,7 +202,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 WIDTH, HEIGHT = 600, 340
 LETTER = 6.3  # approximate character width of a label, in pixels
-LINE = 15
+LINE = 15  # height of a label, in pixels
 _NEAR = 20  # pixels from a point to its label; farther ones are connected by a line
 _WIDEST = 40  # ratio of the longest to the shortest latency that is drawn to scale
 
@@ -225,7 +225,7 @@ def points_of(board: Leaderboard) -> list[Point]:
         estimate, latency = standing.row.estimate, standing.means.get("latency_s")
         if estimate is not None and latency is not None:
             points.append(Point(standing.pair, latency, estimate.mean, standing.row.ranked))
-    # A row that takes no time to speak of, such as a lookup, would squeeze all others into a corner.
+    # A row that takes almost no time would squeeze all others into a corner.
     least = max((point.latency for point in points), default=0.0) / _WIDEST
     return [replace(point, drawn=max(point.latency, least)) for point in points]
 
@@ -285,10 +285,10 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     chart = alt.layer(line, lines, dots, *texts).properties(width=size[0], height=size[1])
     if narrow or not titled:
         return chart
-    lines = ["dashed line: pairs that no other pair beats in both; their labels are placed first"]
+    subtitle = ["dashed line: pairs that no other pair beats in both; their labels are placed first"]
     if len(board.hosts) > 1:
-        lines.append(f"from {len(board.hosts)} hosts: latencies are not comparable across hosts")
-    return chart.properties(title=alt.Title("Quality against latency", subtitle=lines))
+        subtitle.append(f"from {len(board.hosts)} hosts: latencies are not comparable across hosts")
+    return chart.properties(title=alt.Title("Quality against latency", subtitle=subtitle))
 
 
 def _labelled_points(board: Leaderboard, points: Sequence[Point], front: Sequence[Point]) -> list[Point]:

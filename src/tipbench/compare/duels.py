@@ -3,12 +3,14 @@
 The unit is the scenario. The two orders of a match-up are judged independently, so they are two observations; several
 judges of one order are averaged to one outcome between 0 and 1; a tie is half a win. Strengths maximise a lightly
 penalised likelihood: each match-up played gets (rows − 1) / (2 × match-ups) extra wins each way (half a win for two
-rows). This approximates Firth's correction and keeps the strength of a row that won everything finite. Intervals are
-profile likelihood intervals, because Wald intervals fail for a clean sweep: the drop in likelihood is compared with t²
-at scenarios − 1 degrees of freedom, scaled by the overdispersion between scenarios (sandwich variance by scenario /
-model variance, at least 1). The winner is the row whose difference to every other row has an interval above 0. There is
-no winner below six scenarios: if a judge decides both orders alike, one of two equal rows wins all of five scenarios in
-more than 5 % of the cases.
+rows). This approximates Firth's correction and keeps the strength of a row that won everything finite.
+
+Intervals are profile likelihood intervals, because Wald intervals fail for a row that won everything. A bound is where
+the log-likelihood has dropped by t² / 2, with t at scenarios − 1 degrees of freedom, times the overdispersion: how much
+more the results vary between scenarios than the model expects (sandwich variance by scenario / model variance, at
+least 1). The winner is the row whose difference to every other row has an interval above 0. There is no winner below
+six scenarios: if a judge decides both orders alike, one of two equal rows wins all of five scenarios in more than 5 %
+of the cases.
 """
 
 from __future__ import annotations
@@ -251,11 +253,12 @@ class _Games:
         """Return where the profile log-likelihood is `drop` below its maximum; None if beyond MAX_LOG_ODDS."""
         from scipy.optimize import brentq
 
-        maximum, along = self.log_likelihood(best), contrast / (contrast @ contrast)
+        maximum = self.log_likelihood(best)
+        direction = contrast / (contrast @ contrast)  # a step of 1 in this direction changes the contrast by 1
 
         def above_limit(distance: float) -> float:
             """Return the profile log-likelihood at this distance, minus that of the bound."""
-            refitted = self.fit(best + sign * distance * along, contrast)
+            refitted = self.fit(best + sign * distance * direction, contrast)
             return self.log_likelihood(refitted) - maximum + drop
 
         far = min(sqrt(drop), MAX_LOG_ODDS)

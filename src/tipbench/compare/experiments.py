@@ -118,7 +118,7 @@ def compare_experiments(
     """Compare pairs with the same name and mapped pairs. Raises NotEnoughData if there are none."""
     first, second = boards
     _check_comparable(names, first, second)
-    matched = _matched(names, first, second, list(mapping))
+    matched = _match_pairs(names, first, second, list(mapping))
     scores = _by_scenario(first), _by_scenario(second)
     scenarios = sorted({key for side in scores for _, key in side})
     values = np.array(  # pairs × experiments × scenarios
@@ -127,9 +127,11 @@ def compare_experiments(
     ).reshape(len(matched), 2, len(scenarios))  # fmt: skip
     differences = simultaneous_differences((values[:, 1] - values[:, 0]).T, np.zeros(len(scenarios)))
     pairs = []
-    for (before, after), (one, two), difference in zip(matched, values, differences, strict=True):
-        shared = ~np.isnan(one) & ~np.isnan(two)
-        first_mean, second_mean = (float(side[shared].mean()) if shared.any() else None for side in (one, two))
+    for (before, after), (first_scores, second_scores), difference in zip(matched, values, differences, strict=True):
+        shared = ~np.isnan(first_scores) & ~np.isnan(second_scores)
+        first_mean, second_mean = (
+            float(scores_of[shared].mean()) if shared.any() else None for scores_of in (first_scores, second_scores)
+        )
         other = after if after != before else None
         pairs.append(PairComparison(before, other, int(shared.sum()), first_mean, second_mean, difference))
     return ExperimentComparison(names, tuple(pairs), first.provisional, tuple(_notes(names, first, second, matched)))
@@ -159,7 +161,7 @@ def _check_comparable(names: tuple[str, str], first: BoardCells, second: BoardCe
         )
 
 
-def _matched(
+def _match_pairs(
     names: tuple[str, str], first: BoardCells, second: BoardCells, mapping: Sequence[tuple[Pair, Pair]]
 ) -> list[tuple[Pair, Pair]]:
     for before, after in mapping:

@@ -19,8 +19,8 @@ from tipbench.errors import UsageError
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.text import join_names, plural
 
-MARGIN = 1.0
-_LISTED = 8
+MARGIN = 1.0  # points of the composite
+_LISTED = 8  # missing scenarios named in a message
 
 
 class Outcome(StrEnum):
@@ -122,7 +122,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     difference = paired_difference(first, second, p)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
-        return unknown(options, _missing(own, candidate, baseline, evidence, n), n, evidence)
+        return unknown(options, _missing_text(own, candidate, baseline, evidence, n), n, evidence)
     outcome, why = _outcome(difference, margin)
     needed, outlook = None, ""
     if outcome is Outcome.UNDECIDED:
@@ -141,36 +141,36 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
 
 def _evidence(cells: BoardCells, own: Sequence[BoardCell], other: Sequence[BoardCell]) -> GateEvidence:
     judged = {cell.scenario for cell in own if cell.values}
-    of_baseline = {cell.scenario for cell in other if cell.values}
+    baseline_scenarios = {cell.scenario for cell in other if cell.values}
     return GateEvidence(
         failed=sum(cell.failed for cell in own),
         pending=sum(cell.waiting for cell in own),
-        baseline_scenarios=len(of_baseline),
+        baseline_scenarios=len(baseline_scenarios),
         rubric=cells.rubric or None,
         judges=cells.judges,
         conditions=cells.conditions,
-        missing=tuple(sorted(of_baseline - judged)),
+        missing=tuple(sorted(baseline_scenarios - judged)),
         floored=sum(cell.failed and bool(cell.values) for cell in own),
     )
 
 
-def _missing(own: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int) -> str:
+def _missing_text(own: Sequence[BoardCell], candidate: Pair, baseline: Pair, evidence: GateEvidence, n: int) -> str:
     """Return what is missing for a result, and the command that fills the gap."""
-    lacking = set(evidence.missing)
-    if not lacking:
+    missing = set(evidence.missing)
+    if not missing:
         both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
         more = "judge more scenarios of both with `tipbench judge export`"
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
-    failed = {cell.scenario for cell in own if cell.failed} & lacking
-    pending = {cell.scenario for cell in own if cell.waiting} & lacking
+    failed = {cell.scenario for cell in own if cell.failed} & missing
+    pending = {cell.scenario for cell in own if cell.waiting} & missing
     commands = []
-    if failed or lacking - pending:
+    if failed or missing - pending:
         commands.append(f"generate what is missing with `tipbench collect --models {candidate.model} …`")
     if pending:
         commands.append("judge what is pending with `tipbench judge export`")
     if failed:
         commands.append("or pass --failed-as-floor to count failed cells at the floor")
-    where = f"{len(lacking)} of the {evidence.baseline_scenarios} scenarios of {baseline}"
+    where = f"{len(missing)} of the {evidence.baseline_scenarios} scenarios of {baseline}"
     names = join_names(evidence.missing, _LISTED)
     return f"{candidate} is not judged in {where} ({names}): {', '.join(commands)}."
 
@@ -206,6 +206,7 @@ def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
 
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# The escapes of GitHub's workflow commands, in a message and in a property.
 _DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
 

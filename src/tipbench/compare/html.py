@@ -78,7 +78,7 @@ def board_context(
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
-        ("rubric", _rubric(board.rubric_tag)),
+        ("rubric", _rubric_text(board.rubric_tag)),
         ("based on", plural(board.ranking.n_scenarios, board.unit)),
         ("filter", filter_text(board.where, board.judge) or None),
         ("baseline", _short(label_of(board, board.baseline)) if board.baseline else None),
@@ -185,7 +185,7 @@ def judging_summary(board: Leaderboard | None, found: JudgingStatus) -> dict[str
     rubric = (board.rubric_tag if board else "") or ", ".join(found.rubrics)
     answers = f"{found.judged} judged, {found.pending} pending" + (f", {found.held} held" if found.held else "")
     facts = (
-        ("rubric", _rubric(rubric)),
+        ("rubric", _rubric_text(rubric)),
         ("answers", f"{answers}; {found.floored} with no usable answer" if found.floored else answers),
         ("judged twice", twice),
         ("agreement (Krippendorff's alpha)", alpha if found.twice and alpha else "unknown: no answer has two judges"),
@@ -223,7 +223,7 @@ def _judge_grid(found: JudgingStatus) -> Grid:
     return (*heads, *(f"bias: {one_line(name)}" for name in names)), rows
 
 
-def _rubric(tag: str) -> str | None:
+def _rubric_text(tag: str) -> str | None:
     name, _, sha256 = tag.partition("@")
     return f"{one_line(name)} ({sha256[:12]})" if sha256 else one_line(name) or None
 
@@ -247,7 +247,7 @@ def html_report(
     page = templates.get_template("report.html").render(
         board=board,
         **board_context(board, templates),
-        figures={kind: _inline(kind, board) for kind in kinds_of(board)},
+        figures={kind: _inline_figure(kind, board) for kind in kinds_of(board)},
         judging=judging_summary(board, judging) if judging else None,
         answers=answers,
         links=None,
@@ -265,7 +265,7 @@ def _environment() -> Environment:
     return markup.environment("tipbench.compare", known={"style": style})
 
 
-def _inline(kind: ChartKind, board: Leaderboard) -> Figure:
+def _inline_figure(kind: ChartKind, board: Leaderboard) -> Figure:
     """Return a chart with all its variants inside the page; its style sheet shows one of them."""
     chart = CHARTS[kind]
     drawn = partial(chart.draw, board, titled=False)

@@ -30,8 +30,8 @@ EXACT_UP_TO = 12  # scenarios; up to this number, every flip is computed
 SEED = 42
 
 NOTHING = 1e-9  # smaller differences are rounding errors
-MOST_CERTAIN = 1 - 1e-9  # larger r² is a rounding error
-COARSELY_CERTAIN = 1 - 1e-3  # likewise for the logarithm in single precision
+MAX_R_SQUARED = 1 - 1e-9  # a larger r² is a rounding error
+MAX_R_SQUARED_SINGLE = 1 - 1e-3  # likewise in single precision, for the logarithm
 LARGE = 60  # rows; from this number on, all pairs are tested in single precision, with fewer flips and rounds
 LARGE_ROUNDS = 3
 LARGE_FLIPS = 4000
@@ -71,7 +71,7 @@ def step_down(differences: Floats, *, seed: int = SEED, flips: int = FLIPS) -> t
     difference gets p ≤ α is at most α. None for fewer than two shared scenarios.
     """
     found: list[float | None] = [None] * differences.shape[1]
-    known, counts, block = _usable(differences)
+    known, counts, block = _testable(differences)
     if known.size:
         sums = sign_flips(len(block), seed=seed, flips=flips) @ block
         evidence = _evidence(sums, (block * block).sum(axis=0), counts)
@@ -93,7 +93,7 @@ def critical_t(
     shared scenarios, or if there are too few flips for the level, because the interval would be unbounded.
     """
     found: list[float | None] = [None] * differences.shape[1]
-    known, counts, block = _usable(differences)
+    known, counts, block = _testable(differences)
     if not known.size:
         return tuple(found)
     shared = ~np.isnan(differences)
@@ -103,18 +103,18 @@ def critical_t(
     centred[np.abs(centred) < NOTHING] = 0.0
     sums = sign_flips(len(centred), seed=seed, flips=flips) @ centred
     largest = np.sort(_evidence(sums, (centred * centred).sum(axis=0), counts).max(axis=1))
-    spare = int(level * len(largest) + 1e-9)
-    if not spare:
+    may_exceed = int(level * len(largest) + 1e-9)
+    if not may_exceed:
         return tuple(found)
-    certainty = -np.expm1(-largest[-1 - spare] / _weights(counts))
-    bounded = certainty < MOST_CERTAIN
-    widths = np.sqrt((counts - 1.0) * certainty / np.where(bounded, 1 - certainty, 1.0))
+    r_squared = -np.expm1(-largest[-1 - may_exceed] / _weights(counts))
+    bounded = r_squared < MAX_R_SQUARED
+    widths = np.sqrt((counts - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
     for column, width, finite in zip(known, widths, bounded, strict=True):
         found[column] = float(width) if finite else None
     return tuple(found)
 
 
-def _usable(differences: Floats) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+def _testable(differences: Floats) -> tuple[NDArray[Any], NDArray[Any], Floats]:
     """Return the columns with at least two shared scenarios, their counts, and their values with 0 if not shared."""
     shared = ~np.isnan(differences)
     known = np.flatnonzero(shared.sum(axis=0) >= 2)
@@ -190,6 +190,7 @@ def shrink(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> S
     weight /= weight.sum()
     kept = ratio**2 / (1 + ratio**2)
     chosen = kept[np.searchsorted(np.cumsum(weight)[:-1], (np.arange(resamples) + 0.5) / resamples)]
+    # Count how often each scenario is drawn in each resample; adding n per resample lets one bincount do it.
     drawn = rng.integers(0, n, size=(resamples, n), dtype=np.int32)
     drawn += (np.arange(resamples, dtype=np.int32) * n)[:, None]
     times = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
@@ -202,11 +203,13 @@ def shrink(values: Floats, *, seed: int = SEED, resamples: int = RESAMPLES) -> S
 
 
 def _evidence(sums: Floats, squares: Floats, counts: NDArray[Any]) -> Floats:
-    certainty = np.square(sums) / np.where(squares > 0, counts * squares, np.inf)
-    return np.asarray(_weights(counts) * -np.log1p(-np.minimum(certainty, MOST_CERTAIN)))
+    """Return the statistic z² of each flip (rows) and column, from the sums and the sum of squares of a column."""
+    r_squared = np.square(sums) / np.where(squares > 0, counts * squares, np.inf)
+    return np.asarray(_weights(counts) * -np.log1p(-np.minimum(r_squared, MAX_R_SQUARED)))
 
 
 def _weights(counts: NDArray[Any]) -> Floats:
+    """Return the factor of the logarithm in Wallace's z², by the number of scenarios."""
     freedom = np.maximum(counts - 1.0, 0.0)
     return np.asarray(freedom * np.square((8 * freedom + 1) / (8 * freedom + 3)))
 
@@ -250,24 +253,25 @@ class _Family:
         flips = self._flipped.shape[2]
         step = max(BLOCK // self._flipped.shape[1], 64)
         largest = np.concatenate([self._largest(scale, slice(at, at + step)) for at in range(0, flips, step)])
-        spare = int(alpha * flips + 1e-9)
-        return float(np.sort(largest)[flips - 1 - spare]) * (1 + (2e-4 if self._coarse else 1e-7)) + 1e-12
+        may_exceed = int(alpha * flips + 1e-9)
+        return float(np.sort(largest)[flips - 1 - may_exceed]) * (1 + (2e-4 if self._coarse else 1e-7)) + 1e-12
 
     def _largest(self, scale: NDArray[Any], flips: slice) -> Floats:
+        """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
         sums = self._flipped[:, :, flips]
         k = sums.shape[1]
         largest = np.zeros(sums.shape[2])
         for i in range(k - 1):
             own = sums[0, i] if len(sums) == 1 else sums[self._pattern[i + 1 :], i]
-            certainty = own - sums[self._pattern[i], i + 1 :]
-            np.square(certainty, out=certainty)
-            certainty *= scale[i, i + 1 :, None]
-            found = self._on_scale(certainty, self._counts[i, i + 1 :, None]).max(axis=0)
+            r_squared = own - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
+            np.square(r_squared, out=r_squared)
+            r_squared *= scale[i, i + 1 :, None]
+            found = self._on_scale(r_squared, self._counts[i, i + 1 :, None]).max(axis=0)
             np.maximum(largest, found, out=largest)
         return largest
 
-    def _on_scale(self, certainty: NDArray[Any], counts: Floats) -> NDArray[Any]:
+    def _on_scale(self, r_squared: NDArray[Any], counts: Floats) -> NDArray[Any]:
         if self._alike:
-            return certainty
-        certain = COARSELY_CERTAIN if self._coarse else MOST_CERTAIN
-        return np.asarray(_weights(counts) * -np.log1p(-np.minimum(certainty, certain)))
+            return r_squared
+        highest = MAX_R_SQUARED_SINGLE if self._coarse else MAX_R_SQUARED
+        return np.asarray(_weights(counts) * -np.log1p(-np.minimum(r_squared, highest)))

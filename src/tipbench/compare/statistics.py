@@ -141,7 +141,7 @@ class Fit:
     """The fit score ~ scenario + column, and each scenario's contribution to each column's level."""
 
     levels: Floats  # adjusted means of the columns, as if each were judged in all core scenarios
-    effects: Floats  # of the scenarios, added to which a column's level is 0 on average; NaN if not judged
+    effects: Floats  # how much higher the scores of each scenario are than the levels; NaN if not judged
     pseudo: Floats  # rows are scenarios; their means are the levels, and resampling them bootstraps the levels
 
 

@@ -15,9 +15,9 @@ from tipbench.text import join_names, percent, plural
 
 UNCLEAR = "not clearly different"  # how a tie is worded
 _NAMED = 3  # names in a sentence
-_LACKING = 5
+_LACKING = 5  # missing scenarios in a sentence
 _LISTED = 12  # names in a list
-_HOPELESS = 0.05  # a smaller chance to decide at the next look is not worth its number
+_TOO_CLOSE = 0.05  # a smaller chance to decide at the next look is not shown as a number
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
         sentence = f"{name}: {', '.join(effort)}" if effort else name
         if coming.power is None:
             return f"{sentence}."
-        if coming.power < _HOPELESS:
+        if coming.power < _TOO_CLOSE:
             return f"{sentence}; probably too close to call even then."
         chance = ">99 %" if coming.power > 0.99 else percent(coming.power)
         return f"{sentence}; the chance to decide there is about {chance}."

@@ -1,4 +1,4 @@
-"""Diversity of the tips in one answer. Pure; no numpy, because collect must stay small.
+"""Diversity of the tips in one answer. Does not import numpy, so that `collect` stays small and starts quickly.
 
 distinct-n is the share of unique n-grams among all n-grams of the set (Li et al. 2016, "A Diversity-Promoting
 Objective Function"). The similarity of two tips is the Jaccard index of their content words and content-word
@@ -43,14 +43,14 @@ def diversity(tips: Sequence[str]) -> Diversity | None:
         return None
     unigrams: list[str] = []
     bigrams: list[str] = []
-    features: list[frozenset[str]] = []  # of each tip, for its similarity to the others
+    features: list[frozenset[str]] = []  # content words and bigrams of each tip
     for tip in tips[:MAX_TIPS]:
         text = " ".join(tip.split()).casefold()
         words = [match[0] for match in islice(_WORD.finditer(text), MAX_WORDS)] or [text]  # such as an emoji
         content = [word for word in words if word not in _FUNCTION_WORDS] or words
         unigrams += words
-        bigrams += _pairs(words)
-        features.append(frozenset(content + _pairs(content)))
+        bigrams += _bigrams(words)
+        features.append(frozenset(content + _bigrams(content)))
     similarities = [len(first & second) / len(first | second) for first, second in combinations(features, 2)]
     mean = fsum(similarities) / len(similarities)
     return Diversity(
@@ -61,6 +61,6 @@ def diversity(tips: Sequence[str]) -> Diversity | None:
     )
 
 
-def _pairs(words: list[str]) -> list[str]:
+def _bigrams(words: list[str]) -> list[str]:
     """Return bigrams; a single word is returned as is, so that every tip has something to compare."""
     return [f"{first} {second}" for first, second in pairwise(words)] or words

@@ -265,17 +265,17 @@ class EngineDependencies:
 
 @dataclass(frozen=True)
 class EngineType:
-    """What other modules need to know about an engine without building it; they never compare its name."""
+    """Properties of an engine that are known without building it, so that no other module depends on its name."""
 
     name: str  # the prefix of its models' names
     build: Callable[[EngineDependencies], Engine]
     label: str  # in messages and lock names
     kind: Literal["model", "baseline"] = "model"
     has_prompt: bool = True  # False: answers do not depend on the prompt
-    holds_weights: bool = True  # False: needs no memory and next to no time
+    holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # the setting with its server's URL; None: runs inside tipbench
     needs_lock: bool = False  # one collect or model judge at a time
-    unload: Callable[[str, str, str], None] | None = None  # URL, model, digest: what a killed process left in memory
+    unload: Callable[[str, str, str], None] | None = None  # unloads what a killed process left: URL, model, digest
 
     def runs_here(self, config: CollectConfig) -> bool:
         """Return whether its models run on this machine."""
@@ -288,17 +288,17 @@ class EngineType:
         return f"{self.label} at {canonical_url(getattr(config, self.server))}"
 
 
-def _ollama(needs: EngineDependencies) -> Engine:
+def _build_ollama(dependencies: EngineDependencies) -> Engine:
     from tipbench.generate.ollama import OllamaEngine
 
-    config = needs.config
+    config = dependencies.config
     return OllamaEngine(
         config.ollama_url,
         unload=config.unload,
         evict=config.evict,
         wait_s=config.server_wait_s,
-        lock=needs.locks.get("ollama"),
-        report=needs.report,
+        lock=dependencies.locks.get("ollama"),
+        report=dependencies.report,
     )
 
 
@@ -308,24 +308,24 @@ def _unload_ollama(url: str, model: str, digest: str) -> None:
     unload(url, model, digest)
 
 
-def _embedded(needs: EngineDependencies) -> Engine:
+def _build_embedded(dependencies: EngineDependencies) -> Engine:
     from tipbench.generate.llamacpp import LlamaCppEngine
 
-    return LlamaCppEngine(needs.home, num_ctx=needs.config.num_ctx)
+    return LlamaCppEngine(dependencies.home, num_ctx=dependencies.config.num_ctx)
 
 
-def _template(_needs: EngineDependencies) -> Engine:
+def _build_template(_dependencies: EngineDependencies) -> Engine:
     from tipbench.generate.template import TemplateEngine
 
     return TemplateEngine()
 
 
-_DEFAULT = EngineType("ollama", _ollama, "Ollama", server="ollama_url", needs_lock=True, unload=_unload_ollama)
+_DEFAULT = EngineType("ollama", _build_ollama, "Ollama", server="ollama_url", needs_lock=True, unload=_unload_ollama)
 ENGINES: dict[str, EngineType] = {
     each.name: each
     for each in (
-        EngineType("embedded", _embedded, "the embedded model"),
-        EngineType("baseline", _template, "the template", kind="baseline", has_prompt=False, holds_weights=False),
+        EngineType("embedded", _build_embedded, "the embedded model"),
+        EngineType("baseline", _build_template, "the template", kind="baseline", has_prompt=False, holds_weights=False),
         _DEFAULT,
     )
 }
@@ -348,7 +348,10 @@ def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, R
 
 
 def engine_resources(config: CollectConfig) -> set[str]:
-    """Return what the models occupy; weights inside tipbench also occupy the memory of servers on this machine."""
+    """Return the resources that the models use; only one job at a time may use a resource.
+
+    Weights that tipbench loads itself need the memory that servers on this machine use too, so these are included.
+    """
     types = engine_types(config.model_names)
     occupied = {each for each in types if each.needs_lock or each.holds_weights}
     if any(each.server is None for each in occupied):
@@ -356,9 +359,9 @@ def engine_resources(config: CollectConfig) -> set[str]:
     return {each.resource(config) for each in occupied}
 
 
-def build_engines(models: Iterable[str], needs: EngineDependencies) -> dict[str, Engine]:
+def build_engines(models: Iterable[str], dependencies: EngineDependencies) -> dict[str, Engine]:
     """Build one engine of each type that the models need, by its name."""
-    return {each.name: each.build(needs) for each in engine_types(models)}
+    return {each.name: each.build(dependencies) for each in engine_types(models)}
 
 
 def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[dict[str, ModelFacts], dict[str, str]]:

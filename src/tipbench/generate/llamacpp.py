@@ -153,35 +153,35 @@ _RESIDENT = _Resident()
 
 
 class _Stream:
-    """Receives llama.cpp's chunks; returning True stops the generation."""
+    """Callback for llama.cpp's chunks; it returns True to stop the generation."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
-        self._began = time.monotonic()
-        self._first: float | None = None
+        self._generation_began = time.monotonic()
+        self._first_token: float | None = None
         self._text: list[str] = []
-        self._finish: str | None = None
+        self._finish_reason: str | None = None
         self._timings: Mapping[str, Any] = {}
         self._error: Mapping[str, Any] | None = None
-        self._stopped: FailureKind | None = None
+        self._stopped: FailureKind | None = None  # why the generation is stopped early
         self._raised: Exception | None = None
-        self._abandoned = False
+        self._abandoned = False  # the caller was interrupted and does not need the answer
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
         try:
             self._error = chunk.get("error", self._error)
             self._timings = chunk.get("timings", self._timings)
             for choice in chunk.get("choices", ()):
-                self._finish = choice.get("finish_reason") or self._finish
+                self._finish_reason = choice.get("finish_reason") or self._finish_reason
                 if text := choice["delta"].get("content"):
-                    self._first = self._first or time.monotonic()
+                    self._first_token = self._first_token or time.monotonic()
                     self._text.append(text)
         except Exception as exc:  # noqa: BLE001  xllamacpp would swallow it; raised again in `outcome`
             self._raised = exc
-        if self._finish is None:
+        if self._finish_reason is None:
             if self._request.cancel.is_set():
                 self._stopped = FailureKind.CANCELLED
-            elif time.monotonic() - self._began > self._request.timeout_s:
+            elif time.monotonic() - self._generation_began > self._request.timeout_s:
                 self._stopped = FailureKind.TIMEOUT
         return self._raised is not None or self._abandoned or self._stopped is not None
 
@@ -189,6 +189,7 @@ class _Stream:
         self._abandoned = True
 
     def outcome(self, load_s: float, began: float) -> Completion | EngineFailure:
+        """Return the result; `began` is when the call began, before waiting and loading."""
         now = time.monotonic()
         if self._raised is not None:
             raise self._raised
@@ -204,17 +205,17 @@ class _Stream:
             elif isinstance(code, int) and 400 <= code < 500:
                 kind = FailureKind.REJECTED
             return self.failure(kind, f"llama.cpp: {self._error.get('message', self._error)}", began)
-        if self._finish is None:
+        if self._finish_reason is None:
             return self.failure(FailureKind.INCOMPLETE, "llama.cpp ended without a reason", began)
         timings = self._timings
         output_tokens = timings.get("predicted_n")
         return Completion(
             text="".join(self._text),
-            done_reason="length" if self._finish == "length" else "stop",
+            done_reason="length" if self._finish_reason == "length" else "stop",
             wall_s=now - began,
-            latency_s=now - self._began,
+            latency_s=now - self._generation_began,
             load_s=load_s,
-            ttft_s=None if self._first is None else self._first - self._began,
+            ttft_s=None if self._first_token is None else self._first_token - self._generation_began,
             prompt_tokens=timings["prompt_n"] + timings.get("cache_n", 0) if "prompt_n" in timings else None,
             output_tokens=output_tokens,
             tokens_per_s=timings.get("predicted_per_second") if output_tokens and output_tokens > 1 else None,

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 MAX_DEPTH = 64  # deeper brackets are skipped
-MAX_STEPS = 50_000  # tokens, plus quotes and escapes inside strings; two hundred tips need two thousand
+MAX_STEPS = 50_000  # tokens, plus quotes and escapes inside strings; an answer with 200 tips needs about 2000
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "„": "“”", "‘": "’", "«": "»"}
 _MARKS = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
@@ -28,7 +28,7 @@ _END = re.compile(
 )
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
+_SURROGATE_PAIR = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Node:
 
 
 def read_loose(text: str) -> list[Node]:
-    """Return every outermost object or array in the text, in order; omits a truncated string."""
+    """Return every outermost object or array in the text, in order; a truncated string is omitted."""
     return _Reader(text).read()
 
 
@@ -85,7 +85,7 @@ class _Reader:
                 self.stack.clear()
                 self.key = None
             elif token["quote"]:
-                self._string(token["quote"])
+                self._read_string(token["quote"])
             elif token["bare"]:
                 self.key = self._as_key(token["bare"])
         return self.roots
@@ -97,7 +97,7 @@ class _Reader:
         self.stack[-1][1].keys.append(word)
         return word
 
-    def _string(self, opener: str) -> None:
+    def _read_string(self, opener: str) -> None:
         end = None
         for mark in _MARKS[opener].finditer(self.text, self.pos) if opener not in self.stray else ():
             self.steps -= 1
@@ -130,4 +130,4 @@ def _unescape(body: str) -> str:
     def join_surrogates(match: re.Match[str]) -> str:
         return chr(0x10000 + ((ord(match[1]) - 0xD800) << 10) + (ord(match[2]) - 0xDC00))
 
-    return _PAIR.sub(join_surrogates, _ESCAPE.sub(character, body))
+    return _SURROGATE_PAIR.sub(join_surrogates, _ESCAPE.sub(character, body))

@@ -34,7 +34,7 @@ from tipbench.generate.residency import (
 )
 from tipbench.http import is_loopback
 
-KEEP_WARM_S = 60  # between two calls of a block; short, so that a killed collect does not hold memory for long
+KEEP_WARM_S = 60  # how long a model stays loaded after a call; short, so that a killed collect soon frees its memory
 _BUSY_TRIES = 6
 _BUSY_FIRST_WAIT_S = 0.5
 _RESET_TRIES = 3
@@ -44,7 +44,7 @@ _TOO_LONG = ("context", "too long", "truncate", "exceed")  # in the error for a 
 
 @dataclass(frozen=True)
 class _RetryAfter:
-    """A call without a result that is sent again."""
+    """The call failed and is sent again after `seconds`."""
 
     seconds: float
 
@@ -110,7 +110,7 @@ class OllamaEngine:
     def prepare(self, facts: ModelFacts) -> None:
         listed = find_entry(self._api.tags(), facts.model).get("digest")
         if listed != facts.digest:
-            raise OllamaError(_model_changed(facts.model))
+            raise OllamaError(_model_changed_message(facts.model))
         if self._evict:
             for foreign in self._api.resident() or ():
                 self._api.unload(foreign.name)
@@ -125,7 +125,7 @@ class OllamaEngine:
         if self._current is None:
             return
         began = time.monotonic()
-        if self._api.resident() != ():
+        if self._api.resident() != ():  # not empty, or unknown
             self._api.unload(model)
         stuck_s = _INTERRUPT_WAIT_S if self._cancelled.is_set() else STUCK_DEADLINE_S
         listed = wait_until_gone(self._api, self._current.digest, stuck_s=stuck_s)
@@ -139,7 +139,7 @@ class OllamaEngine:
         self._api.close_idle_connections()
 
     def _record_handover(self) -> None:
-        """Record how long the memory took to become empty after the previous model; call it once it is."""
+        """Record how long the memory took to become empty after the previous model; called when it is empty."""
         if self._handover_began is not None:
             self._monitor.handed_over(time.monotonic() - self._handover_began)
             self._handover_began = None
@@ -178,7 +178,7 @@ class OllamaEngine:
                 result = _failure(FailureKind.CANCELLED, chat, "stopped")
                 break
         if self._monitor.moved:
-            raise OllamaError(_model_changed(request.model))
+            raise OllamaError(_model_changed_message(request.model))
         return result
 
     def _body(self, request: GenerationRequest) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def was_truncated(request: GenerationRequest, prompt_tokens: int | None) -> bool
     return prompt_tokens >= request.options["num_ctx"] or prompt_tokens < words
 
 
-def _model_changed(model: str) -> str:
+def _model_changed_message(model: str) -> str:
     return (
         f"{model} has changed since the run was planned: its tag was moved on the server. Finished cells are kept; run "
         "the same command again to collect the new model."

@@ -18,13 +18,13 @@ from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, Tipben
 from tipbench.generate.residency import Resident
 from tipbench.http import TOO_MANY_FILES, http_client, is_unreachable, tls_for, too_many_files
 
-_QUICK = httpx.Timeout(10.0, connect=5.0)
-_PS_TIMEOUT = httpx.Timeout(2.0)
-_PLAIN = {"Accept-Encoding": "identity"}  # the stream is read raw, without a decoder
-_MOST_CHARS = 8_000_000  # per answer: far beyond any num_predict, so only a broken server exceeds it
-_MOST_BODY = 64_000_000
-_MOST_ERROR = 65_536
-_MOST_MESSAGE = 2000  # characters of an error message shown to users
+_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+_PROBE_TIMEOUT = httpx.Timeout(2.0)
+_NOT_COMPRESSED = {"Accept-Encoding": "identity"}  # the stream is read raw, without a decoder
+_MAX_CHARS = 8_000_000  # per answer: far beyond any num_predict, so only a broken server exceeds it
+_MAX_BODY = 64_000_000  # bytes of a response that is not streamed
+_MAX_ERROR = 65_536  # bytes of an error response
+_MAX_MESSAGE = 2000  # characters of an error message shown to users
 
 
 class Ending(Enum):
@@ -55,7 +55,7 @@ class Chat:
 
 
 class OllamaApi:
-    """Client for one server. Thread-safe; each thread that chats has a separate connection, so that it can be cut."""
+    """Client for one server. Thread-safe: each thread that chats has its own connection, which others can close."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -87,15 +87,15 @@ class OllamaApi:
     def alive(self) -> bool:
         """Return whether the server responds; raises TipbenchError if no more files can be opened."""
         try:
-            return self._quick.get("/api/version", timeout=_PS_TIMEOUT).status_code == 200
+            return self._quick.get("/api/version", timeout=_PROBE_TIMEOUT).status_code == 200
         except httpx.HTTPError as exc:
-            self._check_files(exc)
+            self._raise_if_too_many_files(exc)
             return False
 
     def resident(self) -> tuple[Resident, ...] | None:
         """Return the models in memory; None if the server did not respond in time (unknown is not empty)."""
         try:
-            response = self._quick.get("/api/ps", timeout=_PS_TIMEOUT)
+            response = self._quick.get("/api/ps", timeout=_PROBE_TIMEOUT)
             models = response.json()["models"] if response.status_code == 200 else None
             if models is None:
                 return () if response.status_code == 200 else None
@@ -104,11 +104,11 @@ class OllamaApi:
             return None
 
     def unload(self, name: str) -> None:
-        """Request that a model be unloaded; the server only marks it. Ignores an unreachable server: it has none."""
+        """Request that a model be unloaded later; an unreachable server is ignored, since it has no model in memory."""
         try:
-            self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_QUICK)
+            self._quick.post("/api/generate", json={"model": name, "keep_alive": 0}, timeout=_TIMEOUT)
         except httpx.HTTPError as exc:
-            self._check_files(exc)
+            self._raise_if_too_many_files(exc)
 
     def chat(self, body: Mapping[str, Any], *, timeout_s: float, cancel: threading.Event) -> Chat:
         """Stream one answer; server and network errors are returned. Raises TipbenchError if no file can be opened."""
@@ -121,7 +121,7 @@ class OllamaApi:
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
         except httpx.ConnectError as exc:
-            self._check_files(exc)
+            self._raise_if_too_many_files(exc)
             chat.ending, chat.error = Ending.REFUSED if is_unreachable(exc) else Ending.RESET, str(exc)
         except httpx.HTTPError as exc:
             chat.ending, chat.error = Ending.RESET, f"{type(exc).__name__}: {exc}"
@@ -155,7 +155,7 @@ class OllamaApi:
             self._connections.clear()
 
     def _client(self) -> httpx.Client:
-        return http_client(self.url, self._tls, base_url=self.url, timeout=_QUICK)
+        return http_client(self.url, self._tls, base_url=self.url, timeout=_TIMEOUT)
 
     def _take_connection(self) -> _Connection:
         """Return this thread's connection, marked as busy; creates one if it has none or it was dropped."""
@@ -167,7 +167,7 @@ class OllamaApi:
             connection.busy = True
         return connection
 
-    def _check_files(self, exc: httpx.HTTPError) -> None:
+    def _raise_if_too_many_files(self, exc: httpx.HTTPError) -> None:
         if too_many_files(exc):
             raise TipbenchError(f"Ollama at {self.url} could not be reached: {TOO_MANY_FILES}.") from exc
 
@@ -183,7 +183,12 @@ class OllamaApi:
         deadline = started + timeout_s
         timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         with connection.client.stream(
-            "POST", "/api/chat", json=body, timeout=timeout, headers=_PLAIN, extensions={"trace": connection.trace}
+            "POST",
+            "/api/chat",
+            json=body,
+            timeout=timeout,
+            headers=_NOT_COMPRESSED,
+            extensions={"trace": connection.trace},
         ) as response:
             chat.status = response.status_code
             if chat.status != 200:
@@ -191,7 +196,7 @@ class OllamaApi:
                 content = b""
                 for chunk in response.iter_raw():
                     content += chunk
-                    if len(content) > _MOST_ERROR:
+                    if len(content) > _MAX_ERROR:
                         break
                 chat.error = (
                     _error_message(content) or content[:200].decode(errors="replace") or f"status {chat.status}"
@@ -213,7 +218,7 @@ class OllamaApi:
         try:
             return self._quick.request(method, path, json=body)
         except httpx.HTTPError as exc:
-            self._check_files(exc)
+            self._raise_if_too_many_files(exc)
             raise OllamaUnavailable(
                 f"Ollama at {self.url} does not respond ({type(exc).__name__}). Start it with `ollama serve`, "
                 "or set its address with --ollama-url or OLLAMA_HOST."
@@ -254,23 +259,23 @@ class _Reader:
         *lines, self._rest = (self._rest + chunk).split(b"\n") if self._rest else chunk.split(b"\n")
         for line in lines:
             if not self.ended and line.strip():
-                self._take(line)
-        if len(self._rest) > _MOST_CHARS:
+                self._parse_line(line)
+        if len(self._rest) > _MAX_CHARS:
             self.end(Ending.GARBAGE, "a line without end")
 
     def finish(self) -> None:
         if self._rest.strip() and not self.ended:
-            self._take(self._rest)
+            self._parse_line(self._rest)
         self._chat.text = "".join(self._pieces)
 
     def end(self, ending: Ending, error: str = "") -> None:
         self._chat.ending, self._chat.error = ending, error
         self.ended = True
 
-    def _take(self, line: bytes) -> None:
+    def _parse_line(self, line: bytes) -> None:
         try:
             part = json.loads(line)
-            error = str(part.get("error") or "")[:_MOST_MESSAGE]
+            error = str(part.get("error") or "")[:_MAX_MESSAGE]
         except (ValueError, RecursionError, AttributeError):
             self.end(Ending.GARBAGE, f"not a JSON object: {line[:80]!r}")
             return
@@ -284,8 +289,8 @@ class _Reader:
                 self._chat.first_token_s = time.monotonic() - self._started
             self._pieces.append(content)
             self._chars += len(content)
-            if self._chars > _MOST_CHARS:
-                self.end(Ending.GARBAGE, f"an answer of more than {_MOST_CHARS} characters")
+            if self._chars > _MAX_CHARS:
+                self.end(Ending.GARBAGE, f"an answer of more than {_MAX_CHARS} characters")
                 return
         if part.get("done") is True:
             self._chat.last = part
@@ -294,7 +299,7 @@ class _Reader:
 
 def _object(response: httpx.Response) -> dict[str, Any]:
     try:
-        value = response.json() if len(response.content) <= _MOST_BODY else None
+        value = response.json() if len(response.content) <= _MAX_BODY else None
     except (ValueError, RecursionError):
         value = None
     if response.status_code != 200 and (message := _error_message(response.content)):
@@ -310,7 +315,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 def _error_message(body: bytes) -> str:
     """Return Ollama's error message; empty if the body is not in Ollama's error format."""
     try:
-        message = json.loads(body)["error"] if len(body) <= _MOST_ERROR else ""
+        message = json.loads(body)["error"] if len(body) <= _MAX_ERROR else ""
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""
-    return message[:_MOST_MESSAGE].strip() if isinstance(message, str) else ""
+    return message[:_MAX_MESSAGE].strip() if isinstance(message, str) else ""

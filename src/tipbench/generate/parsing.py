@@ -47,7 +47,7 @@ class Answer:
 
 def parse_answer(raw: str, n_tips: int) -> Answer:
     """Parse the tips in a model's answer; never raises, and takes time linear in its length."""
-    exact = _distinct(_exact(raw, n_tips), n_tips)
+    exact = _distinct(_parse_exact(raw, n_tips), n_tips)
     if exact and len(exact) == n_tips:
         return Answer(exact, format_ok=True)
     text = _without_thinking(raw)
@@ -70,11 +70,11 @@ def tips_json(tips: Iterable[Tip]) -> str:
     return json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
 
 
-def _exact(raw: str, n_tips: int) -> list[Tip]:
+def _parse_exact(raw: str, n_tips: int) -> list[Tip]:
     """Return the valid tips of a JSON list of the requested length, duplicates included; else an empty list."""
-    try:
+    try:  # objects become tuples of pairs, so that a duplicate key is noticed
         value: object = json.loads(
-            raw, object_pairs_hook=tuple, parse_constant=_not_json, parse_int=_ignored, parse_float=_ignored
+            raw, object_pairs_hook=tuple, parse_constant=_reject_constant, parse_int=_ignored, parse_float=_ignored
         )
     except (ValueError, RecursionError):
         return []
@@ -90,7 +90,8 @@ def _exact(raw: str, n_tips: int) -> list[Tip]:
     return tips
 
 
-def _not_json(constant: str) -> object:
+def _reject_constant(constant: str) -> object:
+    """Reject NaN and Infinity, which Python accepts although they are not JSON."""
     raise ValueError(constant)
 
 
@@ -116,31 +117,33 @@ def _clean(text: str) -> str:
 def _without_thinking(raw: str) -> str:
     """Remove `<think>` blocks; a closing tag alone ends a block that the prompt opened."""
     kept: list[str] = []
-    pos, inside, opened = 0, False, False
+    pos, inside, any_block = 0, False, False
     for tag in _THINK.finditer(raw):
         closing = bool(tag[1])
         if not closing and not inside:
             kept.append(raw[pos : tag.start()])
-            inside = opened = True
-        elif closing and (inside or not opened):
-            pos, inside, opened = tag.end(), False, True
+            inside = any_block = True
+        elif closing and (inside or not any_block):
+            pos, inside, any_block = tag.end(), False, True
     return "".join(kept) + ("" if inside else raw[pos:])
 
 
-def _fold(key: str) -> str:
+def _normalise_key(key: str) -> str:
     """Normalise a key: `Tip_1` and `TIP` become `tip`; `tip_id` does not."""
     return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _LONGEST_KEY else key
 
 
 def _names_tips(node: Node) -> bool:
-    return any(_fold(key) in _TIP_KEYS for key in node.keys) or any(
+    return any(_normalise_key(key) in _TIP_KEYS for key in node.keys) or any(
         _names_tips(entry) for _, entry in node.entries if isinstance(entry, Node)
     )
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
     """Return a node's tips if a key names them; else those of nested nodes; else those built from its other keys."""
-    texts = [(None if key is None else _fold(key), value) for key, value in node.entries if isinstance(value, str)]
+    texts = [
+        (None if key is None else _normalise_key(key), value) for key, value in node.entries if isinstance(value, str)
+    ]
     named = [(key, text) for key, text in texts if key is not None]
     reason = next((text for key, text in named if key in _WHY_KEYS), "")
     if any(key in _TIP_KEYS for key, _ in named):
@@ -152,11 +155,12 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
         tip
         for key, value in node.entries
         if isinstance(value, Node)
-        for tip in _tips_in(value, label if key is None else _fold(key))
+        for tip in _tips_in(value, label if key is None else _normalise_key(key))
     ]
     if deeper:
-        alone = len(deeper) == 1 and not deeper[0].rationale
-        return [Tip(deeper[0].tip, reason)] if alone else deeper
+        if len(deeper) == 1 and not deeper[0].rationale:  # the outer object may have the reason
+            return [Tip(deeper[0].tip, reason)]
+        return deeper
     if named:
         return _described_tip(named, reason, announced=label in _TIP_KEYS)
     return _plain_tips(text for _, text in texts) if label == "" or label in _TIP_KEYS else []
@@ -186,8 +190,9 @@ def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool
         head = ""
     if not (body or reason or announced):
         return []
-    joint = "" if not head or not body else " " if head[-1] in ".!?:" else ": "
-    tip = head + joint + body
+    tip = head or body
+    if head and body:
+        tip = f"{head} {body}" if head[-1] in ".!?:" else f"{head}: {body}"
     return [Tip(tip, reason)] if _is_meaningful(tip) else []
 
 
@@ -261,7 +266,10 @@ class _Item:
 
 def _list_tips(text: str) -> list[Tip]:
     """Return the tip of every list item; empty for plain prose."""
-    lines = [_read(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]]
+    lines = [
+        _classify_line(line)
+        for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n", MAX_LINES)[:MAX_LINES]
+    ]
     labels = sum(line.kind is _Kind.LABEL for line in lines)
     kinds = {_Kind.BULLET}  # of the lines that begin a tip
     if labels or any(line.kind is _Kind.NUMBER for line in lines):
@@ -311,7 +319,7 @@ def _is_meaningful(text: str) -> bool:
     return len(text.split(maxsplit=1)) > 1 or not text.isascii()
 
 
-def _read(raw: str) -> _Line:
+def _classify_line(raw: str) -> _Line:
     bare = raw.strip()
     if not bare:
         return _Line(_Kind.BLANK)

@@ -17,9 +17,9 @@ from tipbench.errors import OllamaUnavailable, ResidencyError
 from tipbench.text import plural
 
 STUCK_DEADLINE_S = 60.0  # an unload that takes longer hangs in "Stopping" and never ends
-_POLL_S = 0.01
+_POLL_S = 0.01  # during the first second
 _SLOW_POLL_S = 0.25
-_SILENCE_S = 10.0
+_SILENCE_S = 10.0  # without a response, after which the server counts as unavailable
 
 
 @dataclass(frozen=True)

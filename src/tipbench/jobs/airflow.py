@@ -38,9 +38,9 @@ PARKED_POLLS = 5  # poll interval multiplier for parked runs
 CHECK_S = 15.0  # between checks for a missing pool, a paused DAG or cells pending judgement
 GRACE_S = 120.0  # before a cancel request is sent again
 SETTLE_S = 15.0  # for the last log lines to arrive after a task ends
-_CANCELLED_CODE = 130
+_CANCELLED_CODE = 130  # exit code of an interrupted command
 _FORBIDDEN = 403
-_NAMED_FAILURES = 3
+_NAMED_FAILURES = 3  # failed tasks named in a reason
 _ANSWERED = "Every cell is judged; Airflow continues with the comparison."
 
 
@@ -258,7 +258,7 @@ class AirflowRunner:
         if run.ended and self._settled(stored, run):
             # The response to the cancel request may have been lost.
             cancel_sent = folder.cancel_sent_at is not None or job.cancel_requested is not None
-            return _ending(run, stored, links, cancel_sent=cancel_sent)
+            return _end_status(run, stored, links, cancel_sent=cancel_sent)
         waiting = run.task(WAIT)
         if waiting is not None and waiting.state in TASK_PARKED:
             reason = self._await_judge(job, progress, waiting)
@@ -335,7 +335,7 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
     return {key: value for key, value in job.arguments.items() if value is not None} | {"mlflow_url": mlflow_url}
 
 
-def _ending(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
+def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancel_sent: bool) -> JobStatus:
     compared = run.task(COMPARE)
     if cancel_sent and (compared is None or compared.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
@@ -344,10 +344,10 @@ def _ending(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cance
         collected = merged_collected(list(stored.tallies.values()))
         return JobStatus(JobState.SUCCEEDED, 0, refused_reason(collected.refused if collected else ()), links)
     codes = [tally.exit_code for tally in stored.tallies.values() if tally.exit_code]
-    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _why(failed, stored), links)
+    return JobStatus(JobState.FAILED, codes[0] if codes else 1, _failure_reason(failed, stored), links)
 
 
-def _why(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
+def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> str:
     """Return the root causes: all failed collect tasks, otherwise the first failed task."""
     failures = [(task, stored.tallies[task.key].failure) for task in failed if task.key in stored.tallies]
     causes = [(task, why) for task, why in failures if why and task.collects]

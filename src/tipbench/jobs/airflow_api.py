@@ -21,9 +21,9 @@ TIMEOUT_S = 10.0
 BACKOFF_S = 5.0  # back-off after a failure: requests fail immediately, so that one server does not block all jobs
 LOGIN_BACKOFF_S = 30.0  # longer after a failed login, to avoid locking the account
 _TIMEOUT_BACKOFF = 6  # multiplier after a timeout, because each further timeout delays all other jobs
-_MOST_TIMEOUTS = 3  # total limit for a slow response, in timeouts
+_MAX_TIMEOUTS = 3  # total limit for a slow response, in timeouts
 _UNAVAILABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOST_MESSAGE = 600
+_MAX_MESSAGE = 600  # characters of an error message
 TOO_LONG = 413  # status of a response longer than MAX_BYTES
 
 Json = dict[str, Any]
@@ -84,7 +84,7 @@ class AirflowApi:
         self._clock = clock
         self._lock = threading.Lock()
         self._token = access.token
-        self._closed_until = 0.0
+        self._closed_until = 0.0  # until then, requests fail with `_error` instead of being sent
         self._error = ""
         self._client = http_client(
             self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=4.0)
@@ -128,7 +128,7 @@ class AirflowApi:
                 if self._token == bearer:  # otherwise another thread has already renewed it
                     self._token = None
             status, content = self._send(method, url, body, params, self._bearer())
-        return self._json(status, content)
+        return self._parse_response(status, content)
 
     def _bearer(self) -> str:
         """Return the token, after a login if there is none."""
@@ -148,7 +148,7 @@ class AirflowApi:
                 self._token = token
             return self._token
 
-    def _json(self, status: int, content: bytes) -> Json:
+    def _parse_response(self, status: int, content: bytes) -> Json:
         if 200 <= status < 300:
             answer = _object(content)
             if answer or content.strip() in (b"{}", b""):
@@ -159,9 +159,8 @@ class AirflowApi:
             )
         if status in _UNAVAILABLE:
             message = f"Airflow at {self.url} is not available: HTTP {status}, {self._error_message(content)}."
-            raise self._unavailable(
-                message, 0.0 if status == 500 else None
-            )  # no back-off: a 500 may concern this path only
+            backoff_s = 0.0 if status == 500 else None  # a 500 may concern this path only
+            raise self._unavailable(message, backoff_s)
         if _token_refused(status, content):
             raise self._unavailable(
                 f"Airflow at {self.url} rejects the token (HTTP {status}). Set TIPBENCH_AIRFLOW_TOKEN to a "
@@ -186,7 +185,7 @@ class AirflowApi:
         bearer: str | None,
     ) -> tuple[int, bytes]:
         headers = {"accept": "application/json", **({"authorization": f"Bearer {bearer}"} if bearer else {})}
-        deadline = time.monotonic() + self._timeout_s * _MOST_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * _MAX_TIMEOUTS
         try:
             with self._client.stream(method, url, json=body, params=params, headers=headers) as response:
                 content = read_body(response, limit=MAX_BYTES, deadline=deadline)
@@ -245,8 +244,8 @@ def _error_message(content: bytes) -> str:
             found.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else str(message))
         elif part:
             found.append(str(part))
-    text = "; ".join(found) or content[:_MOST_MESSAGE].decode("utf-8", "replace")
-    return " ".join(text.split())[:_MOST_MESSAGE] or "no message"
+    text = "; ".join(found) or content[:_MAX_MESSAGE].decode("utf-8", "replace")
+    return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
 
 COLLECT, WAIT, COMPARE = "collect", "wait_for_judge", "compare"  # task ids
@@ -255,18 +254,18 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 TASK_FAILED = frozenset({"failed", "upstream_failed"})
 TASK_PARKED = frozenset({"awaiting_input", "deferred"})
 TASK_UNSTARTED = frozenset({None, "scheduled", "queued"})
-_PAGE = 100
-_MOST_TASKS = 2000
-_MOST_LINE = 65_536
-_MOST_ERROR = 2000
+_PAGE = 100  # task instances per request
+_MAX_TASKS = 2000
+_MAX_LINE = 65_536  # characters of a log line
+_MAX_ERROR = 2000  # characters of an exception in a log
 _T = TypeVar("_T", bound=BaseModel)
 
 
-class _Answer(BaseModel):
+class _Response(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class TaskInstance(_Answer):
+class TaskInstance(_Response):
     """One task instance of a DAG run; `map_index` is -1 for unmapped tasks and before expansion."""
 
     task_id: str
@@ -294,25 +293,27 @@ class TaskInstance(_Answer):
         return self.task_id.startswith(COLLECT)
 
 
-class _Dag(_Answer):
+class _Dag(_Response):
     is_paused: bool = False
 
 
-class _Tasks(_Answer):
+class _Tasks(_Response):
     task_instances: list[TaskInstance] = Field(default_factory=list)
 
 
-class _Log(_Answer):
+class _Log(_Response):
     content: list[Any] = Field(default_factory=list)
     continuation_token: str | None = None
 
 
-class _Hitl(_Answer):
+class _Hitl(_Response):
+    """A human-in-the-loop task, which waits for one of its options to be chosen."""
+
     options: list[str] = Field(min_length=1)
     response_received: bool = False
 
 
-class DagRun(_Answer):
+class DagRun(_Response):
     """A DAG run with its tasks, ordered by start time."""
 
     state: str
@@ -391,15 +392,15 @@ class AirflowDag:
     def get_run(self, run_id: str) -> DagRun | None:
         """Return the current run with its tasks; None if it does not exist."""
         try:
-            run = _read(DagRun, self._rest.get(self._run(run_id)))
+            run = _validate(DagRun, self._rest.get(self._run_path(run_id)))
         except AirflowError as exc:
             if exc.status == 404:
                 return None
             raise
         tasks: list[TaskInstance] = []
-        while len(tasks) % _PAGE == 0 and len(tasks) < _MOST_TASKS:
-            answer = self._rest.get(f"{self._run(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
-            found = _read(_Tasks, answer).task_instances
+        while len(tasks) % _PAGE == 0 and len(tasks) < _MAX_TASKS:
+            answer = self._rest.get(f"{self._run_path(run_id)}/taskInstances", limit=_PAGE, offset=len(tasks))
+            found = _validate(_Tasks, answer).task_instances
             tasks += found
             if not found:
                 break
@@ -408,7 +409,7 @@ class AirflowDag:
 
     def is_paused(self) -> bool:
         """Return whether the DAG is paused."""
-        return _read(_Dag, self._rest.get(self._path)).is_paused
+        return _validate(_Dag, self._rest.get(self._path)).is_paused
 
     def missing_pools(self, names: Collection[str]) -> list[str]:
         """Return the pools that do not exist; tasks assigned to them never start."""
@@ -423,15 +424,15 @@ class AirflowDag:
 
     def log(self, run_id: str, task: TaskInstance, attempt: int, token: str | None, skip: int) -> LogPart:
         """Return a task's log after the `skip` lines already read; `token` avoids fetching those again."""
-        path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
+        path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
-                return _log_part(_read(_Log, self._rest.get(path, map_index=task.map_index, token=token)), 0)
+                return _log_part(_validate(_Log, self._rest.get(path, map_index=task.map_index, token=token)), 0)
             except AirflowError as exc:
                 if exc.status != 400:  # the token is invalid after Airflow's key changes
                     raise
         try:
-            return _log_part(_read(_Log, self._rest.get(path, map_index=task.map_index)), skip)
+            return _log_part(_validate(_Log, self._rest.get(path, map_index=task.map_index)), skip)
         except AirflowError as exc:
             if exc.status == 404:
                 return LogPart((), None)
@@ -439,7 +440,7 @@ class AirflowDag:
 
     def cancel(self, run_id: str) -> None:
         """Mark the run as failed: running tasks are stopped, teardown tasks still run."""
-        self._rest.patch(self._run(run_id), {"state": "failed"})
+        self._rest.patch(self._run_path(run_id), {"state": "failed"})
 
     def clear(self, run_id: str, tasks: Sequence[TaskInstance]) -> None:
         """Clear these tasks and their downstream tasks so that they run again."""
@@ -456,21 +457,21 @@ class AirflowDag:
 
     def answer(self, run_id: str, task: TaskInstance) -> None:
         """Resume the task that waits for the judge; does nothing if it was already answered."""
-        path = f"{self._run(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
-        gate = _read(_Hitl, self._rest.get(path))
-        if gate.response_received:
+        path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, task.map_index, 'hitlDetails')}"
+        question = _validate(_Hitl, self._rest.get(path))
+        if question.response_received:
             return
         try:
-            self._rest.patch(path, {"chosen_options": gate.options[:1], "params_input": {}})
+            self._rest.patch(path, {"chosen_options": question.options[:1], "params_input": {}})
         except AirflowError as exc:
             if exc.status != 409:
                 raise
 
-    def _run(self, run_id: str) -> str:
+    def _run_path(self, run_id: str) -> str:
         return f"{self._path}/{path_of('dagRuns', run_id)}"
 
 
-def _read(kind: type[_T], answer: Json) -> _T:
+def _validate(kind: type[_T], answer: Json) -> _T:
     try:
         return kind.model_validate(answer)
     except ValidationError as exc:
@@ -483,19 +484,19 @@ def _read(kind: type[_T], answer: Json) -> _T:
 
 def _log_part(log: _Log, skip: int) -> LogPart:
     """Parse a log response, without the leading group that names the log's source."""
-    lines = [_line(entry) for entry in log.content]
+    lines = [_parse_entry(entry) for entry in log.content]
     if lines and lines[0].text.startswith("::group::Log message source details"):
         end = next((at for at, line in enumerate(lines) if line.text.startswith("::endgroup::")), -1)
         lines = lines[end + 1 :]
     return LogPart(tuple(lines[skip:]), log.continuation_token)
 
 
-def _line(entry: object) -> LogLine:
+def _parse_entry(entry: object) -> LogLine:
     """Parse a log entry: an object with its text under `event`, or a raw line."""
     if not isinstance(entry, dict):
-        return LogLine(str(entry)[:_MOST_LINE])
-    text, details = str(entry.get("event", ""))[:_MOST_LINE], entry.get("error_detail")
+        return LogLine(str(entry)[:_MAX_LINE])
+    text, details = str(entry.get("event", ""))[:_MAX_LINE], entry.get("error_detail")
     last = details[-1] if isinstance(details, list) and details else None
     if not isinstance(last, dict):
         return LogLine(text)
-    return LogLine(text, f"{last.get('exc_type', 'Exception')}: {last.get('exc_value', '')}"[:_MOST_ERROR])
+    return LogLine(text, f"{last.get('exc_type', 'Exception')}: {last.get('exc_value', '')}"[:_MAX_ERROR])

@@ -23,23 +23,23 @@ from tipbench.record.events import event_json, event_line, parse_line
 
 MOST_KEPT = 64 * 1024 * 1024  # bytes of task output per job; a collect of 10 000 cells prints 3 MB
 _FILE = "airflow.json"
-_MAX_SERVERS = 10
+_MAX_SERVERS = 10  # that a task waits for
 
 
-class _Disk(BaseModel):
+class _StoredModel(BaseModel):
     model_config = ConfigDict(extra="ignore", validate_assignment=False)
 
 
-class LogPosition(_Disk):
+class LogPosition(_StoredModel):
     """Read position in a task's log."""
 
     attempt: int = 1
     lines: int = 0
-    token: str | None = None
-    over: bool = False
+    token: str | None = None  # for the next page
+    over: bool = False  # the log is read to its end
 
 
-class TaskTotals(_Disk):
+class TaskTotals(_StoredModel):
     """Totals of one task over all its attempts."""
 
     collected: events.Collected | None = None
@@ -52,7 +52,7 @@ class TaskTotals(_Disk):
     recording: bool = False
 
 
-class StoredProgress(_Disk):
+class StoredProgress(_StoredModel):
     """Runner state of a job, on disk so that any process that shares the home can continue."""
 
     run_id: str = ""  # set before the trigger request is sent
@@ -62,11 +62,11 @@ class StoredProgress(_Disk):
     tallies: dict[str, TaskTotals] = Field(default_factory=dict)
     states: dict[str, str | None] = Field(default_factory=dict)
     told: list[str] = Field(default_factory=list)  # warnings already emitted
-    events_size: int = 0
+    events_size: int = 0  # bytes of the event file
     log_size: int = 0
-    looked: float = 0.0
-    checked: float = 0.0
-    ended_since: float | None = None
+    looked: float = 0.0  # when Airflow was last polled
+    checked: float = 0.0  # when the DAG, its pools and the pending cells were last checked
+    ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None
     reason: str = ""
@@ -119,35 +119,35 @@ class RunProgress:
 
     def _read_task(self, dag: AirflowDag, task: TaskInstance) -> None:
         """Read a task's log; an unreadable log loses progress but does not affect the job's outcome."""
-        place = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
-        while place.attempt <= task.try_number and not (place.over and place.attempt == task.try_number):
+        position = self.stored.places.setdefault(task.key, LogPosition(attempt=self.stored.base.get(task.key, 0) + 1))
+        while position.attempt <= task.try_number and not (position.over and position.attempt == task.try_number):
             try:
-                part = dag.log(self.stored.run_id, task, place.attempt, place.token, place.lines)
+                part = dag.log(self.stored.run_id, task, position.attempt, position.token, position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
                 if isinstance(exc, AirflowUnavailable) or exc.status != TOO_LONG:
                     return
-                if place.attempt == task.try_number:
-                    place.over = True
+                if position.attempt == task.try_number:
+                    position.over = True
                     return
-                self._next_attempt(task, place)
+                self._next_attempt(task, position)
                 continue
             self._read_lines(task, part.lines)
-            place.lines += len(part.lines)
-            place.token = part.token
-            if place.attempt == task.try_number:
-                place.over = part.token is None and task.state in TASK_ENDED
+            position.lines += len(part.lines)
+            position.token = part.token
+            if position.attempt == task.try_number:
+                position.over = part.token is None and task.state in TASK_ENDED
                 return
-            self._next_attempt(task, place)
+            self._next_attempt(task, position)
 
-    def _next_attempt(self, task: TaskInstance, place: LogPosition) -> None:
-        place.attempt, place.lines, place.token, place.over = place.attempt + 1, 0, None, False
+    def _next_attempt(self, task: TaskInstance, position: LogPosition) -> None:
+        position.attempt, position.lines, position.token, position.over = position.attempt + 1, 0, None, False
         tally = self.stored.tallies.get(task.key)
         if tally is not None:
             self._close_waits(tally)
             tally.answered_before, tally.answered = tally.answered_before + tally.answered, 0
             tally.collected, tally.failure, tally.exit_code = None, "", None
-        self.emit(events.Message(f"{task.title}: attempt {place.attempt}; recorded cells are not generated again."))
+        self.emit(events.Message(f"{task.title}: attempt {position.attempt}; recorded cells are not generated again."))
 
     def _read_lines(self, task: TaskInstance, lines: Iterable[LogLine]) -> None:
         tally = self.stored.tallies.setdefault(task.key, TaskTotals())
@@ -155,9 +155,9 @@ class RunProgress:
             raw = line.text.strip().encode("utf-8", "backslashreplace")
             parsed = parse_line(raw) if raw.startswith(b'{"at"') else None
             if parsed is None:
-                self._log_of(task, line.text)
+                self._log_task(task, line.text)
                 if line.error:
-                    self._log_of(task, line.error)
+                    self._log_task(task, line.error)
                     tally.failure = tally.failure or line.error
             elif self._update_totals(tally, parsed[1], task) and not self._full:
                 at, event = parsed
@@ -171,7 +171,7 @@ class RunProgress:
             tally.memory = merged_memory([*filter(None, [tally.memory]), event])
         elif isinstance(event, events.Failure):
             tally.failure = event_json(event)["text"]
-            self._log_of(task, tally.failure)
+            self._log_task(task, tally.failure)
         elif isinstance(event, events.Exit):
             tally.exit_code = event.code
             self._close_waits(tally)
@@ -208,7 +208,7 @@ class RunProgress:
         """Buffer text for the log, each line prefixed with its source."""
         self._log += [f"[{who}] {line}" for line in text.splitlines()]
 
-    def _log_of(self, task: TaskInstance, text: str) -> None:
+    def _log_task(self, task: TaskInstance, text: str) -> None:
         if not self._full:
             self.log(task.title, text)
 

@@ -17,7 +17,7 @@ from tipbench.simulate.simulation import SimulationConfig
 from tipbench.workflows.judging import JUDGE_OPTIONS, check_judge_options
 
 COMMANDS = {JobKind.COLLECT: ("collect",), JobKind.JUDGE: ("judge", "run"), JobKind.SIMULATE: ("simulate",)}
-_MOST_TEXT = 4000
+_MAX_TEXT = 4000  # characters of an option
 PROGRAM_VARIABLE = "TIPBENCH_JUDGE_COMMAND"  # read by `--with command`; a command line may contain secrets
 _VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in ADDRESSES}  # for addresses with a login
 
@@ -54,8 +54,8 @@ def judge_request(
     judge = JudgeChoice.parse(options.get("with"))
     judge.with_program(program)
     for key, value in options.items():
-        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MOST_TEXT:
-            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MOST_TEXT} characters.")
+        if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MAX_TEXT:
+            raise UsageError(f"{key} takes a text, a number or a boolean, of at most {_MAX_TEXT} characters.")
     check_judge_options(judge, options)
     try:
         experiment = check_experiment_name(str(options.get("experiment", "")))

@@ -34,7 +34,7 @@ from tipbench.record.events import (
 from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # names the event file for a command
-MOST_LOG = 1_000_000
+MOST_LOG = 1_000_000  # bytes of a log that are returned
 _TAIL_BYTES = 65_536  # of the event file: enough for the last events of a command
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 

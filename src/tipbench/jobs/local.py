@@ -21,8 +21,8 @@ from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_event
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent, refused_reason
 
 GRACE_S = 90.0  # to abort requests, unload the model and record finished cells
-_START_S = 60.0
-_INTERRUPTED = 130
+_START_S = 60.0  # for the launcher to start the command
+_INTERRUPTED = 130  # exit code of an interrupted command
 _PROC = Path("/proc")
 _PANEL_ONLY = ("_TOKEN", "_SECRET", "_PASSWORD", "_KEY")  # suffixes of TIPBENCH_ variables that jobs must not inherit
 
@@ -71,11 +71,11 @@ class LocalRunner:
         }
         environment |= job.private
         environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
-        inside = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
+        launcher = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
             with folder.log.open("ab") as log:
                 status = subprocess.run(
-                    inside,
+                    launcher,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -135,9 +135,9 @@ class LocalRunner:
             # After the signal: a second SIGTERM only speeds up the exit, a missing one is worse.
             folder.note_cancel_sent(now)
         elif now - cancel_sent > self._grace_s:
-            below = descendants(process.pid)
+            pids = descendants(process.pid)
             _signal_group(process.pid, signal.SIGKILL)
-            for pid in below:
+            for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 

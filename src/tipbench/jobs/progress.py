@@ -13,7 +13,7 @@ from tipbench.errors import ServerUnavailable
 from tipbench.jobs.job import Job, RecordedEvent, Runner
 from tipbench.record import events
 
-_MESSAGES = 20
+_MESSAGES = 20  # kept of a job
 
 
 class Phase(StrEnum):
@@ -132,8 +132,8 @@ def _plain(event: events.Event | None) -> dict[str, Any] | None:
     return {key: value for key, value in events.event_json(event).items() if key != "event"}
 
 
-KEPT = 200
-_AT_ONCE = 500
+KEPT = 200  # jobs in the cache
+_AT_ONCE = 500  # events read at a time
 
 
 @dataclass(frozen=True)

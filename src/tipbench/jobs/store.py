@@ -16,9 +16,9 @@ from tipbench.errors import JobConflict, JobNotFound, UsageError
 from tipbench.jobs.job import ENDED, Job, JobKind, JobRequest, JobState, check_transition
 from tipbench.sqlite import Database, Row
 
-MOST_ITEMS = 500
-MOST_KEY = 200
-_MOST_REASON = 2000
+MOST_ITEMS = 500  # per page
+MOST_KEY = 200  # characters of an idempotency key
+_MAX_REASON = 2000  # characters
 _BUSY_S = 15.0  # SQLite busy timeout
 _MIGRATIONS = (
     """
@@ -108,7 +108,7 @@ class JobStore:
         body = hashlib.sha256(_dump([*parts, request.retry_of]).encode()).hexdigest()
         check_key(key)
         with self._db.transaction() as db:
-            known = self._known(request, key, body)
+            known = self._find_existing(request, key, body)
             if known is not None:
                 return Submitted(known, new=False)
             now = self._clock()
@@ -124,7 +124,8 @@ class JobStore:
             db.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
             return Submitted(self.get(str(values["id"])), new=True)
 
-    def _known(self, request: JobRequest, key: str | None, body: str) -> Job | None:
+    def _find_existing(self, request: JobRequest, key: str | None, body: str) -> Job | None:
+        """Return the job with this key, or a retry of the same job that has not ended; None if there is neither."""
         if key is not None and (same := self._db.rows("SELECT * FROM jobs WHERE key = ?", (key,))):
             if same[0]["body"] != body:
                 raise JobConflict(
@@ -134,7 +135,7 @@ class JobStore:
             return _job(same[0])
         if request.retry_of is None:
             return None
-        ended = _in(ENDED | {JobState.LOST})
+        ended = _sql_list(ENDED | {JobState.LOST})
         query = f"SELECT * FROM jobs WHERE retry_of = ? AND state NOT IN {ended}"  # noqa: S608
         found = self._db.rows(query, (request.retry_of,))
         return _job(found[0]) if found else None
@@ -164,7 +165,7 @@ class JobStore:
 
     def in_states(self, states: Collection[JobState], *, limit: int = 1000) -> list[Job]:
         """Return the newest `limit` jobs in any of these states, oldest first."""
-        query = f"SELECT * FROM jobs WHERE state IN {_in(states)} ORDER BY seq DESC LIMIT ?"  # noqa: S608
+        query = f"SELECT * FROM jobs WHERE state IN {_sql_list(states)} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         return [_job(row) for row in reversed(self._db.rows(query, [limit]))]
 
     def by_key(self, key: str) -> Job | None:
@@ -217,7 +218,7 @@ class JobStore:
                 "UPDATE jobs SET state = ?, exit_code = ?, reason = ?, ended = ?, "
                 "started = CASE WHEN ? THEN coalesce(started, ?) ELSE started END WHERE id = ? AND state = ?",
                 (
-                    *(new.value, exit_code, reason[:_MOST_REASON], now if new in ENDED else None),
+                    *(new.value, exit_code, reason[:_MAX_REASON], now if new in ENDED else None),
                     *(new is JobState.RUNNING, now, job_id, old.value),
                 ),
             )
@@ -227,7 +228,7 @@ class JobStore:
         """Update a job's reason or links without changing its state."""
         with self._db.transaction() as db:
             if reason is not None:
-                db.execute("UPDATE jobs SET reason = ? WHERE id = ?", (reason[:_MOST_REASON], job_id))
+                db.execute("UPDATE jobs SET reason = ? WHERE id = ?", (reason[:_MAX_REASON], job_id))
             if links:
                 merged = {**self.get(job_id).links, **links}
                 db.execute("UPDATE jobs SET links = ? WHERE id = ?", (_dump(merged), job_id))
@@ -272,7 +273,7 @@ def _job(row: Row) -> Job:
     return Job(**values | {"resources": tuple(json.loads(row["resources"]))})
 
 
-def _in(states: Collection[JobState]) -> str:
+def _sql_list(states: Collection[JobState]) -> str:
     """Return states as an SQL list; the values are constants, so this is safe."""
     return f"({', '.join(repr(state.value) for state in states)})"
 

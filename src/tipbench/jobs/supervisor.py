@@ -17,12 +17,12 @@ from tipbench.jobs.job import ACTIVE, ENDED, Job, JobRequest, JobState, JobStatu
 from tipbench.jobs.store import JobStore, Submitted, check_key
 
 TICK_S = 0.5
-MOST_RUNNING = 4
-_MOST_LOST = 100  # lost jobs checked per tick
-_SWEEP_S = 3600.0
-_MOST_SWEPT = 50  # per tick, to keep ticks short
+MOST_RUNNING = 4  # jobs at the same time
+_MAX_LOST = 100  # lost jobs checked per tick
+_SWEEP_S = 3600.0  # between two deletions of expired jobs
+_MAX_SWEPT = 50  # per tick, to keep ticks short
 _MAX_JUMP_S = 2 * 86_400.0  # between two sweeps; a larger step of the clock may be a mistake
-_CONFIRM_JUMP_S = 86_400.0  # of running, until such a step is believed
+_CONFIRM_JUMP_S = 86_400.0  # after a panel has run this long, such a step counts as right
 _log = logging.getLogger(__name__)
 
 
@@ -47,8 +47,8 @@ def retry(
         still = "has succeeded" if old.state in ENDED else f"is still {old.state}"
         raise JobConflict(f"A job that failed, was cancelled or is lost can be retried; {job_id} {still}.")
     request = JobRequest(**{field.name: getattr(old, field.name) for field in fields(JobRequest)})
-    again = replace(request, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
-    return store.add(again, key)
+    copy = replace(request, **{**(changes or {}), "retry_of": old.id, "started_by": started_by})
+    return store.add(copy, key)
 
 
 def queue_positions(queued: Sequence[Job]) -> dict[str, int]:
@@ -142,9 +142,9 @@ class Supervisor:
 
     def tick(self) -> bool:
         """Process every job once; returns False and does nothing if another process holds the lock."""
-        if not self._take_lead():
+        if not self._acquire_lock():
             return False
-        lost = self._store.in_states({JobState.LOST}, limit=_MOST_LOST)
+        lost = self._store.in_states({JobState.LOST}, limit=_MAX_LOST)
         for job in self._store.in_states(ACTIVE - {JobState.LOST}) + lost:
             self._safely(self._follow, job)
         queued = self._store.in_states({JobState.QUEUED})
@@ -170,16 +170,16 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Delete expired jobs: first the runner's data, so that none of it is orphaned."""
-        gone = 0
+        removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
-            for job in self._store.expired(self._keep_s, limit=_MOST_SWEPT):
+            for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
                 try:
                     if job.runner in self._runners:
                         self._runners[job.runner].forget(job)
-                    gone += self._store.remove(job.id)
+                    removed += self._store.remove(job.id)
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        self._next_sweep = time.monotonic() + (0 if gone == _MOST_SWEPT else _SWEEP_S)
+        self._next_sweep = time.monotonic() + (0 if removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
         """Whether the clock has not jumped ahead since the last sweep, which would make all jobs look expired.
@@ -197,12 +197,12 @@ class Supervisor:
             self._jumped_at = time.monotonic()
             days = (now - last) / 86_400
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
-        believed = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_JUMP_S
+        plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_JUMP_S
         with home_errors(path, "cannot be written"):
-            write_atomic(path, str(now if believed else last).encode())
-        return believed
+            write_atomic(path, str(now if plausible else last).encode())
+        return plausible
 
-    def _take_lead(self) -> bool:
+    def _acquire_lock(self) -> bool:
         if self._lock_fd is not None:
             return True
         with home_errors(self._lock_path, "cannot be opened"):

@@ -66,7 +66,7 @@ def history_chart(history: Sequence[SheetHistory], theme: Theme = LIGHT) -> Any:
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
 MOST_POINTS = 40  # only the newest are shown; more would overlap
-_LEAST_REACH = 1.5  # minimum axis range in points, so charts are comparable and noise does not look like drift
+_MIN_REACH = 1.5  # the axis reaches at least this far from 0, so that charts are comparable and noise is not magnified
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     """Plot bias with intervals, oldest on the left; a drifted sheet is a diamond."""
     alt = import_altair()
     rows = [{**vars(point), "number": at, "text": _point_text(point)} for at, point in enumerate(points, start=1)]
-    reach = max([_LEAST_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
+    reach = max([_MIN_REACH, *(abs(end) for point in points for end in (point.low, point.high))])
     scale = alt.Scale(domain=[-reach, reach], nice=False)
     whole = math.floor(reach)
     x = alt.X(

@@ -30,11 +30,11 @@ from tipbench.judge.sheet import (
 from tipbench.plan.rubric import Rubric
 from tipbench.text import plural
 
-MAX_PROBLEMS = 1000
-MAX_LISTED = 20
-MAX_SHOWN = 120
-MAX_NAME = 60
-MAX_NOTE = 4000
+MAX_PROBLEMS = 1000  # returned for one sheet
+MAX_LISTED = 20  # of these, in the error message
+MAX_SHOWN = 120  # characters of a value in a message
+MAX_NAME = 60  # characters of a judge's name
+MAX_NOTE = 4000  # characters
 CSV_ROW = "csv_row"  # key of the spreadsheet row in items and tips read from CSV
 _MISSING = object()
 _NEWLINE = re.compile(r"\r\n?")
@@ -204,7 +204,7 @@ def check_unchanged(place: Location, raw_item: Mapping[str, Any], item: SheetIte
     names = (name for name in {**card, **given} if given.get(name, _MISSING) != card.get(name, _MISSING))
     for name in islice(names, 5):
         seen = describe_value(given, name) if name in card else shown(given[name])
-        place.refuse(f"scenario.{_bare(name)}", seen, "the card as exported")
+        place.refuse(f"scenario.{_without_quotes(name)}", seen, "the card as exported")
 
 
 def name_problem(name: object, *, allow_reserved: bool = False) -> str | None:
@@ -280,7 +280,9 @@ def _check_tip(place: Location, raw: object, tip: SheetTip, rubric: Rubric) -> T
         place.refuse("note", shown(note), "a text")
     elif note is not None and len(note) > MAX_NOTE:
         place.refuse("note", f"{len(note)} characters", f"at most {MAX_NOTE} characters")
-    return TipScore(scores, overlong, _newlines(note) if isinstance(note, str) else "") if scores is not None else None
+    if scores is None:
+        return None
+    return TipScore(scores, overlong, _normalize_newlines(note) if isinstance(note, str) else "")
 
 
 def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str, int] | None:
@@ -291,7 +293,7 @@ def _scores(place: Location, raw: Mapping[str, Any], rubric: Rubric) -> dict[str
         return None
     for name in islice((name for name in given if name not in rubric.scale_names), 20):
         expected = f"only the rubric's scales: {', '.join(rubric.scale_names)}"
-        place.refuse(f"scores.{_bare(name)}", shown(given[name]), expected)
+        place.refuse(f"scores.{_without_quotes(name)}", shown(given[name]), expected)
     scores: dict[str, int] = {}
     for scale in rubric.scales:
         value = given.get(scale.name, _MISSING)
@@ -321,17 +323,17 @@ def expect(place: Location, raw: Mapping[str, Any], key: str, value: str, field:
 
 def check_text(place: Location, raw: Mapping[str, Any], key: str, text: str, field: str = "") -> None:
     """Check that a text is unchanged, except for line endings and a leading apostrophe removed by a spreadsheet."""
-    value, whole = raw.get(key), _newlines(text)
+    value, original = raw.get(key), _normalize_newlines(text)
     if not isinstance(value, str):
         place.refuse(field or key, describe_value(raw, key), f"the text as exported, {shown(text)}")
         return
-    given = _newlines(value)
-    if given == whole or (CSV_ROW in raw and f"'{given}" == whole):
+    given = _normalize_newlines(value)
+    if given == original or (CSV_ROW in raw and f"'{given}" == original):
         return
-    equal = next((at for at, (one, other) in enumerate(zip(given, whole, strict=False)) if one != other), None)
-    start = max(0, (min(len(given), len(whole)) if equal is None else equal) - 12)
+    different = (at for at, (one, other) in enumerate(zip(given, original, strict=False)) if one != other)
+    start = max(0, next(different, min(len(given), len(original))) - 12)  # with some characters before the difference
     there = f" from character {start + 1} on" if start else ""
-    expected = f"the text as exported, {shown(whole[start : start + 200])}{there}"
+    expected = f"the text as exported, {shown(original[start : start + 200])}{there}"
     place.refuse(field or key, shown(given[start : start + 200]) + there, expected)
 
 
@@ -344,7 +346,7 @@ def describe_value(raw: Mapping[str, Any], key: str) -> str:
     return f"no such key, but {shown(others[close[0]])}" if close else "no such key"
 
 
-def _bare(name: object) -> str:
+def _without_quotes(name: object) -> str:
     """Format an unknown key for a message, without quotes."""
     return shown(name).strip("'\"")
 
@@ -354,5 +356,5 @@ def _row(raw: object) -> int | None:
     return row if isinstance(row, int) and 0 < row < 2**31 else None
 
 
-def _newlines(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     return _NEWLINE.sub("\n", text)

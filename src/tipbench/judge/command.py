@@ -24,18 +24,18 @@ from tipbench.judge.sheet import ItemScore, TipSheet, sheet_json, sheet_text
 from tipbench.text import plural
 
 MOST_OUTPUT = 64_000_000  # bytes of stdout or of an output file
-_MOST_STDERR = 65_536  # bytes kept, from the end
+_MAX_STDERR = 65_536  # bytes kept, from the end
 _TERM_S = 3.0  # seconds between SIGTERM and SIGKILL
 _LINGER_S = 2.0  # seconds to wait for pipes that a child process keeps open after the program has exited
 _POLL_S = 0.05
 _CHUNK = 65_536
-_MOST_NAME = 60
-_OWN_VARIABLES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # prefixes
+_MAX_NAME = 60  # characters of a judge's name
+_OWN_VARIABLES = ("TIPBENCH_", "MLFLOW_TRACKING_")  # prefixes of environment variables that the program does not get
 
 
 def default_name(command: str) -> str:
     """Return the default judge name: the program's base name."""
-    return safe_line(os.path.basename(_words(command)[0]), _MOST_NAME) or "command"  # noqa: PTH119 - any text
+    return safe_line(os.path.basename(_split_command(command)[0]), _MAX_NAME) or "command"  # noqa: PTH119 - any text
 
 
 class CommandJudge:
@@ -51,7 +51,7 @@ class CommandJudge:
 
     def __init__(self, command: str, name: str, *, timeout_s: float = 900.0, batch: int | None = None) -> None:
         self.name = name
-        self._command = _words(command)
+        self._command = _split_command(command)
         self._timeout_s = timeout_s
         self._batch = batch
         program = self._command[0]
@@ -104,9 +104,9 @@ class CommandJudge:
             arguments = [
                 argument.replace("{sheet}", str(sheet_path)).replace("{out}", str(out_path)) for argument in arguments
             ]
-            stdout, failure = _run([program, *arguments], b"" if has_sheet else content, self._timeout_s)
-            written = _read(out_path) if has_out else b""
-            filled = _read(sheet_path) if has_sheet else b""
+            stdout, failure = _run_program([program, *arguments], b"" if has_sheet else content, self._timeout_s)
+            written = _read_output(out_path) if has_out else b""
+            filled = _read_output(sheet_path) if has_sheet else b""
         if filled == content:
             filled = b""  # the program has not changed it
         found = [recover_items(output, sheet) for output in (written, stdout, filled) if output]
@@ -117,7 +117,7 @@ class CommandJudge:
 # The command
 
 
-def _words(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as exc:
@@ -129,7 +129,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _read(path: Path) -> bytes:
+def _read_output(path: Path) -> bytes:
     """Read an output file up to MOST_OUTPUT bytes; empty unless a regular file, since reading a pipe could block."""
     with suppress(OSError):
         if stat.S_ISREG(path.stat().st_mode):
@@ -141,7 +141,7 @@ def _read(path: Path) -> bytes:
 # The process
 
 
-def _run(command: Sequence[str], content: bytes, timeout_s: float) -> tuple[bytes, str]:
+def _run_program(command: Sequence[str], content: bytes, timeout_s: float) -> tuple[bytes, str]:
     """Run the program until it exits or exceeds the time or size limit; always terminate its process group.
 
     Return its output, and why it failed: empty if it exited with code 0.
@@ -187,7 +187,7 @@ class _ProgramRun:
         """
         process, deadline = self._process, time.monotonic() + self._timeout_s
         for pipe, event, transfer in (
-            (process.stdin, selectors.EVENT_WRITE, self._write),
+            (process.stdin, selectors.EVENT_WRITE, self._send),
             (process.stdout, selectors.EVENT_READ, self._receive),
             (process.stderr, selectors.EVENT_READ, self._receive),
         ):
@@ -213,32 +213,30 @@ class _ProgramRun:
 
     def end(self) -> None:
         """Terminate the program if it still runs, also after Ctrl-C: SIGTERM, then SIGKILL."""
+        process = self._process
         try:
-            if self._process.poll() is None or self._stopped or self._reading:
-                self._stop()
+            if process.poll() is None or self._stopped or self._reading:
+                try:
+                    if process.poll() is None:
+                        _signal(process, signal.SIGTERM)
+                        process.wait(_TERM_S)
+                except subprocess.TimeoutExpired:
+                    pass
+                finally:
+                    _signal(process, signal.SIGKILL)
+                    process.wait()
         finally:
             self._selector.close()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-
-    def _stop(self) -> None:
-        try:
-            if self._process.poll() is None:
-                _signal(self._process, signal.SIGTERM)
-                self._process.wait(_TERM_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            _signal(self._process, signal.SIGKILL)
-            self._process.wait()
 
     @property
     def _reading(self) -> bool:
         """Whether stdout or stderr is still open."""
         return any(key.events & selectors.EVENT_READ for key in self._selector.get_map().values())
 
-    def _write(self, pipe: IO[bytes]) -> None:
+    def _send(self, pipe: IO[bytes]) -> None:
         try:
             if self._unsent:
                 sent = os.write(pipe.fileno(), self._unsent[:_CHUNK])
@@ -260,7 +258,7 @@ class _ProgramRun:
             self._selector.unregister(pipe)
         elif pipe is self._process.stderr:
             self._stderr += chunk
-            del self._stderr[:-_MOST_STDERR]
+            del self._stderr[:-_MAX_STDERR]
         elif len(self._output) <= MOST_OUTPUT:
             self._output += chunk
 

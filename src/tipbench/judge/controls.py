@@ -25,13 +25,14 @@ from tipbench.text import fingerprint
 
 CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
 CONTROL_ANSWERS = 10  # at least, since tips of one answer are scored alike; on smaller sheets, one per four cells
-MOST_CONTROL_TIPS = 60
-MOST_REPEATS = 8
+MOST_CONTROL_TIPS = 60  # per sheet
+MOST_REPEATS = 8  # per sheet
 CELLS_FOR_A_REPEAT = 10  # on a smaller sheet nothing is repeated
 
 _WHOLE = 1000  # targets are in thousandths of a control
-_FIVE_STEPS = (150, 200, 300, 200, 150)  # of 1000 references; few enough threes to detect a judge who always scores 3
-_OWN_SHOWINGS = 10_000  # weight of a control's showings to this judge; those to other judges count once
+# Target share of each step of a five-step scale: few enough threes to detect a judge who always scores 3.
+_FIVE_STEPS = (150, 200, 300, 200, 150)
+_OWN_SHOWINGS = 10_000  # a control that this judge has seen counts as shown this often; to other judges, once
 _CHOICES = 4  # spare controls considered per control needed; bounds the work on a very large pool
 
 Source = str | tuple[str, ...]  # of an item: a run id, or the ids of the tips of a control answer
@@ -53,10 +54,10 @@ def compose(
 ) -> tuple[SheetEntry, ...]:
     """Return the sheet's items in final order. `shown` has a control's id once per time this judge has seen it.
 
-    `sheets` are the experiment's earlier sheets of all judges. Their control answers return at the same rate as real
-    answers of the same history, and new ones are added for new real answers, so that comparing the sheets of several
-    accounts does not reveal the controls. A new control answer has the shape of a real one of its scenario, its donor:
-    as many tips, with or without rationales.
+    `sheets` are the experiment's earlier sheets of all judges. Someone who compares the sheets of several judges must
+    not be able to find the controls. So a control answer of an earlier sheet returns with the same probability as real
+    answers that were on the same sheets, and new control answers are added in proportion to new real answers. A new
+    control answer has the shape of a real answer to its scenario, its donor: as many tips, with or without rationales.
     """
     real = sorted(cells, key=lambda cell: cell.run_id)
     repeats = _choose_repeats(real, earlier, rng)
@@ -152,9 +153,9 @@ def _returning_controls(
     drawn: list[SheetEntry] = []
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
-        entry, lot = entry_of[ids], rng.random()
+        entry, random_number = entry_of[ids], rng.random()
         comparable = runs_of[entry.item.scenario["id"], frozenset(sheets_of[ids])]
-        if not comparable or lot >= len(comparable & on_new_sheet) / len(comparable):
+        if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
             continue
         outdated = [current_references.get(id_) for id_ in ids] != list(entry.references)
         new_to_judge = judges_sheets.isdisjoint(number for number, _ in sheets_of[ids])
@@ -187,7 +188,7 @@ class _ScenarioPool:
 
 
 class _Option(NamedTuple):
-    """For one number of control tips: the least sum of earlier showings, and the log number of ways to reach it."""
+    """For a number of control tips: the least sum of earlier showings, and the logarithm of the ways to get it."""
 
     showings: int
     log_ways: float
@@ -201,16 +202,16 @@ def _pools(
     rng: random.Random,
 ) -> list[_ScenarioPool]:
     """Return a pool for each scenario that has both donors and controls."""
-    donors, drawn = defaultdict(list), defaultdict(list)
+    donors, controls_of = defaultdict(list), defaultdict(list)
     for cell in real:
         if cell.tips:
             donors[cell.scenario].append(cell)
     for id_, control in sorted({control_id(control): control for control in controls}.items()):
-        drawn[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
+        controls_of[control.scenario].append((showings.get(id_, 0), rng.random(), id_, control))
     answers = Counter(cell.scenario for cell in (*real, *repeats))
     pools = []
-    for scenario in sorted(donors.keys() & drawn.keys()):
-        least_shown_first = sorted(drawn[scenario], key=lambda each: each[:3])
+    for scenario in sorted(donors.keys() & controls_of.keys()):
+        least_shown_first = sorted(controls_of[scenario], key=lambda each: each[:3])
         pools.append(
             _ScenarioPool(
                 donors=donors[scenario],
@@ -225,17 +226,17 @@ def _pools(
 def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[Candidate]]:
     """Draw each scenario's donors: `wanted` tips in total, or else the next larger total, or else the largest.
 
-    Only the draws whose controls were shown least often are possible; they keep the relative probabilities of random
-    draws. Dynamic programming over the scenarios: the first loop counts the ways, the second one draws.
+    The donors are drawn at random, on the condition that the controls needed were shown least often. This is dynamic
+    programming over the scenarios: the first loop counts the ways to reach each total, the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, some item would be superfluous
     log_chances = [_log_chances(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
     tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
-    for own in reversed(options):
+    for scenario_options in reversed(options):
         sums: dict[int, list[_Option]] = defaultdict(list)
-        for tips, option in own.items():
+        for tips, option in scenario_options.items():
             for other_tips, other in tables[-1].items():
                 if tips + other_tips <= bound:
                     sums[tips + other_tips].append(_combine(option, other))
@@ -249,8 +250,13 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     enough = [tips for tips in totals if tips >= wanted]
     left = min(enough) if enough else max(totals)
     drawn = []
-    for pool, chances, own, later in zip(pools, log_chances, options, reversed(tables[:-1]), strict=True):
-        fitting = {tips: _combine(option, later[left - tips]) for tips, option in own.items() if left - tips in later}
+    later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
+    for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
+        fitting = {
+            tips: _combine(option, later[left - tips])
+            for tips, option in scenario_options.items()
+            if left - tips in later
+        }
         least = min(option.showings for option in fitting.values())
         tips = _draw_key({tips: option.log_ways for tips, option in fitting.items() if option.showings == least}, rng)
         drawn.append(_draw_donors(pool, chances, tips, rng))
@@ -353,7 +359,7 @@ class _Balance:
         self._excess = {
             (scale.name, step): -len(controls) * share
             for scale in scales
-            for step, share in enumerate(_target(scale), scale.min)
+            for step, share in enumerate(_target_shares(scale), scale.min)
         }
         for control in controls:
             self._add(control, _WHOLE)
@@ -382,7 +388,7 @@ class _Balance:
             self._excess[name, control.scores[name]] += amount
 
 
-def _target(scale: Scale) -> tuple[int, ...]:
+def _target_shares(scale: Scale) -> tuple[int, ...]:
     """Return each step's target share of references in thousandths: most in the middle, enough at the ends."""
     steps = scale.max - scale.min + 1
     if steps == len(_FIVE_STEPS):
@@ -393,9 +399,9 @@ def _target(scale: Scale) -> tuple[int, ...]:
 
 # Private controls, for a team's own suite
 
-MIN_JUDGES = 2
-PER_SCENARIO = 10
-_MOST_APART = 1  # steps between the judges' scores of a tip on any scale
+MIN_JUDGES = 2  # who agree on a tip
+PER_SCENARIO = 10  # new controls
+_MAX_APART = 1  # steps between the judges' scores of a tip on any scale
 
 
 def agreed_controls(
@@ -421,17 +427,17 @@ def agreed_controls(
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
         for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}
-            agreed = all(max(given) - min(given) <= _MOST_APART for given in by_scale.values())
+            agreed = all(max(given) - min(given) <= _MAX_APART for given in by_scale.values())
             if tip.tip in taken or not agreed:
                 continue
             taken.add(tip.tip)
             references = {name: median_low(given) for name, given in by_scale.items()}
             why = f"Agreed by {len(counted)} judges."
             found[scenario].append(Control(scenario, tip.tip, tip.rationale, references, why))
-    return [control for _, group in sorted(found.items()) for control in _spread(group, rubric, per_scenario)]
+    return [control for _, group in sorted(found.items()) for control in _evenly_spread(group, rubric, per_scenario)]
 
 
-def _spread(controls: Sequence[Control], rubric: Rubric, count: int) -> list[Control]:
+def _evenly_spread(controls: Sequence[Control], rubric: Rubric, count: int) -> list[Control]:
     """Return at most `count` controls, evenly spaced in the order of their composite."""
     ranked = sorted(
         controls, key=lambda each: (rubric.composite(each.scores, format_ok=True, overlong=False), each.tip)

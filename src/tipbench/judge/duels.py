@@ -71,10 +71,10 @@ class MatchUp:
 
 def match_ups(contenders: Iterable[Contender], done: Collection[frozenset[str]] = ()) -> list[MatchUp]:
     """Return all match-ups of different pairs within a scenario and repeat, except those in `done`."""
-    places: dict[tuple[str, str], list[Contender]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Contender]] = defaultdict(list)  # by scenario and repeat
     for contender in sorted(contenders, key=lambda each: (each.scenario, each.repeat, each.name, each.run_id)):
-        places[contender.scenario, contender.repeat].append(contender)
-    found = [MatchUp(*two) for there in places.values() for two in combinations(there, 2)]
+        groups[contender.scenario, contender.repeat].append(contender)
+    found = [MatchUp(*two) for group in groups.values() for two in combinations(group, 2)]
     return [each for each in found if each.one.name != each.other.name and each.runs not in done]
 
 
@@ -84,17 +84,19 @@ def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Ra
     If fewer than two whole scenarios fit, one match-up per scenario in turn, since a single scenario has no error bar.
     """
     shuffled = rng.sample(sorted(found, key=lambda each: sorted(each.runs)), len(found))
-    turns: dict[str, int] = {}
-    place: dict[str, int] = {}
-    rounds: dict[frozenset[str], int] = {}
+    scenario_place: dict[str, int] = {}  # in the random order of scenarios
+    place_in_scenario: dict[frozenset[str], int] = {}  # of each match-up
+    sizes: Counter[str] = Counter()
     for each in shuffled:
-        place.setdefault(each.scenario, len(place))
-        rounds[each.runs] = turns[each.scenario] = turns.get(each.scenario, 0) + 1
-    few = limit is not None and limit < sum(place[each.scenario] < 2 for each in found)
+        scenario_place.setdefault(each.scenario, len(scenario_place))
+        place_in_scenario[each.runs] = sizes[each.scenario]
+        sizes[each.scenario] += 1
+    two_scenarios = sum(scenario_place[each.scenario] < 2 for each in found)
+    in_turn = limit is not None and limit < two_scenarios
 
     def order(each: MatchUp) -> tuple[int, int]:
-        scenario, turn = place[each.scenario], rounds[each.runs]
-        return (turn, scenario) if few else (scenario, turn)
+        scenario, place = scenario_place[each.scenario], place_in_scenario[each.runs]
+        return (place, scenario) if in_turn else (scenario, place)
 
     return sorted(shuffled, key=order)[:limit]
 
@@ -252,12 +254,12 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
 
 def find_duel(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredDuelSheet | None:
     """Return the duel sheet with this id, or None if absent."""
-    return next(_read(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
 
 
 def stored_duel_sheets(store: RunStore, experiment_id: str, experiment: str) -> Iterator[StoredDuelSheet]:
     """Yield the duel sheets of an experiment, newest first."""
-    return _read(store, experiment_id, experiment, {})
+    return _read_sheets(store, experiment_id, experiment, {})
 
 
 def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelAnswer]) -> str:
@@ -267,7 +269,9 @@ def duel_answers_text(answers: Mapping[str, DuelAnswer], history: Sequence[DuelA
     return compact_json({"answers": now, "history": before})
 
 
-def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]) -> Iterator[StoredDuelSheet]:
+def _read_sheets(
+    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
+) -> Iterator[StoredDuelSheet]:
     def answer(raw: Mapping[str, Any]) -> DuelAnswer:
         return DuelAnswer(raw["item"], Winner(raw["winner"]), raw["at"])
 
@@ -336,23 +340,23 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     done = _judged_in_both_orders(stored_duel_sheets(store, experiment.experiment_id, experiment.name), request.judge)
     found = match_ups(contenders, done)
     if not found:
-        raise NotEnoughData(_nothing(experiment.name, request, done, len(cells) - len(known)))
+        raise NotEnoughData(_nothing_to_compare_message(experiment.name, request, done, len(cells) - len(known)))
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     chosen = choose_match_ups(found, request.limit and max(1, request.limit // 2), rng)
-    rubric = _rubric(store, cells, request.rubric)
-    shows = in_both_orders(chosen, rng)
+    rubric = _stored_rubric(store, cells, request.rubric)
+    showings = in_both_orders(chosen, rng)
     sheet_id = uuid.uuid4().hex[:12]
     items = tuple(
         DuelItem(
             fingerprint([sheet_id, rng.getrandbits(64), at], 12), cards[with_tips[a.run_id].scenario], a.tips, b.tips
         )
-        for at, (a, b) in enumerate(shows)
+        for at, (a, b) in enumerate(showings)
     )
     stored = StoredDuelSheet(
         sheet=Sheet(sheet_id, experiment.name, request.judge, rubric, items),
-        sides={item.id: (a.run_id, b.run_id) for item, (a, b) in zip(items, shows, strict=True)},
-        names={side.run_id: side.name for show in shows for side in show},
+        sides={item.id: (a.run_id, b.run_id) for item, (a, b) in zip(items, showings, strict=True)},
+        names={side.run_id: side.name for showing in showings for side in showing},
         exported=now_iso(),
         seed=seed,
         owner=request.judge,
@@ -427,7 +431,8 @@ def apply_duels(
         former = answers.get(item)
         if former is None or former.winner is not winner:
             changes.append(DuelChange(item, former.winner if former else None, winner))
-            history += [former] if former else []
+            if former is not None:
+                history.append(former)
             answers[item] = DuelAnswer(item, winner, at)
     twice, same = _consistency(replace(stored, answers=answers))
     if changes and not dry_run:
@@ -501,7 +506,7 @@ def _consistency(stored: StoredDuelSheet) -> tuple[int, int]:
     return len(both), sum(len(set(winners)) == 1 for winners in both)
 
 
-def _rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
+def _stored_rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
     """Return the rubric with this tag, as stored with one of the cells."""
     for cell in cells:
         if cell.run.tags.get("scores_rubric") == tag:
@@ -511,7 +516,7 @@ def _rubric(store: RunStore, cells: Sequence[JudgedCell], tag: str) -> Rubric:
     raise NotEnoughData("None of the answers to compare has been judged yet.")
 
 
-def _nothing(name: str, request: DuelRequest, done: Collection[frozenset[str]], unknown: int) -> str:
+def _nothing_to_compare_message(name: str, request: DuelRequest, done: Collection[frozenset[str]], unknown: int) -> str:
     if done:
         who = request.judge or "a judge"
         more = "" if request.judge else " --judge NAME gives them to another judge."

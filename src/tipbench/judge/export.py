@@ -112,17 +112,17 @@ def export_sheet(
             changed = update_floor_scores(store, floors, rubric, now_iso())
             store.touch(experiment.experiment_id)
             message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
-        raise NotEnoughData(message + _nothing(experiment.name, request, list(known.values()), unknown))
+        raise NotEnoughData(message + _nothing_pending_message(experiment.name, request, list(known.values()), unknown))
     sheet_id = uuid.uuid4().hex[:12]
-    composed = _composer(store, experiment, request, material, known, sheet_id, rng)
-    entries, added = composed(chosen), 0
+    compose_entries = _entry_composer(store, experiment, request, material, known, sheet_id, rng)
+    entries, added = compose_entries(chosen), 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
         same_order = random.Random(seed)  # noqa: S311
         everything = choose_cells(candidates, replace(request, limit=None), with_controls, same_order, order)
         larger = list(chosen)
         for group in _remaining_scenarios(everything, chosen):
             larger += group
-            more = composed(larger)
+            more = compose_entries(larger)
             if _count_control_tips(more) >= MIN_CONTROLS:
                 added, chosen, entries = len(larger) - len(chosen), larger, more
                 break
@@ -161,23 +161,24 @@ def choose_cells(
     """
     known = sorted(candidates, key=lambda cell: cell.run_id)
     order = _scenario_order(known, request.judge, with_controls, rng, first)
-    fresh = [cell for cell in known if not cell.scored_by]
-    others = [cell for cell in known if request.judge and cell.scored_by and request.judge not in cell.scored_by]
-    if request.everything or request.provisional:
-        return _first(_by_scenario([*fresh, *others], order), request.limit, rng)
-    groups = _by_scenario(fresh, order)
+    unscored = [cell for cell in known if not cell.scored_by]
     by_others = [cell for cell in known if request.judge and cell.scored_by - {request.judge}]
-    wanted = _rounded_up(request.overlap * len(by_others)) - (len(by_others) - len(others))
+    only_by_others = [cell for cell in by_others if request.judge not in cell.scored_by]
+    if request.everything or request.provisional:
+        return _take_scenarios(_by_scenario([*unscored, *only_by_others], order), request.limit, rng)
+    groups = _by_scenario(unscored, order)
+    scored_by_both = len(by_others) - len(only_by_others)
+    wanted = _rounded_up(request.overlap * len(by_others)) - scored_by_both
     shared: list[list[Candidate]] = []  # the fewest leading scenarios that contain the wanted number of cells
-    for group in _by_scenario(others, order):
+    for group in _by_scenario(only_by_others, order):
         if sum(map(len, shared)) < wanted:
             shared.append(group)
     if request.limit is None:
-        return _first(groups, None, rng) + _first(shared, None, rng)
+        return _take_scenarios(groups, None, rng) + _take_scenarios(shared, None, rng)
     n_shared = sum(map(len, shared))
-    due = _rounded_up(request.limit / (1 + request.overlap))
-    room = min(len(fresh), max(due, request.limit - n_shared))
-    return _first(groups, room, rng) + _first(shared, request.limit - room, rng)
+    least_unscored = _rounded_up(request.limit / (1 + request.overlap))
+    n_unscored = min(len(unscored), max(least_unscored, request.limit - n_shared))
+    return _take_scenarios(groups, n_unscored, rng) + _take_scenarios(shared, request.limit - n_unscored, rng)
 
 
 def _scenario_order(
@@ -187,15 +188,20 @@ def _scenario_order(
     rng: random.Random,
     first: Sequence[str],
 ) -> list[str]:
-    wanted = {scenario: place for place, scenario in reversed(list(enumerate(first)))}
-    own = {cell.scenario for cell in known if judge in cell.scored_by}
+    """Return the scenarios in order: those of `first`, then those with controls, then the others.
+
+    Among equals, scenarios that this judge has begun come first, and those that only others have begun come last.
+    """
+    place_in_first = {scenario: first.index(scenario) for scenario in first}
+    begun_by_judge = {cell.scenario for cell in known if judge in cell.scored_by}
     begun = {cell.scenario for cell in known if cell.scored_by}
     scenarios = sorted({cell.scenario for cell in known})
     rng.shuffle(scenarios)
 
     def rank(scenario: str) -> tuple[int, bool, int]:
-        begun_by = 0 if scenario in own else 2 if scenario in begun else 1
-        return wanted.get(scenario, len(first)), scenario not in with_controls, begun_by
+        begun_by_others = scenario in begun and scenario not in begun_by_judge
+        progress = 0 if scenario in begun_by_judge else 2 if begun_by_others else 1
+        return place_in_first.get(scenario, len(first)), scenario not in with_controls, progress
 
     return sorted(scenarios, key=rank)
 
@@ -207,7 +213,7 @@ def _by_scenario(cells: Iterable[Candidate], order: Sequence[str]) -> list[list[
     return [group for group in groups.values() if group]
 
 
-def _first(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
+def _take_scenarios(groups: Sequence[list[Candidate]], limit: int | None, rng: random.Random) -> list[Candidate]:
     """Return whole scenarios while they fit the limit, then a sample of the next."""
     chosen: list[Candidate] = []
     for group in groups:
@@ -223,7 +229,7 @@ def _rounded_up(number: float) -> int:
     return ceil(round(number, 9))
 
 
-def _composer(
+def _entry_composer(
     store: RunStore,
     experiment: Experiment,
     request: ExportRequest,
@@ -281,7 +287,7 @@ def _scored_by(cell: JudgedCell, rubric: str, request: ExportRequest) -> frozens
     return frozenset(judgement.judge for judgement in given if any_rubric or judgement.rubric == rubric)
 
 
-def _nothing(name: str, request: ExportRequest, known: Sequence[JudgedCell], unknown: int) -> str:
+def _nothing_pending_message(name: str, request: ExportRequest, known: Sequence[JudgedCell], unknown: int) -> str:
     who = f"for {request.judge}" if request.judge else "for a judge"
     if not known and unknown:
         return (

@@ -102,20 +102,21 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in found]
     left_out = stale_runs(runs) | twin_runs(runs)
-    return [_cell(run, texts) for run, texts in found if run.run_id not in left_out]
-
-
-def _cell(run: StoredRun, texts: Mapping[str, str]) -> JudgedCell:
-    try:
-        n_tips = int(run.params["n_tips"])
-        listed = json.loads(texts.get(CANDIDATES, "[]"))[:n_tips]
-        tips = tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
-    except (ValueError, KeyError, TypeError) as exc:
-        raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc
-    scores = read_scores(texts.get(SCORES))
-    touched = scores.judges or scores.held or scores.history
-    if touched and RAW in texts:  # the metric now holds the judges' mean, which must not be shown to the next judge
-        format_ok = parse_answer(texts[RAW], n_tips).format_ok
-    else:
-        format_ok = run.metrics.get("format_ok") == 1.0
-    return JudgedCell(run, tips, scores, format_ok)
+    cells = []
+    for run, texts in found:
+        if run.run_id in left_out:
+            continue
+        try:
+            n_tips = int(run.params["n_tips"])
+            listed = json.loads(texts.get(CANDIDATES, "[]"))[:n_tips]
+            tips = tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc
+        scores = read_scores(texts.get(SCORES))
+        judged_before = scores.judges or scores.held or scores.history
+        if judged_before and RAW in texts:  # the metric is now the judges' mean, which the next judge must not see
+            format_ok = parse_answer(texts[RAW], n_tips).format_ok
+        else:
+            format_ok = run.metrics.get("format_ok") == 1.0
+        cells.append(JudgedCell(run, tips, scores, format_ok))
+    return cells

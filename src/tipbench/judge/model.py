@@ -40,7 +40,7 @@ from tipbench.record.generation import Pause
 from tipbench.text import plural
 
 MOST_TIPS = 8  # per question
-_MOST_ANCHORS = 6
+_MAX_ANCHORS = 6
 _SYSTEM_SHARE = 0.6  # maximum share of the context; card, tips and answer need room too
 _BYTES_PER_TOKEN = 3.0  # lower than for any tokenizer on ordinary text, so that token counts are overestimated
 _PER_ANSWER, _PER_TIP, _PER_SCALE = 32, 16, 24  # answer tokens, allowing for whitespace
@@ -76,7 +76,7 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"{room}. Raise num_ctx, or judge with another judge."
         )
     prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip() if rubric.text.startswith(FENCE) else ""
-    for part in (prose, *_anchors(rubric, _MOST_ANCHORS)):
+    for part in (prose, *_example_texts(rubric, _MAX_ANCHORS)):
         if part and tokens(longer := f"{prompt}\n\n{part}") <= room:
             prompt = longer
     return prompt
@@ -128,7 +128,7 @@ def tokens(text: str) -> int:
 def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
     numbered = json.dumps([{"n": n, "tip": tip} for n, tip in enumerate(tips, 1)], ensure_ascii=False, indent=0)
     user = (
-        f"<card>\n{_unmarked(card)}\n</card>\n<tips>\n{_unmarked(numbered)}\n</tips>\n"
+        f"<card>\n{_escape_tags(card)}\n</card>\n<tips>\n{_escape_tags(numbered)}\n</tips>\n"
         f"Score the {plural(len(tips), 'tip')} between the marks."
     )
     scores = {scale.name: {"type": "integer", "enum": list(range(scale.min, scale.max + 1))} for scale in rubric.scales}
@@ -142,13 +142,13 @@ def _question(card: str, tips: Sequence[str], rubric: Rubric) -> Question:
     return Question(user, len(tips), schema, _PER_ANSWER + len(tips) * (_PER_TIP + _PER_SCALE * len(rubric.scales)))
 
 
-def _unmarked(text: str) -> str:
+def _escape_tags(text: str) -> str:
     """Escape angle brackets, so that JSON cannot close the prompt's tags, and lone surrogates, which UTF-8 forbids."""
     plain = text.replace("<", "\\u003c").replace(">", "\\u003e")
     return "".join(char if not "\ud800" <= char <= "\udfff" else f"\\u{ord(char):04x}" for char in plain)
 
 
-def _anchors(rubric: Rubric, most: int) -> list[str]:
+def _example_texts(rubric: Rubric, most: int) -> list[str]:
     """Return up to `most` anchors, extremes first, so that both ends of the range fit a small context."""
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
     count = min(most, len(ranked))
@@ -165,14 +165,14 @@ def _anchors(rubric: Rubric, most: int) -> list[str]:
 # No repeat penalty: two tips may have the same scores.
 _SAMPLING: dict[str, float | int] = {"top_k": 40, "top_p": 1.0, "min_p": 0, "repeat_penalty": 1.0}
 _TRIES = ((0.0, 0), (0.3, 1))  # temperature and seed offset; at temperature 0 the seed has no effect
-_HOPELESS = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # permanent for all items
-_POINTLESS = (*_HOPELESS, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # permanent for the same request
+_MODEL_UNUSABLE = (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)  # no item can be scored
+_NOT_RETRIED = (*_MODEL_UNUSABLE, FailureKind.PROMPT_TOO_LONG, FailureKind.REJECTED)  # would fail again
 _LOADS_BEFORE_GIVING_UP = 3
-_MOST_CRASHES = 10
+_MAX_CRASHES = 10  # of the server during one request
 _RELEASE_TRIES = 3
-_MOST_REASON = 300
-# Required by the port, for engines without a language model; the judge's prompts contain the card.
-_UNUSED = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
+_MAX_REASON = 300  # characters
+# A request must have a scenario, for engines without a language model; the judge's prompts contain the card instead.
+_NO_SCENARIO = Scenario(Persona("", "", "", "", (), (), ()), Slot("", "", time()), date.min)
 
 
 class ModelJudge:
@@ -187,7 +187,7 @@ class ModelJudge:
         self._config = config
         self._cancel = threading.Event()
         self._in_use = False
-        self._hopeless = ""
+        self._skip_reason = ""  # why no further item is sent to the model
         self._load_failures = 0
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
@@ -200,7 +200,7 @@ class ModelJudge:
             for item in sheet.items:
                 outcome = self._score(item, sheet.rubric, system, pause, last=item is sheet.items[-1])
                 if isinstance(outcome, str):
-                    yield Unscored(item.id, safe_line(outcome, _MOST_REASON))
+                    yield Unscored(item.id, safe_line(outcome, _MAX_REASON))
                 else:
                     yield outcome
         if (evidence := self.evidence()) is not None:
@@ -257,7 +257,7 @@ class ModelJudge:
                 model=self._facts.model,
                 system=system,
                 user=question.user,
-                scenario=_UNUSED,
+                scenario=_NO_SCENARIO,
                 n_tips=question.n_tips,
                 options={**_SAMPLING, "num_ctx": config.num_ctx, "num_predict": question.num_predict},
                 timeout_s=config.timeout_s,
@@ -266,14 +266,14 @@ class ModelJudge:
                 answer_schema=question.answer_schema,
                 cancel=self._cancel,
             )
-            answer = self._hopeless or self._ask(request, rubric, pause)
+            answer = self._skip_reason or self._request_scores(request, rubric, pause)
             if isinstance(answer, str):
                 return answer
             scores += answer
         tips = zip(item.tips, scores, strict=True)
         return ItemScore(item.id, item.format_ok, tuple(TipScore(given, tip.overlong) for tip, given in tips))
 
-    def _ask(self, request: GenerationRequest, rubric: Rubric, pause: Pause) -> list[dict[str, int]] | str:
+    def _request_scores(self, request: GenerationRequest, rubric: Rubric, pause: Pause) -> list[dict[str, int]] | str:
         """Return the scores or the reason for failure; retry an invalid answer once, with another seed."""
         reason = ""
         for temperature, shift in _TRIES:
@@ -283,9 +283,9 @@ class ModelJudge:
                 reason = f"{result.kind}: {result.reason}"
                 if result.kind is FailureKind.LOAD_FAILED:
                     self._load_failures += 1
-                if result.kind in _HOPELESS or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
-                    self._hopeless = f"skipped: {result.reason}"
-                if self._hopeless or result.kind in _POINTLESS:
+                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _LOADS_BEFORE_GIVING_UP:
+                    self._skip_reason = f"skipped: {result.reason}"
+                if self._skip_reason or result.kind in _NOT_RETRIED:
                     return reason
                 continue
             self._load_failures = 0
@@ -303,7 +303,7 @@ class ModelJudge:
     def _complete(self, request: GenerationRequest, pause: Pause) -> Completion | EngineFailure:
         """Send the request; wait for an unavailable server, then raise ServerUnavailable."""
         result = self._engine.complete(request)
-        for _ in range(_MOST_CRASHES):
+        for _ in range(_MAX_CRASHES):
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 break
             pause.until_alive(self._engine)

@@ -13,8 +13,8 @@ from tipbench.errors import UsageError
 from tipbench.judge.automatic import JudgeKind
 from tipbench.judge.rules_text import (
     DAYPARTS,
+    INSTRUCTION_VERBS,
     NAMED,
-    ORDERS,
     PHRASES,
     WORDS,
     Card,
@@ -84,7 +84,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     }
     now = routines[RoutineTime.NOW]
     now_words = frozenset(word for routine in now for word in routine.weights)
-    passed = []
+    passed = []  # routines of an earlier hour of which the tip has most words
     for routine in card.routines:
         weight = routine.weight_in(unclaimed - now_words)
         if routine.when is RoutineTime.PASSED and weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
@@ -105,10 +105,10 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
-        joined=any(_is_tied_to(clause, now_words) for clause in parsed.clauses),
+        joined=any(_is_linked_to(clause, now_words) for clause in parsed.clauses),
         personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
-        role_words=tuple(sorted(unclaimed & card.trade)),
-        hour=names_routine or bool(unclaimed & card.label) or in_daypart,
+        role_words=tuple(sorted(unclaimed & card.role_words)),
+        hour=names_routine or bool(unclaimed & card.slot_words) or in_daypart,
         against=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
         later=tuple(phrase for phrase in postponing if f" {phrase} " in plain),
     )
@@ -132,7 +132,7 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     )
 
 
-def _is_tied_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
+def _is_linked_to(clause: Sequence[Word], routine: frozenset[str]) -> bool:
     """Return whether a word such as 'after' or 'when' in the clause is followed by a word of the routine."""
     for index, word in enumerate(clause):
         opens = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
@@ -168,7 +168,7 @@ def relevance(hooks: Hooks) -> Finding:
     because = [
         *(f"names the task '{text}'" for text in hooks.tasks[:2]),
         *(f"this hour: '{text}'" for text in hooks.now[:2]),
-        *(f"of the person: '{text}'" for text in hooks.personal[:2]),
+        *(f"about the person: '{text}'" for text in hooks.personal[:2]),
     ]
     if hooks.against:
         return Finding(2, (f"against the card: {hooks.against[0]}", *because))
@@ -178,8 +178,10 @@ def relevance(hooks: Hooks) -> Finding:
         return Finding(4, tuple(because) + (("the hour in general words",) if hooks.hour else ()))
     if hooks.count:
         return Finding(3, tuple(because))
-    if hooks.role_words or hooks.hour:
-        return Finding(2, (f"near: {', '.join(hooks.role_words[:3]) or 'the time of day'}",))
+    if hooks.role_words:
+        return Finding(2, (f"only the person's job: {', '.join(hooks.role_words[:3])}",))
+    if hooks.hour:
+        return Finding(2, ("only the time of day",))
     return Finding(1, ("no hook",))
 
 
@@ -219,7 +221,7 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
     found: dict[str, list[str]] = {"step": [], "action": [], "direction": [], "none": []}
     first: int | None = None
     for index, clause in enumerate(parsed.clauses):
-        at = clause_verb(clause, card.orders)
+        at = clause_verb(clause, card.instruction_verbs)
         if at is None or any(word.lower in WORDS["negations"] for word in clause[max(0, at - 3) : at]):
             continue
         kind = _kind(clause, at, card)
@@ -274,9 +276,9 @@ def _kind(clause: Sequence[Word], at: int, card: Card) -> str:
 def _main_verb(verb: str, rest: Sequence[str]) -> int | None:
     """Return the offset of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
-        return 1 if len(rest) > 1 and rest[1] in ORDERS else None
+        return 1 if len(rest) > 1 and rest[1] in INSTRUCTION_VERBS else None
     if verb in WORDS["time_verbs"]:
-        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in ORDERS), None)
+        return next((i + 1 for i, w in enumerate(rest[:-1]) if w == "to" and rest[i + 1] in INSTRUCTION_VERBS), None)
     return None
 
 
@@ -291,7 +293,7 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
     because += [f"size: {instructions.size}"] if instructions.size else []
     because += [f"stop: {instructions.stop}"] if instructions.stop else []
     if instructions.unnamed_object and not hooks.tasks:
-        return Finding(3, (*because, f"leaves open what: {instructions.unnamed_object}"))
+        return Finding(3, (*because, f"does not say what: {instructions.unnamed_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.against:
@@ -325,6 +327,7 @@ def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions
 
 
 def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
+    """Return the wording that lowers the tone score, with its weight."""
     lowers = {word.lower for word in parsed.words if word.stem not in card.vocabulary}
     found = {f"{name}: {word}": 1 for name in ("hype", "jargon") for word in sorted(lowers & WORDS[name])}
     for name, phrases, weight in (
@@ -361,11 +364,11 @@ def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
     """Return whether a clause names the persona, or its subject is 'I', 'she', 'he', 'they' or the persona's role."""
     named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}
-    trade = any(
-        len(clause) > 1 and clause[0].stem in card.trade and clause[1].lower in WORDS["modals"]
+    role_is_subject = any(
+        len(clause) > 1 and clause[0].stem in card.role_words and clause[1].lower in WORDS["modals"]
         for clause in parsed.clauses
     )
-    return named or trade or bool(subjects & {"she", "he", "they", "i", "i'm"})
+    return named or role_is_subject or bool(subjects & {"she", "he", "they", "i", "i'm"})
 
 
 SCALES = ("relevance", "actionability", "tone")
@@ -385,7 +388,7 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """The reasons in one line of at most NOTE_LIMIT characters, divided equally among the scales."""
+        """The reasons in one line of at most NOTE_LIMIT characters; each scale gets an equal part."""
         parts = (f"{scale} {found.score}: {', '.join(found.because)}" for scale, found in self.findings.items())
         return "; ".join(shorten(part, NOTE_LIMIT // len(SCALES) - 2) for part in parts)
 
@@ -450,7 +453,7 @@ def rules_error(
 
 def _explain(card: Card, tip: str) -> Explanation:
     parsed = parse_tip(tip)
-    reason = unusable_reason(parsed, card.orders)
+    reason = unusable_reason(parsed, card.instruction_verbs)
     if reason:
         return Explanation(dict.fromkeys(SCALES, Finding(LOWEST, (f"broken text: {reason}",))))
     hooks = find_hooks(parsed, card)

@@ -16,20 +16,21 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
+# Groups of related words: a preference that has one of them also matches the others.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
-ORDERS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
+INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 LONGEST = 4000  # characters of a tip that are parsed, a hundred times the usual length
 NAMED = 1.5  # word weight sufficient to name a task; a proper name found only in its title has this weight
-_CARD_LONGEST = 2000  # characters of each text of a card that are parsed
+_LONGEST_CARD_TEXT = 2000  # characters of each text of a card that are parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # by Unicode category: joined or separated
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacements of other characters, by category
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _NUMBERS = {word: number for number, word in enumerate(HOUR_NAMES, start=1)}
 _HOUR_WORDS = "|".join(_NUMBERS)
@@ -178,13 +179,13 @@ class Card:
     names: frozenset[str]  # stems of the persona's name
     tasks: tuple[Hook, ...]
     task_verbs: frozenset[str]
-    orders: frozenset[str]  # all verbs that may open an instruction
+    instruction_verbs: frozenset[str]  # all verbs that may begin an instruction
     routines: tuple[Hook, ...]
     wanted: tuple[Hook, ...]
     ruled_out: tuple[Hook, ...]
     people: frozenset[str]  # stems of other people's names
-    trade: frozenset[str]  # stems of role and circumstances
-    label: frozenset[str]  # stems of the slot's label
+    role_words: frozenset[str]  # stems of role and circumstances
+    slot_words: frozenset[str]  # stems of the slot's label
     vocabulary: frozenset[str]  # stems of all its texts except preferences; not penalised as hype or jargon
     minute: int  # of the day
 
@@ -194,14 +195,14 @@ def parse_card(card: Mapping[str, Any]) -> Card:
     persona, slot = card["persona"], card["slot"]
     clock_hour, _, clock_minute = str(slot["time"]).partition(":")
     minute = int(clock_hour) * 60 + int(clock_minute)
-    names = frozenset(word.stem for word in _words(str(persona["name"])[:_CARD_LONGEST]))
-    titles = [str(task["title"])[:_CARD_LONGEST] for task in persona["tasks"]]
-    habits = [str(habit)[:_CARD_LONGEST] for habit in persona["habits"]]
-    about = str(persona["about"])[:_CARD_LONGEST]
-    preferences = [_split_preference(str(text)[:_CARD_LONGEST]) for text in persona["preferences"]]
+    names = frozenset(word.stem for word in _words(str(persona["name"])[:_LONGEST_CARD_TEXT]))
+    titles = [str(task["title"])[:_LONGEST_CARD_TEXT] for task in persona["tasks"]]
+    habits = [str(habit)[:_LONGEST_CARD_TEXT] for habit in persona["habits"]]
+    about = str(persona["about"])[:_LONGEST_CARD_TEXT]
+    preferences = [_split_preference(str(text)[:_LONGEST_CARD_TEXT]) for text in persona["preferences"]]
     routines = [*habits, *(part for part in re.split(r"[.;]|, then", about) if clock_times(part.lower()))]
     people = _names([about, *habits, *(wanted for wanted, _ in preferences)]) - names
-    verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])
+    verbs = frozenset(word.lower for title in titles for word in _words(title)[:1])  # a title begins with its verb
     return Card(
         names=names,
         tasks=tuple(
@@ -213,16 +214,20 @@ def parse_card(card: Mapping[str, Any]) -> Card:
             for title in titles
         ),
         task_verbs=verbs,
-        orders=ORDERS | verbs,
+        instruction_verbs=INSTRUCTION_VERBS | verbs,
         routines=tuple(
-            Hook(text.strip(), _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people), _when(text.lower(), minute))
+            Hook(
+                text.strip(),
+                _weights(_CLOCK.sub(" ", text.lower()), _VERBS, people),
+                _routine_time(text.lower(), minute),
+            )
             for text in routines
         ),
         wanted=tuple(_preference_hook(wanted) for wanted, _ in preferences if wanted),
         ruled_out=tuple(_preference_hook(against) for _, against in preferences if against),
         people=people,
-        trade=_content(f"{persona['role']} {about}"),
-        label=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
+        role_words=_content(f"{persona['role']} {about}"),
+        slot_words=_content(str(slot["label"])) - {stem(word) for word in DAYPARTS},
         vocabulary=frozenset(
             word.stem for text in (*titles, *habits, about, str(persona["role"])) for word in _words(text)
         ),
@@ -262,9 +267,9 @@ def _weights(text: str, *weak: frozenset[str]) -> dict[str, float]:
     """Return word weights: 0.5 for common words, numbers, single letters and words in `weak`, otherwise 1."""
     weights = {}
     for word in _words(text):
-        half = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
+        general = word.stem in _COMMON or word.lower.isdigit() or len(word.lower) == 1
         if word.stem not in _EMPTY:
-            weights[word.stem] = 0.5 if half or any(word.stem in group for group in weak) else 1.0
+            weights[word.stem] = 0.5 if general or any(word.stem in group for group in weak) else 1.0
     return weights
 
 
@@ -302,21 +307,25 @@ def clock_times(text: str, *, bare: bool = True) -> list[int]:
         if match["h"]:
             found.append((int(match["h"]) % 24) * 60 + int(match["m"]) % 60)
             continue
-        shift = _MINUTES_OF[match["part"]] * (1 if match["way"] == "past" else -1) if match["part"] else 0
+        minutes = 0  # after the hour
+        if match["part"]:
+            minutes = _MINUTES_OF[match["part"]] if match["way"] == "past" else -_MINUTES_OF[match["part"]]
         hour = _NUMBERS[match["word"] or match["plain"]] % 12
-        found.append(hour * 60 + shift + (720 if hour < 5 else 0))
+        found.append(hour * 60 + minutes + (720 if hour < 5 else 0))
     return found
 
 
-def _when(text: str, minute: int) -> RoutineTime:
+def _routine_time(text: str, minute: int) -> RoutineTime:
+    """Return when a routine takes place relative to this minute of the day; within an hour counts as now."""
     times = clock_times(text)
     mornings = [time for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
     evenings = [time + 720 for time in mornings]  # "eight" may be morning or evening
     if len(times) == 2 and re.search(r"\bto\b", text):
         spans_now = times[0] <= minute <= times[1]
     else:
-        ends = [time + 720 if time < 6 * 60 else time for time in times]
-        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - 240 <= minute <= end for end in ends)
+        ends = [time + 720 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
+        four_hours = 240  # a routine "until" a time lasts about this long
+        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - four_hours <= minute <= end for end in ends)
     if spans_now or any(abs(time - minute) <= 60 for time in (*times, *evenings)):
         return RoutineTime.NOW
     ranges = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]

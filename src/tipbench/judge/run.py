@@ -71,12 +71,12 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
 
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
 _KEYS = ('"item"', '"items"')
-_MOST_DEPTH = 200
-_READS = 8  # nested objects are parsed repeatedly; this many times the text's length at most
-_ROOM = 1_000_000
-_MOST_VERSIONS = 8  # per item
-_SHOWN = 60
-_MOST_REASON = 300
+_MAX_DEPTH = 200  # open brackets; the outermost are forgotten
+# Nested objects are parsed repeatedly, but at most this many times the text's length, plus some characters.
+_MAX_READS, _EXTRA_READS = 8, 1_000_000
+_MAX_VERSIONS = 8  # per item
+_SHOWN = 60  # characters of a value in a message
+_MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
     expected = {item.id for item in sheet.items}
     versions: dict[str, list[dict[str, Any]]] = {}
     foreign = ""
-    for found in _objects(output.decode("utf-8", "replace")):
+    for found in _find_objects(output.decode("utf-8", "replace")):
         reason = _mismatch(found, sheet)
         if reason:
             foreign = foreign or reason
@@ -103,7 +103,7 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
             name = item.get("item") if isinstance(item, dict) else None
             if isinstance(name, str) and name in expected:
                 known = versions.setdefault(name, [])
-                if len(known) < _MOST_VERSIONS and item not in known:
+                if len(known) < _MAX_VERSIONS and item not in known:
                     known.append(item)
     return RecoveredItems(versions, foreign)
 
@@ -130,7 +130,7 @@ def choose_answer(item: Item, rubric: Rubric, found: Sequence[RecoveredItems], f
     else:
         foreign = next((source.foreign for source in found if source.foreign), "")
         reasons = ["returned unfinished" if unfinished else "not returned", foreign, failure]
-    return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MOST_REASON))
+    return Unscored(item.id, safe_line("; ".join(filter(None, reasons)), _MAX_REASON))
 
 
 def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
@@ -146,14 +146,14 @@ def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
     return ""
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _find_objects(text: str) -> list[dict[str, Any]]:
     """Return complete outermost JSON objects with a key `items` or `item`, in order, in one pass over the text.
 
     An unclosed object (a truncated sheet, a brace in prose) does not hide complete objects inside it.
     """
     found: list[tuple[int, dict[str, Any]]] = []
-    open_at: deque[list[int]] = deque(maxlen=_MOST_DEPTH)  # position of each open bracket, and 1 if it has such a key
-    left = _READS * len(text) + _ROOM
+    open_at: deque[list[int]] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket, and 1 if it has such a key
+    left = _MAX_READS * len(text) + _EXTRA_READS  # characters that may still be parsed
     for token in _TOKEN.finditer(text):
         mark = token[0][0]
         if mark in "[{":
@@ -242,8 +242,8 @@ class _Run:
     environment: JudgeEnvironment
 
     def run(self) -> JudgeResult:
-        where = self.experiment
-        sheets = stored_sheets(self.store, where.experiment_id, where.name, self.request.judge)
+        experiment = self.experiment
+        sheets = stored_sheets(self.store, experiment.experiment_id, experiment.name, self.request.judge)
         # The judge's newest sheet with any answers; a run that crashed has left some.
         last = next((each for each in sheets if each.answers and each.provisional == self.request.provisional), None)
         if last is not None and last.status is SheetStatus.EXPORTED:
@@ -251,15 +251,15 @@ class _Run:
                 f"continuing the sheet {last.sheet.id}: {last.finished} of {len(last.entries)} items are scored"
             )
             return self._judge(last, continued=True)
-        cells = read_cells(self.store, where.experiment_id)
+        cells = read_cells(self.store, experiment.experiment_id)
         accepting = last is not None and last.status is SheetStatus.HELD and self.accept is not None
         finished = None if last is None else self._finish_earlier(last, cells, accepting=accepting)
         if finished is not None and accepting:
             return finished
         if finished is not None:
-            cells = read_cells(self.store, where.experiment_id)
+            cells = read_cells(self.store, experiment.experiment_id)
         try:
-            stored = export_sheet(self.store, where, self.request, cells).stored
+            stored = export_sheet(self.store, experiment, self.request, cells).stored
         except NotEnoughData as exc:
             if finished is not None:
                 return finished
@@ -278,13 +278,13 @@ class _Run:
                 return None
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
         with self.environment.lock():
-            work = SheetApplier(self.store, self.experiment, self._again(last), nothing_new)
+            work = SheetApplier(self.store, self.experiment, self._reload(last), nothing_new)
             return JudgeResult(work.run(accept=self.accept if accepting else None, final=True), (), continued=True)
 
-    def _again(self, stored: StoredSheet) -> StoredSheet:
+    def _reload(self, stored: StoredSheet) -> StoredSheet:
         """Reload the sheet from MLflow, since a file of it may have been applied in the meantime."""
-        where = self.experiment
-        return find_sheet(self.store, where.experiment_id, where.name, stored.sheet.id) or stored
+        experiment = self.experiment
+        return find_sheet(self.store, experiment.experiment_id, experiment.name, stored.sheet.id) or stored
 
     def _judge(self, stored: StoredSheet, *, continued: bool) -> JudgeResult:
         sheet, environment = stored.sheet, self.environment
@@ -295,7 +295,7 @@ class _Run:
         def apply() -> ApplyResult:
             filled = FilledSheet(self.filler.name, answers.new, tuple(each.item for each in unscored))
             with environment.lock():
-                work = SheetApplier(self.store, self.experiment, self._again(stored), filled)
+                work = SheetApplier(self.store, self.experiment, self._reload(stored), filled)
                 return work.run(accept=self.accept, final=True)
 
         try:

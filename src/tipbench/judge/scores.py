@@ -19,7 +19,7 @@ FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
-_PARSED = 5000  # scores that stay parsed: those of two large experiments
+_CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
 _WITH_NOTES = 2  # replaced judgements of one sheet that keep their notes
 
 
@@ -68,12 +68,12 @@ class CellScores:
         later = _is_later(current, new)
         if released is None and (later or (current is not None and current.equals_except_time(new))):
             return self
-        gone = [released] if later else _revised(new, current, released)
+        replaced = [released] if later else _replaced_by(new, current, released)
         return replace(
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=_shortened((*self.history, *filter(None, gone))),
+            history=_without_old_notes((*self.history, *filter(None, replaced))),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
@@ -90,22 +90,22 @@ class CellScores:
             if restored := max(others, key=lambda judgement: judgement.exported, default=None):
                 judges = {**judges, new.judge: restored}
                 history = tuple(judgement for judgement in history if judgement is not restored)
-        gone = [withdrawn] if later else _revised(new, withdrawn, former)
+        replaced = [withdrawn] if later else _replaced_by(new, withdrawn, former)
         return replace(
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=_shortened((*history, *filter(None, gone))),
+            history=_without_old_notes((*history, *filter(None, replaced))),
         )
 
     @property
     def counted(self) -> list[Judgement]:
         """The counted judgements: not held, and under the rubric of the latest export."""
-        free = [judgement for judgement in self.judges.values() if not judgement.held]
-        if not free:
+        not_held = [judgement for judgement in self.judges.values() if not judgement.held]
+        if not not_held:
             return []
-        present = max(free, key=lambda judgement: judgement.exported).rubric
-        return [judgement for judgement in free if judgement.rubric == present]
+        rubric = max(not_held, key=lambda judgement: judgement.exported).rubric
+        return [judgement for judgement in not_held if judgement.rubric == rubric]
 
     @property
     def latest_provisional(self) -> Judgement | None:
@@ -124,12 +124,12 @@ def _is_later(judgement: Judgement | None, new: Judgement) -> bool:
     return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
 
 
-def _revised(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
-    """Return those that `new` revises; where only the held flag and time differ, it was released or withdrawn."""
+def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | None]:
+    """Return the former judgements that differ from `new` in more than the held flag and the time."""
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
 
 
-def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+def _without_old_notes(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
     """Return the history with notes only in the newest replaced judgements of each sheet; the sheet's run has them all.
 
     Otherwise a judge who revises one item often, with long notes, would make its run ever slower to read.
@@ -150,7 +150,7 @@ def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judge
     return {name: judgement for name, judgement in judgements.items() if name != judge}
 
 
-@lru_cache(maxsize=_PARSED)  # board, judging status and answers read the same texts
+@lru_cache(maxsize=_CACHE_SIZE)  # board, judging status and answers read the same texts
 def read_scores(text: str | None) -> CellScores:
     """Parse the content of `artifact:scores.json`; return empty scores for None."""
     if text is None:
@@ -199,11 +199,11 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
     metrics: dict[str, float] = {}
     counted = scores.counted
     if counted:
-        present = counted[0].rubric
+        rubric = counted[0].rubric
         metrics |= {name: fmean(judgement.means[name] for judgement in counted) for name in counted[0].means}
-        tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": present}
-        if present in rubrics:
-            texts[RUBRIC] = rubrics[present].text
+        tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": rubric}
+        if rubric in rubrics:
+            texts[RUBRIC] = rubrics[rubric].text
     elif scores.held or scores.judges:
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)

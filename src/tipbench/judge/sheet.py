@@ -17,7 +17,7 @@ FORMAT = "tipbench-sheet/1"
 
 @dataclass(frozen=True)
 class SheetItem(ABC):
-    """What a judge answers as a whole, under an opaque id: tips to score, or a duel of two answers."""
+    """One item of a sheet, under an id that reveals nothing: tips to score, or two answers to compare."""
 
     id: str
     scenario: Mapping[str, Any]  # its card

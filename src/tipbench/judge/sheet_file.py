@@ -172,7 +172,7 @@ class _RawItem:
 
     first: _Row
     tips: dict[int, dict[str, Any]] = field(default_factory=dict)
-    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values by "cell text in row number"
+    format_ok: dict[str, object] = field(default_factory=dict)  # parsed values, by their text and row for messages
 
     def add(self, row: _Row, problems: list[Problem]) -> None:
         number = _parse_integer(row.stripped("number"))

@@ -241,14 +241,14 @@ def judging_run(
 
 def find_sheet(store: RunStore, experiment_id: str, experiment: str, sheet_id: str) -> StoredSheet | None:
     """Return the sheet with this id, or None if absent."""
-    return next(_read(store, experiment_id, experiment, {"sheet": sheet_id}), None)
+    return next(_read_sheets(store, experiment_id, experiment, {"sheet": sheet_id}), None)
 
 
 def stored_sheets(
     store: RunStore, experiment_id: str, experiment: str, judge: str | None = None
 ) -> Iterator[StoredSheet]:
     """Yield the sheets of an experiment, newest first, optionally of one judge."""
-    return _read(store, experiment_id, experiment, {"judge": judge} if judge else {})
+    return _read_sheets(store, experiment_id, experiment, {"judge": judge} if judge else {})
 
 
 def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
@@ -293,7 +293,9 @@ def controls_shown_to(store: RunStore, judge: str) -> list[str]:
     return shown
 
 
-def _read(store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]) -> Iterator[StoredSheet]:
+def _read_sheets(
+    store: RunStore, experiment_id: str, experiment: str, where: Mapping[str, str]
+) -> Iterator[StoredSheet]:
     def parse(run: StoredRun, texts: Mapping[str, str], rubric: Rubric) -> StoredSheet:
         content, key = json.loads(texts[SHEET]), json.loads(texts[KEY])
         answers, replaced = read_answers(texts.get(ANSWERS))

@@ -19,10 +19,10 @@ from tipbench.text import plural
 
 NOTHING = "–"
 MINUS = "−"
-_GAP = "\u00a0"
+_GAP = "\u00a0"  # no-break space
 _MILLISECONDS = 100_000_000_000  # timestamps above are in milliseconds, below in seconds
 # Invisible characters, and those that reorder the surrounding text.
-_UNSEEN = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
+_INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]")
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _NEWLINES = re.compile("\r\n?")
 _QUOTED = re.compile("`([^`]{1,200})`")
@@ -30,14 +30,14 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def text(value: str) -> Markup:
-    """Escape untrusted text for HTML and replaces characters that HTML does not allow."""
+    """Escape untrusted text for HTML and replace characters that HTML does not allow."""
     allowed = _NOT_TEXT.sub("\ufffd", _NEWLINES.sub("\n", value))
     return Markup(escape(allowed, quote=True))  # noqa: S704 - just escaped
 
 
 def visible(value: object) -> Markup:
     """Escape untrusted text; invisible and bidirectional control characters are replaced by their code points."""
-    named = _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
+    named = _INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
     return text(named)
 
 
@@ -78,8 +78,8 @@ def duration(seconds: float | None) -> str:
     if whole < _MINUTE:
         return f"{whole}{_GAP}s"
     if whole < _HOUR:
-        return _two(whole, _MINUTE, "min", 1, "s")
-    return _two(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two(whole, _DAY, "d", _HOUR, "h")
+        return _two_units(whole, _MINUTE, "min", 1, "s")
+    return _two_units(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two_units(whole, _DAY, "d", _HOUR, "h")
 
 
 def when(value: str | float | datetime | None, style: Literal["minutes", "seconds", "ago"] = "minutes") -> Markup | str:
@@ -96,7 +96,7 @@ def when(value: str | float | datetime | None, style: Literal["minutes", "second
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as 0:05, 12:05 or 1:02:05; `job.js` counts on."""
+    """Format seconds as 0:05, 12:05 or 1:02:05; `job.js` continues the count in the browser."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -109,7 +109,7 @@ def lines(value: object) -> Markup:
     return Markup("<br>").join(Markup(line) for line in shown)  # noqa: S704 - made visible, hence escaped
 
 
-def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
+def _two_units(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
     first, rest = divmod(whole, large)
     second = rest // small
     return f"{first}{_GAP}{large_name}" + (f" {second}{_GAP}{small_name}" if second else "")

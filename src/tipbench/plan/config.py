@@ -14,7 +14,7 @@ from tipbench.plan.design import LooksOption
 _M = TypeVar("_M", bound=BaseModel)
 EXPERIMENT_PREFIX = "tip-bench-"
 DEFAULT_EXPERIMENT = "tip-bench-auto"
-WAIT_FOR_JUDGE = "wait_for_judge"  # key next to the configuration when a scheduler runs it
+WAIT_FOR_JUDGE = "wait_for_judge"  # additional key next to the configuration when Airflow runs the collect
 DEFAULT_OLLAMA_URL = "http://localhost:11434"
 _NAME_LIMIT = 200
 
@@ -98,7 +98,7 @@ class CollectConfig(BaseModel):
         return None if value is None else check_url(value)
 
     @model_validator(mode="after")
-    def _check_room(self) -> CollectConfig:
+    def _check_context(self) -> CollectConfig:
         if self.num_predict >= self.num_ctx:
             raise ValueError(f"num_predict ({self.num_predict}) must be smaller than num_ctx ({self.num_ctx})")
         return self

@@ -1,8 +1,8 @@
 """The design of an experiment: its scenarios in order, and the looks at which its leaderboard may decide.
 
-Judging and looking again and again would call a chance lead decided ever more often. So the number of looks is fixed
-before the first score, and each look is tested at a smaller level (Pocock 1977), so that all looks together decide
-wrongly in at most 5 %.
+A look is a test of the leaderboard while judging goes on. With every additional look, a lead by chance is more likely
+to pass the test once. So the number of looks is fixed before the first score, and each look is tested at a smaller
+significance level (Pocock 1977): all looks together decide wrongly in at most 5 % of experiments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from math import ceil
 from typing import Any, Literal
 
 DESIGN_TAG = "tipbench.design"
-LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # per look, for one to four looks
+LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # significance level of each look in a design of one, two, three or four looks
 STEP = 8  # scenarios between two looks
-MIN_SCENARIOS = 6  # with fewer, 2 / 2ⁿ exceeds 0.05 and sign flips cannot be significant
+MIN_SCENARIOS = 6  # the smallest p of a sign-flip test is 2 / 2ⁿ for n scenarios; with fewer than 6 it exceeds 0.05
 
 _TAG_LENGTH = 1500  # characters; MLflow's limit for an experiment's tag is 5000
 
@@ -25,11 +25,11 @@ LooksOption = Literal["auto", "one"]
 
 @dataclass(frozen=True)
 class Design:
-    """Scenarios in the order in which they are judged; `looks` are numbers of leading scenarios, ascending."""
+    """Scenarios in the order in which they are judged; there is a look after each number of scenarios in `looks`."""
 
     scenarios: tuple[str, ...]
-    looks: tuple[int, ...]
-    level: float  # of each look
+    looks: tuple[int, ...]  # ascending
+    level: float  # significance level of each look
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of the experiment tag."""
@@ -37,16 +37,16 @@ class Design:
 
 
 def make_design(scenarios: Iterable[str], looks: LooksOption = "auto") -> Design:
-    """Return the design for these scenarios: a look every 8 and the last at all of them, at most four."""
+    """Return the design for these scenarios: a look after every 8 and after the last, but at most four looks."""
     order = tuple(dict.fromkeys(scenarios))
     n = len(order)
     if looks == "one" or n <= STEP:
-        at: tuple[int, ...] = (n,)
+        look_after: tuple[int, ...] = (n,)
     elif n <= STEP * len(LEVELS):
-        at = (*range(STEP, n, STEP), n)
+        look_after = (*range(STEP, n, STEP), n)
     else:
-        at = tuple(ceil(n * number / len(LEVELS)) for number in range(1, len(LEVELS) + 1))
-    return Design(order, at, LEVELS[len(at) - 1])
+        look_after = tuple(ceil(n * number / len(LEVELS)) for number in range(1, len(LEVELS) + 1))
+    return Design(order, look_after, LEVELS[len(look_after) - 1])
 
 
 def extend_design(before: Design | None, scenarios: Iterable[str], looks: LooksOption) -> Design:
@@ -56,8 +56,8 @@ def extend_design(before: Design | None, scenarios: Iterable[str], looks: LooksO
         return make_design(wanted, looks)
     if set(wanted) <= set(before.scenarios):
         return before
-    single = len(before.looks) == 1 and len(before.scenarios) > STEP
-    return make_design((*before.scenarios, *wanted), "one" if single else looks)
+    made_with_one_look = len(before.looks) == 1 and len(before.scenarios) > STEP
+    return make_design((*before.scenarios, *wanted), "one" if made_with_one_look else looks)
 
 
 def parse_design(text: str | None) -> Design | None:
@@ -69,9 +69,11 @@ def parse_design(text: str | None) -> Design | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
-    at = design.looks
-    ascending = list(at) == sorted(set(at)) and bool(at) and at[0] > 0 and at[-1] == len(design.scenarios)
-    return design if ascending and 0 < design.level <= LEVELS[0] else None
+    looks = design.looks
+    ascending = bool(looks) and list(looks) == sorted(set(looks))
+    if not ascending or looks[0] <= 0 or looks[-1] != len(design.scenarios):
+        return None
+    return design if 0 < design.level <= LEVELS[0] else None
 
 
 def design_tags(design: Design) -> dict[str, str]:
@@ -98,7 +100,7 @@ def read_design(tags: Mapping[str, str]) -> Design | None:
 
 
 def least_scenarios(level: float) -> int:
-    """Return how many shared scenarios sign flips need at least to be significant at this level: 2 / 2ⁿ ≤ level."""
+    """Return the smallest number n of shared scenarios with which sign flips can reach this level: 2 / 2ⁿ ≤ level."""
     n = MIN_SCENARIOS
     while 2 / 2**n > level:
         n += 1

@@ -58,8 +58,8 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
     repeats = range(1, config.repeats + 1)
     planned: dict[str, PlannedCell] = {}
     for model in models:
-        own = prompts if model.has_prompt else [WITHOUT_PROMPT]
-        for prompt, scenario, repeat in product(own, scenarios, repeats):
+        model_prompts = prompts if model.has_prompt else [WITHOUT_PROMPT]
+        for prompt, scenario, repeat in product(model_prompts, scenarios, repeats):
             rendered = render(prompt, scenario, n_tips=config.n_tips, diversity=config.diversity)
             options: dict[str, float | int] = {
                 **suite.sampling,

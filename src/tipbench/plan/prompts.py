@@ -52,7 +52,7 @@ PLACEHOLDERS = (
 def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) -> Rendered:
     """Fill in both templates. With `diversity`, its request is appended unless a template has the placeholder."""
     user = prompt.user
-    if diversity and "diversity" not in _names(prompt.system + prompt.user):
+    if diversity and "diversity" not in _placeholders_in(prompt.system + prompt.user):
         user += "\n\n{{ diversity }}"
     persona, slot, day = scenario.persona, scenario.slot, scenario.day
     values = {
@@ -64,7 +64,7 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, diversity: bool) 
         "preferences": "; ".join(persona.preferences) or "none known",
         "habits": "; ".join(persona.habits) or "none known",
         "tasks": "\n".join(
-            f"- {task.title} (priority {task.priority} of 4, {_due(task, day)}, {_days(task.age_days)} old)"
+            f"- {task.title} (priority {task.priority} of 4, {_due_text(task, day)}, {_days_text(task.age_days)} old)"
             for task in persona.tasks
         ),
         "weekday": scenario.weekday,
@@ -94,7 +94,7 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
             raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
     for first_line, lines in sections.values():
         for number, line in enumerate(lines, start=first_line):
-            for name in _names(line):
+            for name in _placeholders_in(line):
                 if name not in PLACEHOLDERS:
                     known = ", ".join(PLACEHOLDERS)
                     raise SuiteError(path, number, f"unknown placeholder '{{{{ {name} }}}}'. Known: {known}.")
@@ -106,12 +106,12 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     for name, template in templates.items():
         if not template:
             raise SuiteError(path, sections[name][0] - 1, f"the '# {name}' section is empty.")
-    if "n_tips" not in _names("".join(templates.values())):
+    if "n_tips" not in _placeholders_in("".join(templates.values())):
         raise SuiteError(path, None, "the prompt does not give the number of tips. Use {{ n_tips }}.")
     return Prompt(version, templates["system"], templates["user"])
 
 
-def _names(template: str) -> list[str]:
+def _placeholders_in(template: str) -> list[str]:
     return [name.strip() for name in _PLACEHOLDER.findall(template)]
 
 
@@ -120,14 +120,14 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
 
 
-def _due(task: Task, day: date) -> str:
+def _due_text(task: Task, day: date) -> str:
     if task.due is None:
         return "no due date"
     left = (task.due - day).days
     if left < 0:
-        return f"overdue by {_days(-left)}"
+        return f"overdue by {_days_text(-left)}"
     return {0: "due today", 1: "due tomorrow"}.get(left, f"due in {left} days")
 
 
-def _days(count: int) -> str:
+def _days_text(count: int) -> str:
     return "1 day" if count == 1 else f"{count} days"

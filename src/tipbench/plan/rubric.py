@@ -166,7 +166,7 @@ def parse_rubric(text: str, path: Path, scenario_ids: Iterable[str] | None = Non
         _check_complete(source, (table,), values, names + list(FLAGS))
     for scale in scales:
         if not scale.min <= head.floor[scale.name] <= scale.max:
-            raise source.error(("floor", scale.name), _off_scale(scale, head.floor[scale.name]))
+            raise source.error(("floor", scale.name), _off_scale_message(scale, head.floor[scale.name]))
     for flag in FLAGS:
         if head.floor[flag] not in (0, 1):
             raise source.error(("floor", flag), f"'{flag}' is a flag, 0 or 1; found {head.floor[flag]:g}.")
@@ -226,8 +226,10 @@ def _check_examples(
         _check_complete(source, (*place, "scores"), example.scores, [scale.name for scale in scales])
         for scale in scales:
             if not scale.min <= example.scores[scale.name] <= scale.max:
-                raise source.error((*place, "scores", scale.name), _off_scale(scale, example.scores[scale.name]))
+                raise source.error(
+                    (*place, "scores", scale.name), _off_scale_message(scale, example.scores[scale.name])
+                )
 
 
-def _off_scale(scale: Scale, value: float) -> str:
+def _off_scale_message(scale: Scale, value: float) -> str:
     return f"'{scale.name}' goes from {scale.min} to {scale.max}; found {value:g}."

@@ -107,10 +107,10 @@ class Scenario:
 
 
 def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: date) -> tuple[Scenario, ...]:
-    """Combine every persona with every slot; any first k use each persona, and each slot, equally often (± 1).
+    """Combine every persona with every slot; the first k, for any k, use each persona and slot equally often (± 1).
 
-    Both indices advance together; after each common multiple of the two lengths the slots shift by one, so that no
-    combination repeats.
+    Each scenario takes the next persona and the next slot. Once both lists are back at their beginnings at the same
+    time, the slots are shifted by one, so that no combination repeats.
     """
     if not personas or not slots:
         return ()

@@ -119,18 +119,18 @@ def _layers(folder: Path) -> list[_Layer]:
 def _scenario_parts(layers: Sequence[_Layer]) -> tuple[list[Persona], list[Slot], date]:
     personas: dict[str, Persona] = {}
     slots: dict[str, Slot] = {}
-    days = []
+    day: date | None = None
     for layer in layers:
         _add_new(personas, [persona.build() for persona in layer.content.personas], layer, "personas")
         _add_new(slots, [Slot(**dict(slot)) for slot in layer.content.slots], layer, "slots")
-        days += [layer.content.date] if layer.content.date else []
-    own = layers[-1].source
-    if not days:
-        raise own.error((), "'date' is missing: the calendar day of all scenarios.")
+        day = layer.content.date or day
+    source = layers[-1].source
+    if day is None:
+        raise source.error((), "'date' is missing: the calendar day of all scenarios.")
     if not personas or not slots:
         missing = "personas" if not personas else "slots"
-        raise own.error((), f"the suite has no scenario: it needs one or more [[{missing}]].")
-    return list(personas.values()), list(slots.values()), days[-1]
+        raise source.error((), f"the suite has no scenario: it needs one or more [[{missing}]].")
+    return list(personas.values()), list(slots.values()), day
 
 
 def _add_new(known: dict[str, Any], items: Sequence[Persona | Slot], layer: _Layer, table: str) -> None:
@@ -170,7 +170,7 @@ def _prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
     return prompts
 
 
-def _clock(value: object) -> object:
+def _parse_time(value: object) -> object:
     """Accept times such as "07:30"; TOML's own times need seconds."""
     if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
         return dt.time.fromisoformat(value)
@@ -210,7 +210,7 @@ class PersonaSchema(Schema):
 class SlotSchema(Schema):
     id: Id
     label: Line
-    time: Annotated[dt.time, BeforeValidator(_clock)]
+    time: Annotated[dt.time, BeforeValidator(_parse_time)]
 
 
 class SamplingSchema(Schema):

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
-_MOST_LINES = 1000  # of one value, for the line numbers of errors
+_MAX_LINES = 1000  # of one value; keys after a longer one get no line number in errors
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
@@ -87,9 +87,9 @@ class TomlText:
         try:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
-            place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
-            reason = str(exc)[: place.start()] if place else str(exc)
-            line = int(place[1]) if place and place[1] else len(self.text.split("\n")) or 1
+            position = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(exc))
+            reason = str(exc)[: position.start()] if position else str(exc)
+            line = int(position[1]) if position and position[1] else len(self.text.split("\n"))
             raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
         except RecursionError:
             raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
@@ -147,9 +147,9 @@ def find_line(text: str, place: Place) -> int:
     while place:
         if place in lines:
             return lines[place]
-        inside = [line for known, line in lines.items() if known[: len(place)] == place]
-        if inside:
-            return min(inside)
+        lines_inside = [line for known, line in lines.items() if known[: len(place)] == place]
+        if lines_inside:
+            return min(lines_inside)
         place = place[:-1]
     return 1
 
@@ -157,7 +157,7 @@ def find_line(text: str, place: Place) -> int:
 def _lines_of_keys(text: str) -> dict[Place, int]:
     """Return the first line of each key and table of a valid file, parsed statement by statement."""
     lines: dict[Place, int] = {}
-    entries: Counter[Place] = Counter()  # of each array of tables
+    entries: Counter[Place] = Counter()  # number of entries so far of each array of tables
     table: Place = ()
     statement: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -165,12 +165,12 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
         try:
             value: Any = tomllib.loads("\n".join(statement))
         except tomllib.TOMLDecodeError:  # a value that continues on the next line
-            if len(statement) > _MOST_LINES:
+            if len(statement) > _MAX_LINES:
                 break
             continue
         first, is_header = number - len(statement) + 1, statement[0].lstrip().startswith("[")
         statement = []
-        names: list[str] = []
+        names: list[str] = []  # the parts of the dotted key: each is the only key of a nested dictionary
         while isinstance(value, dict) and value:
             name, value = next(iter(value.items()))
             names.append(name)

@@ -1,4 +1,4 @@
-"""Builds the run that records a cell's answer or failure. Pure."""
+"""Builds the run that records a cell's answer or failure, without I/O."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ from tipbench.record.summary import Summary, Tally, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
-_STOP_WAIT_S = 10.0  # for the calls of a block that is stopped
+_STOP_WAIT_S = 10.0  # for running calls to end, when a model's cells are stopped
 _FLUSH_S = 10.0  # for recording what is finished, after an interrupt or error
 _RELEASE_TRIES = 3
 _CLOCK_SKEW_S = 600.0  # between two machines that record into one experiment
 _RETRY_S = 1.0
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class Collector:
@@ -206,7 +206,7 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_twins(self) -> None:
-        """Tag cells that a concurrent collect with another home folder generated too; the last one to end tags all."""
+        """Tag cells that a concurrent collect with another home folder also generated; the last one to end does it."""
         since_ms = (self._started - _CLOCK_SKEW_S) * 1000
         experiment_id = self._experiment.experiment_id
         with suppress(MlflowUnavailable, MlflowError):  # readers ignore twins, and the next collect tags them
@@ -268,7 +268,7 @@ class CollectEnvironment:
 
 
 def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summary:
-    """Run a collect; whatever has to be refused is refused before anything is generated."""
+    """Run a collect; invalid settings and refused models are reported before anything is generated."""
     suite = suite_for(config)
     purpose = f"a collect into {config.experiment}"
     own_locks = engine_locks(config, environment.home, purpose)
@@ -294,7 +294,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         if waited:
             facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
 
-        def with_mlflow(action: Callable[[], _Answer]) -> _Answer:
+        def with_mlflow(action: Callable[[], _Result]) -> _Result:
             return retry_while_unavailable(action, "MLflow", config.server_wait_s, environment.observer)
 
         experiment = with_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
@@ -373,7 +373,7 @@ def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded,
     observer(Message(f"{number} also generated from another home folder; one answer per cell counts.", warning=True))
 
 
-def retry_while_unavailable(action: Callable[[], _Answer], server: str, wait_s: float, observer: Observer) -> _Answer:
+def retry_while_unavailable(action: Callable[[], _Result], server: str, wait_s: float, observer: Observer) -> _Result:
     """Call `action`; while the server is unreachable, retry for at most `wait_s` seconds and report the wait."""
     deadline = time.monotonic() + wait_s
     reported = False

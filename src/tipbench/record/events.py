@@ -1,6 +1,6 @@
-"""The vocabulary of progress: events that a command emits, in order, for terminal, job files, logs and the panel.
+"""Progress events that a command emits, in order, for the terminal, job files, logs and the panel.
 
-One JSON object per line in a file or log. They are stored after the process ends, so existing fields keep their
+A file or log has one JSON object per line. Files are read by later versions of tipbench, so existing fields keep their
 meaning; new events may be added, and readers ignore unknown ones.
 """
 
@@ -20,8 +20,8 @@ from tipbench.text import iso
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-MOST_TEXT = 2000
-MOST_LINE = 65_536
+MOST_TEXT = 2000  # characters of a string
+MOST_LINE = 65_536  # bytes
 _LOGIN = re.compile(r"(?<=://)[^/\s]*@")
 
 
@@ -59,7 +59,7 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class CellFinished:
-    """A cell is in the journal, answered or failed; `done` of the model's `total`, `failed` of them in this run."""
+    """A cell is in the journal, answered or failed: `done` of the model's `total`, of which `failed` in this run."""
 
     model: str
     prompt: str
@@ -81,7 +81,7 @@ class BlockFinished:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A server is unreachable; the run pauses for at most `limit_s` seconds (0: while other work continues)."""
+    """A server is unreachable; the run pauses for at most `limit_s` seconds. With 0 it does not pause."""
 
     what: str
     limit_s: float = 0.0
@@ -208,7 +208,7 @@ _NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 def event_json(event: Event) -> dict[str, Any]:
     """Return an event as plain values, its name under `event`; strings are truncated and stripped of credentials."""
-    return {"event": _NAMES[type(event)], **{key: _plain(value) for key, value in asdict(event).items()}}
+    return {"event": _NAMES[type(event)], **{key: _plain_value(value) for key, value in asdict(event).items()}}
 
 
 def event_line(event: Event, at: float) -> bytes:
@@ -222,7 +222,7 @@ def parse_line(line: bytes) -> tuple[str, Event] | None:
         return None
     try:
         raw = json.loads(line)
-        at, event = str(raw["at"]), _reader(raw["event"]).validate_python(raw)
+        at, event = str(raw["at"]), _type_adapter(raw["event"]).validate_python(raw)
     except (ValueError, KeyError, TypeError, RecursionError):  # pydantic's ValidationError is a ValueError
         return None
     return at[:40], event
@@ -234,18 +234,18 @@ def strip_logins(text: str) -> str:
 
 
 @cache
-def _reader(name: str) -> TypeAdapter[Event]:
+def _type_adapter(name: str) -> TypeAdapter[Event]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(EVENT_TYPES[name])
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, str):
         text = strip_logins(value).encode("utf-8", "backslashreplace").decode()
         return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value[:100]]
+        return [_plain_value(item) for item in value[:100]]
     return value

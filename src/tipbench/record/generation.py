@@ -15,8 +15,8 @@ from tipbench.plan.grid import PlannedCell
 from tipbench.record.events import Observer, Resumed, Waiting
 
 _ALIVE_POLL_S = 0.5
-_GATHER_S = 0.01  # pause before saving: results that end meanwhile are journalled with the same sync
-_MOST_CRASHES = 10  # of the server during one cell; then the cell fails
+_GATHER_S = 0.01  # pause before saving, so that results that end at the same time are written to disk together
+_MAX_CRASHES = 10  # of the server during one cell; then the cell fails
 _LOADS_BEFORE_GIVING_UP = 3
 
 
@@ -136,10 +136,10 @@ class Block:
                     index, planned = next(self._next, (None, None))
                 if planned is None:
                     return
-                # Only a single worker knows which call is the last; the engine may unload the model with it.
-                alone = self._config.workers == 1 or len(self._cells) == 1
+                # With several workers, the call that starts last may not be the last to end.
+                one_worker = self._config.workers == 1 or len(self._cells) == 1
                 start_ms, start = _now_ms(), time.monotonic()
-                result = self._fatal or self._complete(planned, last=alone and index == len(self._cells) - 1)
+                result = self._fatal or self._complete(planned, last=one_worker and index == len(self._cells) - 1)
                 if isinstance(result, EngineFailure) and result.kind is FailureKind.CANCELLED:
                     continue
                 self._note_failure(result)
@@ -161,13 +161,13 @@ class Block:
             thinking=self._facts.thinking,
             cancel=self._cancel,
         )
-        lost = 0
+        crashes = 0
         while True:
             result = self._engine.complete(request)
             if not isinstance(result, EngineFailure) or result.kind is not FailureKind.SERVER_GONE:
                 return result
-            lost += 1
-            if lost >= _MOST_CRASHES:
+            crashes += 1
+            if crashes >= _MAX_CRASHES:
                 return result
             self._pause.until_alive(self._engine)
             if self._cancel.is_set():
@@ -180,8 +180,8 @@ class Block:
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
-        lost = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._fatal is None and (lost or self._load_failures >= _LOADS_BEFORE_GIVING_UP):
+        unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
+        if self._fatal is None and (unusable or self._load_failures >= _LOADS_BEFORE_GIVING_UP):
             self._fatal = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 

@@ -1,4 +1,4 @@
-"""Journal: results on disk, synced, until MLflow has stored them. Line format, writing and draining."""
+"""Journal: keeps results safely on disk until MLflow has stored them. Line format, writing and reading back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tipbench.record.run import NewRun, RunKind
 
 FORMAT = 1  # the key "v" of a result; a line without it has version 1
 
-_COMPACT_BYTES = 32 * 2**20
+_COMPACT_BYTES = 32 * 2**20  # a larger file is emptied once all its results are stored
 _GONE = (BlockingIOError, FileNotFoundError)  # another process has locked or removed the file
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\n\Z')
@@ -62,7 +62,7 @@ class Contents:
 
 
 def put_line(run: NewRun) -> bytes:
-    """Return the line of a result. It starts with the kind of run, by which benchmarks count."""
+    """Return the line of a result. It starts with the kind of run, by which the benchmarks count lines."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
 
@@ -143,10 +143,11 @@ class Journal:
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         """Create a journal or, with `path`, open the one that a dead process left there."""
-        self._lock = threading.RLock()  # acquired directly: an interrupt in Condition.__enter__ would leave it locked
+        # Used instead of `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._whole = True  # the file ends with a complete line
+        self._ends_complete = True  # the file ends with a complete line
         contents = Contents()
         with _journal_errors("opened", path or folder):
             if path is None:
@@ -169,12 +170,12 @@ class Journal:
                 entries.append(entry_of(run, end, len(line)))
                 end += len(line)
             try:
-                self._whole = False
+                self._ends_complete = False
                 _write_all(self._fd, b"".join(lines))
                 os.fsync(self._fd)
                 self._open.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
-                self._whole = True
+                self._ends_complete = True
             except BaseException:
                 for entry in entries:
                     self._open.pop(entry.record_id, None)
@@ -213,10 +214,10 @@ class Journal:
                 return
             start = self._end()
             try:
-                self._whole = False
+                self._ends_complete = False
                 _write_all(self._fd, stored_line(entry.record_id))
                 del self._open[entry.record_id]
-                self._whole = True
+                self._ends_complete = True
             except BaseException:
                 self._open[entry.record_id] = entry
                 self._cut_back(start)
@@ -277,7 +278,7 @@ class Journal:
 
     def _end(self) -> int:
         """Return the position of the next line; raises JournalError if no more may be written."""
-        if self._closed or not self._whole:
+        if self._closed or not self._ends_complete:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
                 f"The journal {self.path} {state}, so nothing more is written to it. "
@@ -289,7 +290,7 @@ class Journal:
         """Remove a partial line, which would corrupt the next one; if that fails, the journal accepts no more lines."""
         with suppress(OSError):  # the first error is the one to report
             os.ftruncate(self._fd, start)
-            self._whole = True
+            self._ends_complete = True
 
     def _line(self, entry: Entry) -> bytes:
         with _journal_errors("read", self.path):
@@ -326,7 +327,7 @@ def _waiting_in(folder: Path) -> Iterator[Entry]:
 
 
 def _load(path: Path, fd: int) -> Contents:
-    """Read a locked file and cut off an incomplete last line, since marks are appended; closes it on an error."""
+    """Read a locked file and remove an incomplete last line, so that lines can be appended; closes it on an error."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
         with open(fd, "rb", closefd=False) as file:  # by descriptor: another file may have taken its path
@@ -372,9 +373,9 @@ def _append_synced(path: Path, line: bytes) -> None:
     fd = open_private(path, os.O_RDWR | os.O_APPEND)
     try:
         start = os.fstat(fd).st_size
-        torn = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
+        ends_in_partial_line = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
         try:
-            _write_all(fd, b"\n" * torn + line)
+            _write_all(fd, (b"\n" if ends_in_partial_line else b"") + line)
             os.fsync(fd)
         except BaseException:
             with suppress(OSError):

@@ -30,8 +30,8 @@ HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
 STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
-LOG_BYTES = 5_000_000
-TAIL_LINES = 12
+LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
+TAIL_LINES = 12  # of the log, shown in errors
 
 
 @dataclass(frozen=True)

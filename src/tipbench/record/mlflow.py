@@ -27,7 +27,7 @@ from tipbench.record.texts import check_key, from_tags, leftovers, own_tags
 PAGE = 250  # runs per page: as fast as larger pages, and 6 MB of runs with long texts at a time
 EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
-PROBE_S = 1.0
+PROBE_S = 1.0  # for a server to respond when one is searched for
 
 Parsed = TypeVar("Parsed")
 

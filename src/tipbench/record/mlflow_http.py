@@ -56,8 +56,8 @@ class MlflowHttp:
         if token:
             self._client.headers["authorization"] = f"Bearer {token}"
         elif username or parsed.username:
-            user, word = (username, password or "") if username else (parsed.username, parsed.password)
-            self._client.auth = httpx.BasicAuth(user or "", word)
+            user, secret = (username, password or "") if username else (parsed.username, parsed.password)
+            self._client.auth = httpx.BasicAuth(user or "", secret)
 
     def close(self) -> None:
         self._client.close()

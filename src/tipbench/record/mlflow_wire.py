@@ -1,4 +1,4 @@
-"""Requests and responses of MLflow's REST API as plain values: batches within its limits, filters, runs."""
+"""Converts runs and filters to requests of MLflow's REST API, within its limits, and parses its responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tipbench.errors import MlflowError
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
 from tipbench.record.texts import PREFIX, TAG_CHARS, escape, multi_request_tags, single_request_tags, to_tags, unescape
 
-KEY_CHARS = 250
+KEY_CHARS = 250  # this and the following are limits of MLflow
 PARAM_CHARS = 6000
 BATCH_PARAMS = 100
 BATCH_TAGS = 100
@@ -133,14 +133,15 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
 
 
 def _changed_tags(change: RunChange, present: Mapping[str, str]) -> list[list[Json]]:
+    """Return the tags of a change, by request; with several requests, plain tags and the state come last."""
     plain = [(key, escape(value)) for key, value in change.tags.items()]
     plain.sort(key=lambda tag: tag[0] == STATE_TAG)
     at_once = [tag for key, text in change.texts.items() for tag in single_request_tags(key, text, present).items()]
     together = _chunks([*at_once, *plain], BATCH_TAGS, CHANGE_BYTES)
     if len(together) <= 1:
         return together
-    ahead: list[tuple[str, str]] = []
-    switch: list[tuple[str, str]] = []
+    ahead: list[tuple[str, str]] = []  # the new parts, which readers ignore at first
+    switch: list[tuple[str, str]] = []  # the tags that make readers use the new parts
     for key, text in change.texts.items():
         first, last = multi_request_tags(key, text, present)
         ahead += first.items()
@@ -206,8 +207,8 @@ def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
 
 def is_expressible(name: str, value: str) -> bool:
     """Return whether a filter can express this key and value; its grammar has two kinds of quotes and no escapes."""
-    awkward = "\\" in value or ("'" in value and '"' in value)
-    return not awkward and not any(char in name for char in "`'\"\\")
+    needs_escape = "\\" in value or ("'" in value and '"' in value)
+    return not needs_escape and not any(char in name for char in "`'\"\\")
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
@@ -234,7 +235,7 @@ class ExistingRuns:
 
 
 def classify_existing(run: NewRun, there: Iterable[StoredRun]) -> ExistingRuns:
-    """Classify the runs of one cell_key or record_id; a newer half of another record may still be in progress."""
+    """Classify the runs of one cell_key or record_id; a newer half-written run of another record may be in progress."""
     recorded, finished, ours, others = [], [], [], []
     for stored in there:
         same = stored.tags.get(RECORD_TAG) == run.record_id

@@ -113,8 +113,10 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        known = [model.seconds for model in self.models if model.cells > model.recorded]
-        return sum(s for s in known if s is not None) if known and None not in known else (0.0 if not known else None)
+        """Estimated time for the missing cells; None if it is unknown for any model."""
+        estimates = [model.seconds for model in self.models if model.cells > model.recorded]
+        known = [seconds for seconds in estimates if seconds is not None]
+        return sum(known, 0.0) if len(known) == len(estimates) else None
 
 
 def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:

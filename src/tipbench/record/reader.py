@@ -61,8 +61,8 @@ def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) 
 def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
     """Return ids of finished runs that do not count because another finished run has the same cell_key.
 
-    Two homes may generate the same cell at the same time. The run that a judge has scored counts, else the oldest,
-    which is more likely to be on a sheet. Never the better answer: that would be a selection by outcome.
+    Collects with two home folders may generate the same cell at the same time. The run that a judge has scored counts,
+    else the oldest, which is more likely to be on a sheet. Choosing the better answer would bias the results.
     """
 
     def order(run: StoredRun) -> tuple[bool, int, str]:
@@ -112,8 +112,8 @@ def parse_filter(text: str) -> tuple[str, str]:
 
 Reader = Callable[[StoredRun], str | None]
 
-# Pairs of a name and the content it refers to: a model's digest, a prompt's text, a scenario's content.
-_BUILDS: tuple[tuple[Reader, Reader], ...] = (
+# A name, and the hash of what it refers to: a model's weights, a prompt's text, a scenario's content.
+_NAMES_AND_HASHES: tuple[tuple[Reader, Reader], ...] = (
     (lambda run: run.params.get("model"), lambda run: run.params.get("model_digest")),
     (lambda run: run.params.get("prompt_version"), lambda run: run.tags.get("prompt_hash")),
     (lambda run: run.params.get("scenario"), lambda run: run.tags.get("scenario_hash")),
@@ -133,12 +133,12 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     """
     stale: set[str] = set()
     newest_last = sorted(runs, key=_age)
-    for name, build in _BUILDS:
+    for name, content_hash in _NAMES_AND_HASHES:
         newest = {(run.tags.get("conditions"), name(run)): run for run in newest_last}
         for run in runs:
-            present = newest[run.tags.get("conditions"), name(run)]
-            later = _failed(run) and run.start_ms > present.start_ms
-            if build(run) != build(present) and not later:
+            current = newest[run.tags.get("conditions"), name(run)]
+            failed_later = _failed(run) and run.start_ms > current.start_ms
+            if content_hash(run) != content_hash(current) and not failed_later:
                 stale.add(run.run_id)
     return stale
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tipbench.errors import CorruptText
 
 PREFIX = "artifact:"
-TAG_CHARS = 8000
+TAG_CHARS = 8000  # MLflow's limit for a tag
 
 _ESCAPE = "\u241b"
 _UNSAFE = re.compile("[\x00\ud800-\udfff\u241b]")
@@ -86,13 +86,13 @@ def single_request_tags(key: str, text: str, present: Mapping[str, str]) -> dict
 
 
 def multi_request_tags(key: str, text: str, present: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the same for several requests, in two steps: the present text is read until the last tag of the second."""
+    """Return the tags for several requests, in two steps; readers get the old text until the last tag is written."""
     tags = single_request_tags(key, text, present)
     if key in tags:
         return {}, tags
-    live = _live(key, present)
-    if live and live.start < len(tags):  # `tags` has the parts and .meta
-        tags = _in_parts(key, text, escape(text), live.stop)
+    current = _current_parts(key, present)
+    if current and current.start < len(tags):  # `tags` has the parts and .meta
+        tags = _in_parts(key, text, escape(text), current.stop)
     switch = {key + _META: tags.pop(key + _META)}
     if present.keys().isdisjoint((key, key + _META)):
         tags = {key + _META: ""} | tags
@@ -104,14 +104,16 @@ def leftovers(key: str, tags: Mapping[str, str]) -> list[str]:
     own = own_tags(key, tags)
     parts = sorted(own.keys() - {key, key + _META})
     if not own.get(key + _META):
-        return [*parts, key + _META] if key + _META in own else parts if key in own else []
-    live = _live(key, tags)
-    if live is None:
+        if key + _META in own:
+            return [*parts, key + _META]
+        return parts if key in own else []
+    current = _current_parts(key, tags)
+    if current is None:
         return []
     unneeded = [key] if key in own else []
     for tag in parts:
         number = int(tag.removeprefix(key + "."))
-        if number not in live or tag != f"{key}.{number:03d}":
+        if number not in current or tag != f"{key}.{number:03d}":
             unneeded.append(tag)
     return unneeded
 
@@ -121,7 +123,7 @@ def own_tags(key: str, tags: Mapping[str, str]) -> dict[str, str]:
     return {tag: value for tag, value in tags.items() if owner(tag) == key}
 
 
-def _live(key: str, tags: Mapping[str, str]) -> range | None:
+def _current_parts(key: str, tags: Mapping[str, str]) -> range | None:
     meta = tags.get(key + _META)
     if not meta:
         return None
@@ -140,11 +142,11 @@ def from_tags(tags: Mapping[str, str], wanted: Collection[str] | None = None) ->
         key = owner(tag)
         if wanted is None or key in wanted:
             found.setdefault(key, {})[tag] = tags[tag]
-    texts = {key: _read(key, own) for key, own in sorted(found.items())}
+    texts = {key: _read_text(key, own) for key, own in sorted(found.items())}
     return {key: text for key, text in texts.items() if text is not None}, rest
 
 
-def _read(key: str, tags: Mapping[str, str]) -> str | None:
+def _read_text(key: str, tags: Mapping[str, str]) -> str | None:
     """Return the text of these tags; None if a first text is being written."""
     if tags.get(key + _META):
         meta = _meta(key, tags[key + _META])

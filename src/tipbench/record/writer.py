@@ -13,13 +13,13 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 from tipbench.text import plural
 
-WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run regardless of concurrency; two keep it busy, more only queue
-_REVISION_EVERY_S = 5.0
+WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run, one at a time: more than two threads would only wait
+_REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
-_REFUSALS_IN_A_ROW = 3
-_SERVER_ERRORS = 30  # after this many, a result that fails alone is left for the next collect
-_STORED_SINCE = 3  # a result that keeps failing while this many others succeed is itself the cause
+_REFUSALS_IN_A_ROW = 3  # then MLflow seems to reject everything, and the run stops
+_SERVER_ERRORS = 30  # after this many, a result that fails while others succeed is left for the next collect
+_STORED_SINCE = 3  # if this many others are stored while a result keeps failing, the cause is that result
 
 
 class Writers:
@@ -40,7 +40,7 @@ class Writers:
         self._unavailable_since: float | None = None
         self._unavailable_why = ""
         self._touched = time.monotonic()
-        self._dirty = True  # the last writer may have died before it updated the revision
+        self._dirty = True  # the revision must be updated; at first, since the last writer may have died before it did
         self._stored = 0
         self._refused: list[str] = []  # results that MLflow rejects
         self._refused_in_a_row = 0
@@ -66,7 +66,10 @@ class Writers:
             raise self._error
 
     def finish(self, wait_s: float, *, at_most_s: float | None = None) -> None:
-        """Wait until all results are stored. Raises MlflowUnavailable after `wait_s` without it or `at_most_s`."""
+        """Wait until all results are stored.
+
+        Raises MlflowUnavailable if MLflow is unavailable for `wait_s` seconds, or after `at_most_s` seconds in all.
+        """
         began, shown = time.monotonic(), -1
         while (left := self._journal.outstanding() - len(self._refused)) > 0:
             self.check()
@@ -147,8 +150,9 @@ class Writers:
         if exc.status >= 500:
             with self._lock:
                 tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
-                alone = self._stored - self._uncertain.get(entry.record_id, self._stored) >= _STORED_SINCE
-            if tries < _SERVER_ERRORS or not (alone or self._draining):
+                stored_since = self._stored - self._uncertain.get(entry.record_id, self._stored)
+                others_succeed = stored_since >= _STORED_SINCE
+            if tries < _SERVER_ERRORS or not (others_succeed or self._draining):
                 self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
                 return
         elif exc.status != 400:

@@ -1,6 +1,6 @@
 """Maintenance of stored state: export to files, import from files, and rebuild from the event log.
 
-An export has the files of the file store. Import and rebuild change the store, so the server has to be stopped.
+An export is a folder in the format of `FileStore`. Import and rebuild change the store, so the server must be stopped.
 """
 
 from __future__ import annotations

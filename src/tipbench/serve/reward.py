@@ -9,7 +9,7 @@ from tipbench.serve.request import RewardRequest
 REWARD_VERSION = "reward-1"
 BY_ACTION = {"dismissed": -1.0, "snoozed": 0.1, "ignored": 0.0}
 WITHOUT_DWELL = 0.6
-BY_DWELL = (  # of completed tips: the reward below a dwell in ms
+BY_DWELL = (  # the reward of a completed tip whose dwell is below this many ms
     (15_000.0, -0.3),  # too fast to have been read
     (120_000.0, 1.0),
     (math.nextafter(600_000.0, math.inf), 0.6),  # 10 minutes are included

@@ -14,7 +14,7 @@ from tipbench.serve.request import CategoryTally
 
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
-OVERALL_WEIGHT, CATEGORY_WEIGHT = 2.0, 4.0
+OVERALL_WEIGHT, CATEGORY_WEIGHT = 2.0, 4.0  # how many tips the usual rate, or the user's overall rate, counts for
 COMPLETION, DISMISSAL, DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
 _LOG_101 = math.log(101)
 

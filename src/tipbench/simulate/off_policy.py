@@ -32,7 +32,7 @@ from tipbench.serve.tallies import Tallies
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-FOLDS = 5
+FOLDS = 5  # of users, for the cross-fitted reward model
 MIN_TIPS = 30  # for a rank correlation
 
 

@@ -67,17 +67,17 @@ class FittedPrior:
 
 
 def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: int, seed: int = 0) -> FittedPrior:
-    """Fit on simulated users; evaluate on others, in the same world and, for the price of an error, in all others."""
+    """Fit on simulated users and evaluate on others, in the same world and in worlds that the prior does not fit."""
     source = {"from": "simulation", "world": world.value, "users": users, "rounds": rounds, "seed": seed}
     statistics = _simulated(policy, world, users, rounds, seed)
     prior = _prior(policy, statistics, {**source, "personas": load_personas().version})
     worlds = {}
     for other in dict.fromkeys((world, *EVALUATED)):
-        own = prior if other is world else _prior(policy, _simulated(policy, other, users, rounds, seed), source)
-        arms = [Arm(POLICIES[policy], one) for one in (None, prior, own)]
-        none, fitted, right = rollout(World(other, _HELD_OUT + seed, users, rounds), arms)
-        price = None if own is prior else mean_estimate((fitted.reward - right.reward) / rounds)
-        worlds[other.value] = mean_estimate((fitted.reward - none.reward) / rounds), price
+        own_prior = prior if other is world else _prior(policy, _simulated(policy, other, users, rounds, seed), source)
+        arms = [Arm(POLICIES[policy], one) for one in (None, prior, own_prior)]
+        without, fitted, with_own = rollout(World(other, _HELD_OUT + seed, users, rounds), arms)
+        price = None if own_prior is prior else mean_estimate((fitted.reward - with_own.reward) / rounds)
+        worlds[other.value] = mean_estimate((fitted.reward - without.reward) / rounds), price
     return FittedPrior(prior, users, _explained(statistics), worlds)
 
 
@@ -116,10 +116,12 @@ def _prior(policy: str, statistics: Statistics, source: Mapping[str, object]) ->
 
 
 def _explained(statistics: Statistics) -> Estimate | None:
+    """Return the squared error per reward that a prior saves, each user's with a prior fitted on other users."""
     fold = np.arange(len(statistics.b)) % FOLDS
     saved = np.zeros(len(fold))
     for number in range(FOLDS):
-        theta, own = statistics.theta(fold != number), fold == number
-        # Σ r² − Σ (r − θx)², of each user of this fold
-        saved[own] = 2 * statistics.b[own] @ theta - np.einsum("d,nde,e->n", theta, statistics.a[own], theta)
+        theta, in_fold = statistics.theta(fold != number), fold == number
+        # Σ r² − Σ (r − θx)², of each user of this fold; d and e are features, n is the user
+        squares = np.einsum("d,nde,e->n", theta, statistics.a[in_fold], theta)
+        saved[in_fold] = 2 * statistics.b[in_fold] @ theta - squares
     return mean_estimate(saved / statistics.n)

@@ -67,7 +67,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All clauses of a check; `quick` ones are never a verdict."""
+    """All clauses of a check; a quick check neither passes nor fails."""
 
     candidate: str
     baseline: str

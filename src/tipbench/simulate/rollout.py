@@ -71,7 +71,7 @@ def _with_features(policy: Policy, name: str, names: tuple[str, ...]) -> Policy:
     def compute(request: Occasion, candidates: list[Candidate], at: datetime, tallies: Tallies) -> list[float]:
         rows = base.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
-        columns = [rows[:, base.names.index(name)] if name in base.names else ones for name in names]
+        columns = [rows[:, base.names.index(feature)] if feature in base.names else ones for feature in names]
         return [float(value) for value in np.stack(columns, axis=1).ravel()]
 
     return replace(policy, name=name, features=FeatureSet(f"{base.version} ({name})", names, compute))
@@ -142,9 +142,8 @@ class _Batch:
         self.world = world
         self.offered = offered
         self.hour = offered.clock
-        self.place = offered.category * len(world) + np.arange(
-            len(world)
-        )  # of its category, in the flat array of categories × users
+        # Index of each candidate's category in a flat array of categories × users.
+        self.place = offered.category * len(world) + np.arange(len(world))
         self._known: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
@@ -241,7 +240,10 @@ class _UserTallies:
 
 
 class _Learner:
-    """One arm for all users: V (features × features × users) and θ (features × users), updated by Sherman–Morrison."""
+    """One arm for all users: V (features × features × users) and θ (features × users), updated by Sherman–Morrison.
+
+    In the subscripts of `einsum`, d and e are features, k is the candidate and n is the user.
+    """
 
     def __init__(self, world: World, arm: Arm) -> None:
         self._policy, self._users = arm.policy, np.arange(len(world))
@@ -251,7 +253,7 @@ class _Learner:
         self._theta = np.repeat(fresh.theta[:, None], len(world), axis=1)
         self._v = np.repeat(fresh.v[:, :, None], len(world), axis=2)
         self._x = np.empty((shape[0], world.candidates, shape[1]))
-        uses_tallies = set(_UserTallies.NAMES) & set(arm.policy.features.names)
+        uses_tallies = not set(_UserTallies.NAMES).isdisjoint(arm.policy.features.names)
         self._tallies = _UserTallies(world) if uses_tallies else None
 
     def choose(self, batch: _Batch, draws: Floats) -> Ints:
@@ -372,6 +374,8 @@ def slow_rollout(world: World, arm: Arm, *, draws: Draws | None = None) -> ArmTo
 
 
 class _PolicyObjects:
+    """A Chooser made of the objects of `tipbench.serve`: a ridge regression and tallies for each user."""
+
     def __init__(self, world: World, arm: Arm, draws: Draws | None) -> None:
         self._policy = arm.policy
         self._draws = draws or (lambda _policy, number: world.draws(number))

@@ -21,9 +21,9 @@ from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
 from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
-CURVE_POINTS = 50
+CURVE_POINTS = 50  # rounds at which the curves are stored
 ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
-_MOST_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
+_MAX_DECISIONS = 400_000_000  # of all arms: about twenty minutes on one core
 
 
 class SimulationConfig(BaseModel):
@@ -51,9 +51,9 @@ class SimulationConfig(BaseModel):
         for name in (*self.policy_names, self.baseline, *([self.ablation] if self.ablation else [])):
             if name not in known:
                 raise ValueError(f"there is no policy {name[:60]!r}; choose from {', '.join(known)}")
-        if self.decisions > _MOST_DECISIONS:
+        if self.decisions > _MAX_DECISIONS:
             raise ValueError(
-                f"{self.decisions:,} decisions are too many for one simulation; at most {_MOST_DECISIONS:,}. "
+                f"{self.decisions:,} decisions are too many for one simulation; at most {_MAX_DECISIONS:,}. "
                 "Use fewer users, rounds, seeds or policies"
             )
         return self
@@ -198,7 +198,7 @@ def simulate(
         persona = World(config.world, config.seed, config.users, 1).persona
         return Simulation(
             config,
-            {arm.name: _pool(arm, [one[at] for one in finished], config.rounds) for at, arm in enumerate(arms)},
+            {arm.name: _pool_seeds(arm, [one[at] for one in finished], config.rounds) for at, arm in enumerate(arms)},
             np.tile(persona, len(finished)),
             len(finished),
             time.monotonic() - started,
@@ -216,7 +216,7 @@ def simulate(
     return result()
 
 
-def _pool(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:
+def _pool_seeds(arm: Arm, totals: list[ArmTotals], rounds: int) -> ArmResult:
     return ArmResult(
         arm.name,
         arm.policy.version,

@@ -37,8 +37,8 @@ _USER_STREAM, _DRIFT_STREAM, _OFFER_STREAM, _LUCK_STREAM, _DRAW_STREAM = range(5
 _DWELL_SCALE = 0.6  # of the log-logistic distribution of the dwell
 _DWELL_TASTE = 0.4  # standard deviation of the log median between a user's categories
 _LEVELS = 2**16  # of the random numbers that offers are made of
-_QUANTILES = 1024
-_LINEAR_NOISE = 0.5
+_QUANTILES = 1024  # of the age of a task
+_LINEAR_NOISE = 0.5  # range of the uniform noise in the linear world
 _LINEAR_SIZES = (0.05, 0.05, 0.3, 0.3, 0.2)  # of hour_sin, hour_cos, is_overdue, task_age_norm, priority_norm
 
 
@@ -48,7 +48,7 @@ class WorldName(StrEnum):
     STANDARD = "standard"
     NO_TASTE = "no-taste"  # categories do not matter
     NULL = "null"  # nothing matters: every tip has the same chances
-    DRIFT = "drift"  # tastes are dealt again half-way
+    DRIFT = "drift"  # tastes are drawn again half-way
     LOSSY = "lossy"  # some rewards never arrive
     LINEAR = "linear"  # the mean reward is linear in LinUCB's features; for tests
 
@@ -109,7 +109,7 @@ class Tastes:
 
 @dataclass(frozen=True)
 class Round:
-    """One decision of every user: the offer, the true mean reward of each candidate, and the luck.
+    """One decision of every user: the offer, the true mean reward of each candidate, and the random numbers.
 
     `hour`, `clock`, `open_tasks` and `arrives` have one entry per user, the other arrays are candidates × users.
     """
@@ -129,7 +129,7 @@ class Round:
     mean: Floats
     odds: tuple[Floats, ...]  # cumulated chances of completed, snoozed, dismissed; empty in the linear world
     log_dwell: Floats
-    action_luck: Floats
+    action_luck: Floats  # the random numbers that decide the action
     dwell_luck: Floats
     arrives: NDArray[np.bool_]  # whether the reward reaches the policy
 
@@ -145,7 +145,7 @@ class Outcome:
 
 
 class World:
-    """Users and rounds of one seed. `luck_seed` replaces the luck alone, to measure what sharing it saves."""
+    """Users and rounds of one seed; with `luck_seed`, the same users and offers with other random outcomes."""
 
     def __init__(
         self, name: WorldName | str, seed: int, users: int, rounds: int, *, luck_seed: int | None = None
@@ -161,15 +161,15 @@ class World:
         self._columns = np.arange(users)
         categories = len(self.personas.categories)
         normal = np.random.default_rng((seed, _USER_STREAM)).standard_normal((users, 4 + 2 * categories)).T
-        offset = self._of("spread") * normal[0]
+        offset = self._per_user("spread") * normal[0]
         self.profile = self._make_profile(offset, normal[1:4])  # PROFILE_KEYS × users
-        self._base = self._of("base") + offset
-        self._tastes = self._deal(normal[4:])
-        again = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
-        self._later = self._deal(again) if self.name is WorldName.DRIFT else self._tastes
-        self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(again[:5])
+        self._base = self._per_user("base") + offset
+        self._tastes = self._draw_tastes(normal[4:])
+        later = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((users, 2 * categories)).T
+        self._later_tastes = self._draw_tastes(later) if self.name is WorldName.DRIFT else self._tastes
+        self._theta = np.array(_LINEAR_SIZES)[:, None] * np.tanh(later[:5])
         self._tables = _response_tables(self.personas)
-        self._preferred = _clock(self._of("preferred_hour"))
+        self._preferred = _clock(self._per_user("preferred_hour"))
         self._slots = _clock(np.array(self.personas.candidate["slot_hours"]))
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class World:
         start = datetime.combine(date.fromisoformat(self.personas.settings["first_day"]), datetime.min.time())
         return start + timedelta(days=days, minutes=round(float(offered.hour[user]) * 60))
 
-    def _of(self, key: str) -> Floats:
+    def _per_user(self, key: str) -> Floats:
         """Return a persona's number for every user."""
         if key not in self._numbers:
             self._numbers[key] = np.asarray(self.personas.column(key)[self.persona], dtype=np.float64)
@@ -206,15 +206,15 @@ class World:
             ]
         )
 
-    def _deal(self, normal: Floats) -> Tastes:
+    def _draw_tastes(self, normal: Floats) -> Tastes:
         """Return the users' tastes from standard normal numbers."""
         half = len(normal) // 2
-        log_dwell = np.log(self._of("dwell_s")) + np.zeros((half, 1))
+        log_dwell = np.log(self._per_user("dwell_s")) + np.zeros((half, 1))
         if self.name in (WorldName.NO_TASTE, WorldName.NULL):
             log_dwell = log_dwell.mean() + 0 * log_dwell if self.name is WorldName.NULL else log_dwell
             return Tastes(np.zeros_like(normal[:half]), log_dwell, _completion_value(log_dwell))
         likes = [[p.likes.get(name, 0.0) for p in self.personas.personas] for name in self.personas.categories]
-        utility = np.array(likes)[:, self.persona] + self._of("taste") * normal[:half]
+        utility = np.array(likes)[:, self.persona] + self._per_user("taste") * normal[:half]
         log_dwell = log_dwell + _DWELL_TASTE * normal[half:]
         return Tastes(utility, log_dwell, _completion_value(log_dwell))
 
@@ -224,7 +224,7 @@ class World:
         rng = np.random.default_rng((self.seed, _OFFER_STREAM, number))
         raw = np.ascontiguousarray(rng.integers(0, _LEVELS, (len(self), 2 + 7 * k), dtype=np.uint16).T).astype(np.int64)
         luck = np.random.default_rng((self._luck_seed, _LUCK_STREAM, number)).random((len(self), 1 + 2 * k)).T
-        parts = raw[2:].reshape(7, k, len(self))
+        parts = raw[2:].reshape(7, k, len(self))  # properties × candidates × users
         first, last = settings["first_hour"], settings["last_hour"]
         hour = np.floor((first + (last - first) * raw[0] / _LEVELS) * 60) / 60
         clock = _clock(hour)
@@ -236,7 +236,7 @@ class World:
         for share in np.cumsum(offer["priorities"])[:-1]:
             priority += parts[3] >= share * _LEVELS
         low, high = offer["lowest_composite"], offer["highest_composite"]
-        grade = _pick(parts[4], int(4 * (high - low)) + 1)
+        grade = _pick(parts[4], int(4 * (high - low)) + 1)  # the composite in quarter points above the lowest
         slot = _pick(parts[5], len(offer["slot_hours"]))
         effort = _pick(parts[6], len(offer["efforts_min"]))
         odds: tuple[Floats, ...] = ()
@@ -244,7 +244,7 @@ class World:
         if self.name is WorldName.LINEAR:
             mean = self._linear_mean(clock, overdue, age, priority)
         else:
-            tastes = self._later if number >= self.rounds // 2 else self._tastes
+            tastes = self._later_tastes if number >= self.rounds // 2 else self._tastes
             place = category * len(self) + self._columns  # in an array of categories × users
             utility = self._utility(clock, open_tasks, (overdue, priority, age), (effort, grade), slot)
             utility += tastes.utility.take(place)
@@ -274,25 +274,27 @@ class World:
     def _utility(
         self, clock: Floats, open_tasks: Ints, task: tuple[Ints, Ints, Ints], tip: tuple[Ints, Ints], slot: Ints
     ) -> Floats:
+        """Return the utility of each candidate without the user's taste; tables are indexed as flat arrays."""
         if self.name is WorldName.NULL:
             return np.full(slot.shape, float(self.personas.column("base").mean()))
         task_table, tip_table = self._tables
         persona = self.persona
         preferred = self._preferred[0] * clock[0] + self._preferred[1] * clock[1]
-        common = self._base + self._of("hour") * np.exp(4 * (preferred - 1))
+        common = self._base + self._per_user("hour") * np.exp(4 * (preferred - 1))
         slots = self._slots.T @ clock
-        fit = common + self._of("slot") * np.maximum(slots, 0.0) ** 2  # slots × users
+        fit = common + self._per_user("slot") * np.maximum(slots, 0.0) ** 2  # slots × users
         (overdue, priority, age), (effort, grade) = task, tip
         busy = (open_tasks > 10).astype(np.int64)
         _, flags, priorities, ages = task_table.shape
-        place = ((persona * flags + overdue) * priorities + priority - 1) * ages + age
+        task_index = ((persona * flags + overdue) * priorities + priority - 1) * ages + age
         _, loads, efforts, grades = tip_table.shape
-        other = ((persona * loads + busy) * efforts + effort) * grades + grade
-        return np.asarray(fit.take(slot * len(self) + self._columns) + task_table.take(place) + tip_table.take(other))
+        tip_index = ((persona * loads + busy) * efforts + effort) * grades + grade
+        slot_fit = fit.take(slot * len(self) + self._columns)
+        return np.asarray(slot_fit + task_table.take(task_index) + tip_table.take(tip_index))
 
     def _response(self, utility: Floats, value: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and the cumulated chances of the actions; personas.toml has the formula."""
-        snooze, dismiss = self._of("snooze"), self._of("dismiss")
+        snooze, dismiss = self._per_user("snooze"), self._per_user("dismiss")
         if self.name is WorldName.NULL:
             snooze, dismiss = snooze.mean() + 0 * snooze, dismiss.mean() + 0 * dismiss
         completed, snoozed, dismissed = np.exp(utility), np.exp(snooze), np.exp(dismiss - 0.8 * utility)

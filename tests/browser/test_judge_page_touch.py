@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.accessibility import NARROW, WIDE, faults
+from support.accessibility import NARROW, WIDE, faults, load_faults
 from support.judge_page import AtDesk, Office, judging_office, sit_down
 from support.judging import always
 from support.panel_pages import Visit
@@ -108,6 +108,12 @@ def test_nothing_jumps_while_scores_come_in(office: Office, visit: Visit, width:
     assert at.page.evaluate(BOXES) == before
     at.press("u")
     at.expect_state("Not scored")
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_nothing_jumps_when_the_script_shows_the_desk(office: Office, visit: Visit, width: int) -> None:
+    sight = visit(office.site, "judge", width=width)
+    assert list(load_faults(sight, f"/judge/batches/{office.open()}", until="#desk:not([hidden])")) == []
 
 
 # every look

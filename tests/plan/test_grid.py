@@ -38,6 +38,12 @@ def test_the_grid_is_the_full_product() -> None:
     assert len(cells) == len({cell.key for cell in cells}) == 2 * 3 * 8 * 2
 
 
+def test_four_models_and_three_prompts_have_48_cells_with_at_most_four_scenarios() -> None:
+    cells = grid([ModelIdentity(f"{name}:1b", f"sha-{name}") for name in "abcd"], n_scenarios=4)
+    assert len({cell.key for cell in cells}) == 48
+    assert len({cell.scenario.id for cell in cells}) == 4
+
+
 def test_each_model_is_one_block() -> None:
     assert [(model, len(cells)) for model, cells in blocks(grid())] == [("a:1b", 24), ("b:1b", 24)]
 

@@ -41,10 +41,11 @@ def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
             yield f"{width} {scheme}: scrolls sideways: {out}"
 
 
-def load_faults(sight: Sight, path: str) -> Iterator[str]:
-    """Open a page whose scripts come late; what shifts, tables that are cut, and whether it is too large."""
+def load_faults(sight: Sight, path: str, *, until: str = "main") -> Iterator[str]:
+    """Open a page whose scripts come late; what shifts until an element is shown, cut tables, and too large a size."""
     sight.page.route("**/*.js*", _pass_on_late)
     sight.page.goto(sight.origin + path, wait_until="load")
+    sight.page.locator(until).wait_for()
     sight.page.unroute("**/*.js*")
     shift, size = float(sight.page.evaluate(_SHIFT)), int(sight.page.evaluate(_BYTES))
     if shift > MOST_SHIFT:

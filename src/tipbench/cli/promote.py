@@ -152,4 +152,4 @@ def validity_text(found: Mapping[str, Any]) -> str:
 def interval_text(found: Mapping[str, float | None], form: str = "+.4f") -> str:
     """Return a mean with its interval, if it has one."""
     mean, low, high = (number(found[key], form) for key in ("mean", "ci_low", "ci_high"))
-    return f"{mean} [{low}, {high}]" if found["ci_low"] is not None else f"{mean} (no interval: one user)"
+    return f"{mean} ({low} to {high})" if found["ci_low"] is not None else f"{mean} (no interval: one user)"

@@ -8,7 +8,7 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 
 _WIDTH, _HEIGHT = 640, 260
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 3])
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
 
 
 def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int = _WIDTH) -> Any:
@@ -30,7 +30,7 @@ def curves_chart(result: Mapping[str, Any], theme: Theme = LIGHT, *, width: int 
         alt.Chart(alt.Data(values=rows), title=title, width=width, height=_HEIGHT)
         .mark_line(strokeWidth=2)
         .encode(
-            x=alt.X("round:Q", title="round"),
+            x=alt.X("round:Q", title="round", axis=alt.Axis(tickMinStep=1, format="d")),
             y=alt.Y("reward:Q", title="mean reward so far", scale=alt.Scale(zero=False)),
             color=alt.Color("policy:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
             strokeDash=alt.StrokeDash("policy:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),

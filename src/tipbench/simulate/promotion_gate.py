@@ -25,7 +25,7 @@ from tipbench.serve.prior import Prior
 from tipbench.simulate.off_policy import Clustered, LoggedDecisions, gain, weight_diagnostics
 from tipbench.simulate.simulation import Simulation, SimulationConfig, simulate
 from tipbench.simulate.world import WorldName, load_personas
-from tipbench.text import number, plural
+from tipbench.text import join_names, number, plural
 
 SMALLEST_GAIN = 0.01  # reward per decision
 TOLERATED_LOSS = -0.01
@@ -103,8 +103,9 @@ class Verdict:
             return f"{self.candidate} may replace {self.baseline}{scope}."
         if self.passed is None:
             return f"Not enough data to promote {self.candidate}: see the clauses without a result."
-        failed = ", ".join(clause.name.split()[0] for clause in self.clauses if clause.passed is False)
-        return f"{self.candidate} may not replace {self.baseline}: clause {failed} failed{scope}."
+        failed = [clause.name.split()[0] for clause in self.clauses if clause.passed is False]
+        named = f"{'clause' if len(failed) == 1 else 'clauses'} {join_names(failed, len(failed))}"
+        return f"{self.candidate} may not replace {self.baseline}: {named} failed{scope}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of `promote check --json`, also stored with the check."""
@@ -182,7 +183,7 @@ def persona_clause(standard: Simulation, candidate: str) -> Clause:
 def _span(found: Estimate | Clustered | None) -> str:
     if found is None or found.ci_low is None or found.ci_high is None:
         return f"{number(found.mean, '+.4f')}, no interval" if found else "unknown"
-    return f"{number(found.mean, '+.4f')} [{number(found.ci_low, '+.4f')}, {number(found.ci_high, '+.4f')}]"
+    return f"{number(found.mean, '+.4f')} ({number(found.ci_low, '+.4f')} to {number(found.ci_high, '+.4f')})"
 
 
 def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:

@@ -50,16 +50,19 @@ _KEPT = (
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
 )  # fmt: skip
 _SECONDS = ("latency_s", "load_s", "ttft_s", "seconds", "residency_largest_gap_s")
-_SHARES = ("overlong", "self_exact")
+_SHARES = ("overlong", "self_exact", "p_best")
 _COUNTS = (
     "prompt_tokens", "output_tokens", "n_candidates", "cells", "recorded_before", "generated", "failed",
     "most_resident", "residency_samples", "residency_unknown_samples", "handovers", "n_items", "n_cells",
     "n_controls", "n_repeats", "n_control_tips", "n_scored_controls", "finished", "pairs", "scenarios", "tied",
+    "n_scenarios", "rank",
 )  # fmt: skip
 _LABELS = {
     "latency_s": "latency, excluding load", "load_s": "load", "ttft_s": "time to first token",
     "prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "tokens_per_s": "tokens/s",
     "n_candidates": "tips found", "format_ok": "format ok", "overlong": "overlong tips",
+    "seconds": "duration", "residency_largest_gap_s": "largest gap between samples", "n_scenarios": "scenarios",
+    "p_best": "probability of being the best", "ci_low": "interval from", "ci_high": "interval to",
 }  # fmt: skip
 _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
 

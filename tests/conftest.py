@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from support.browser import browser
 from support.mlflow_server import start_mlflow
@@ -28,6 +29,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("tipbench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tipbench"))
+# Hypothesis also draws literals of our modules that are loaded, so the examples would depend on the tests run before.
+providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined,assignment]
 
 _KEPT = ("TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA", "TIPBENCH_BUILD_OLLAMA", "TIPBENCH_CHROMIUM")
 

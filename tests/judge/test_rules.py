@@ -232,6 +232,14 @@ def test_emoji_never_raise_anything(card: Mapping[str, Any], tip: str, emoji: st
     assert all(after[scale] <= before[scale] for scale in SCALES)
 
 
+def test_an_emoji_inside_a_time_does_not_hide_that_it_has_passed() -> None:
+    card = next(scenario for scenario in SUITE.scenarios if scenario.slot.time.hour >= 12).to_card()
+    tip = "Half past seven: open the inbox and answer one mail, then stop."
+    found = explain_tip(card, tip.replace("past", "🌟 past")).findings["relevance"]
+    assert found == explain_tip(card, tip).findings["relevance"]
+    assert found.because[0] == "against the card: 07:30"
+
+
 @settings(max_examples=40)
 @given(cards, tips)
 def test_a_duration_and_a_stop_never_lower_actionability(card: Mapping[str, Any], tip: str) -> None:

@@ -74,8 +74,7 @@ class ParsedTip:
 def parse_tip(tip: str) -> ParsedTip:
     """Parse a tip into words and clauses, ignoring emoji and markup."""
     raw = tip[:LONGEST]
-    text = unicodedata.normalize("NFC", raw).translate(_QUOTES)
-    text = "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
+    text = _without_symbols(unicodedata.normalize("NFC", raw).translate(_QUOTES))
     parts = [part for part in _CLAUSE_END.split(text) if part.strip()]
     clauses = [clause for part in parts for clause in _clauses(_words(part))]
     flat = tuple(word for clause in clauses for word in clause)
@@ -235,6 +234,11 @@ def parse_card(card: Mapping[str, Any]) -> Card:
     )
 
 
+def _without_symbols(text: str) -> str:
+    """Replace emoji and other characters that are not text."""
+    return "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
+
+
 def _words(text: str) -> list[Word]:
     found = _WORD.findall(text.translate(_QUOTES | _HYPHENS))
     return [Word(word, word.lower(), stem(word.lower())) for word in found]
@@ -301,7 +305,8 @@ _CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 def clock_times(text: str, *, bare: bool = True) -> list[int]:
     """Return clock times as minutes of the day, with `bare` also 'at three'; twelve to four in words mean p.m."""
     found = []
-    for match in _CLOCK.finditer(text.lower().replace("-", " ")):
+    words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
+    for match in _CLOCK.finditer(" ".join(words)):
         if match["plain"] and not bare:
             continue
         if match["h"]:

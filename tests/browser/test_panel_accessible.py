@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from support.accessibility import faults, load_faults
 from support.panel_pages import Shown, Visit, after_forms
 
@@ -38,8 +40,9 @@ def test_no_page_has_a_violation(visit: Visit, plain: Shown, axe: Axe) -> None:
     assert wrong == []
 
 
-def test_no_page_shifts_while_it_loads_is_cut_or_large(visit: Visit, plain: Shown) -> None:
-    sight = visit(plain.site, width=1024)
+@pytest.mark.parametrize("width", [360, 1024, 1360])
+def test_no_page_shifts_while_it_loads_is_cut_or_large(visit: Visit, plain: Shown, width: int) -> None:
+    sight = visit(plain.site, width=width)
     assert [fault for path in plain.pages.values() for fault in load_faults(sight, path)] == []
 
 

@@ -111,6 +111,7 @@ def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_uncheck
     assert judging.use_of(replace(ben, held=1, cells=0)) == "held"
     assert judging.use_of(replace(anna, unchecked=2)) == "count, unchecked"
     assert judging.use_of(replace(rules, held=1)) == "provisional"
+    assert judging.use_of(replace(anna, cells=0)) == "none"  # has a sheet, and scored nothing yet
 
 
 def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(desk: Desk) -> None:

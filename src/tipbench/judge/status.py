@@ -88,7 +88,9 @@ class JudgingStatus:
         sheets = [each for each in self.history if each.judge == judge.judge and not each.provisional]
         if sheets and sheets[-1].accepted:
             return "count, drift accepted"
-        return "count, unchecked" if judge.unchecked else "count"
+        if judge.unchecked:
+            return "count, unchecked"
+        return "count" if judge.cells else "none"
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON-serializable values; None where unknown."""

@@ -46,7 +46,15 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MOST_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_SCORES_BY_URGENCY = ("held", "partly held", "count, unchecked", "count, drift accepted", "count", "provisional")
+_SCORES_BY_URGENCY = (
+    "held",
+    "partly held",
+    "count, unchecked",
+    "count, drift accepted",
+    "count",
+    "none",
+    "provisional",
+)
 _URGENT = {"held": 0, "open": 1}  # waiting for an admin first, then for the judge
 
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch

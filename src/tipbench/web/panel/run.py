@@ -62,7 +62,8 @@ _LABELS = {
     "prompt_tokens": "prompt tokens", "output_tokens": "output tokens", "tokens_per_s": "tokens/s",
     "n_candidates": "tips found", "format_ok": "format ok", "overlong": "overlong tips",
     "seconds": "duration", "residency_largest_gap_s": "largest gap between samples", "n_scenarios": "scenarios",
-    "p_best": "probability of being the best", "ci_low": "interval from", "ci_high": "interval to",
+    "p_best": "probability of being the best", "ci_low": "lower end of the interval",
+    "ci_high": "upper end of the interval",
 }  # fmt: skip
 _FLAGS = {"format_ok": ("no", "yes"), "decided": ("no", "yes")}
 

@@ -6,12 +6,12 @@ import csv
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tipbench.cli.console import cell_text, print_message, print_table
 from tipbench.cli.experiments import Format, print_rows
-from tipbench.text import escape_formula
+from tipbench.text import escape_formula, replace_controls
 
 
 def test_a_message_that_quotes_a_server_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,12 +53,13 @@ def test_a_csv_cell_is_never_a_formula() -> None:
 
 
 @given(st.text().filter(lambda text: text[:1] not in "=+-@\t\r" and "\0" not in text and "\r" not in text))
-def test_csv_values_round_trip(text: str) -> None:
+@example("\x1b[2J")
+def test_csv_values_round_trip_with_control_characters_made_visible(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", out := io.StringIO())
         print_rows(["a", "b"], [{"a": text, "b": None}], Format.CSV)
     out.seek(0)
-    assert list(csv.DictReader(out)) == [{"a": text, "b": ""}]
+    assert list(csv.DictReader(out)) == [{"a": replace_controls(text), "b": ""}]
 
 
 def test_an_empty_csv_still_has_its_header(capsys: pytest.CaptureFixture[str]) -> None:

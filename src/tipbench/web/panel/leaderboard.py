@@ -266,7 +266,7 @@ def _board_page(
         "weakest": weakest,
         "decision": decision.result(),
         "leader": leader,
-        "choices": _choices(reading.board),
+        "choices": [],
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decide_fault": fault,
@@ -289,9 +289,9 @@ def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bo
     ]
 
 
-def _choices(board: Leaderboard | None) -> list[tuple[str, str]]:
+def _choices(board: Leaderboard) -> list[tuple[str, str]]:
     """Return the pairs that can be decided for, the leader first; none on a part of the board."""
-    if board is None or board.by or board.where or board.exclude or board.judge or not board.judges:
+    if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
 
@@ -320,6 +320,7 @@ def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, ur
         context = board_context(board, environment(), links=url, sort=sort)
         return {
             **context,
+            "choices": _choices(board),
             "figures": figures(board, url, version) if drawn else {},
             "install": None if drawn or not context["scored"] else INSTALL,
             "downloads": [

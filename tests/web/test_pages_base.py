@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -123,6 +124,14 @@ def test_no_macro_lets_text_become_markup() -> None:
 def test_visible_text_has_no_invisible_or_direction_characters(text: str) -> None:
     shown = str(markup.visible(text))
     assert not re.search("[\x00-\x08\x0b-\x1f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069<>\"']", shown)
+
+
+def test_every_character_that_is_replaced_is_not_printable() -> None:
+    characters = map(chr, range(sys.maxunicode + 1))
+    replaced = [each for each in characters if markup._UNSEEN.match(each) or markup._NOT_TEXT.match(each)]
+    assert "\u202e" in replaced
+    assert "\x00" in replaced
+    assert not any(each.isprintable() for each in replaced)
 
 
 def test_ordinary_text_of_any_script_stays_as_it_is() -> None:

@@ -166,11 +166,15 @@ class CountingStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reads = 0
+        self.kinds: list[str | None] = []  # of the runs read; a list, because pages read in two threads
 
-    def _found(self, *args: Any, **options: Any) -> Any:
-        self.reads += 1
-        return super()._found(*args, **options)
+    @property
+    def reads(self) -> int:
+        return len(self.kinds)
+
+    def _found(self, experiment_id: str, where: Any, *args: Any, **options: Any) -> Any:
+        self.kinds.append(where.get("kind"))
+        return super()._found(experiment_id, where, *args, **options)
 
 
 @pytest.fixture
@@ -190,7 +194,7 @@ PAGES = (f"{API}/experiments", RUNS, f"{RUNS}?model=alpha:135m", f"{API}/leaderb
 def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[Served, CountingStore]) -> None:
     served, store = counted
     first = [served.get(path).json() for path in PAGES]
-    store.reads = 0
+    store.kinds.clear()
     assert [served.get(path).json() for path in PAGES] == first
     assert store.reads == 0
 
@@ -198,13 +202,22 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[Served
 def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[Served, CountingStore]) -> None:
     served, store = counted
     served.get(RUNS)
-    store.reads = 0
+    store.kinds.clear()
     for query in ("model=alpha:135m", "state=pending", "prompt=v1", "where=suite=x"):
         served.get(f"{RUNS}?{query}")
     assert store.reads == 0
     served.get(f"{API}/leaderboard/{EXPERIMENT}")
     served.get(f"{API}/leaderboard/{EXPERIMENT}?by=model")
     assert store.reads <= 4  # duels and the rubric's text, not the cells
+
+
+def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[Served, CountingStore]) -> None:
+    served, store = counted
+    desk_of(served).judged_by("anna", everything=True)
+    store.kinds.clear()
+    page = served.get(f"/experiments/{EXPERIMENT}", headers={"Accept": "text/html"})
+    assert "anna" in page.text
+    assert sorted(map(str, store.kinds)) == ["cell", "decision", "judging"]
 
 
 def test_what_another_process_writes_shows_at_once(served: Served) -> None:
@@ -233,7 +246,7 @@ def test_more_experiments_than_a_cache_usually_holds_are_counted_once(home: Path
         store.touch(store.ensure_experiment(f"tip-bench-{number:03}").experiment_id)
     with serving(home, store) as served:
         first = served.get(f"{API}/experiments").json()
-        store.reads = 0
+        store.kinds.clear()
         assert served.get(f"{API}/experiments").json() == first
     assert (len(first["items"]), store.reads) == (COUNTS + 5, 0)
 

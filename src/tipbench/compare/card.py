@@ -144,7 +144,8 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":
         return
-    rows = [_standing(board, pair) for pair in (ranking.leader, *ranking.tied_ranked)]
+    by_pair = {standing.pair: standing for standing in board.standings}
+    rows = [by_pair[pair] for pair in (ranking.leader, *ranking.tied_ranked)]
     speeds = [(row.means["latency_s"], row) for row in rows if row.means.get("latency_s") is not None]
     sizes = {row.pair.model: board.sizes.get(row.pair.model) for row in rows}
     known = sorted({(size.params_b, model) for model, size in sizes.items() if size and size.params_b is not None})

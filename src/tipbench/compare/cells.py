@@ -215,7 +215,9 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
     others.sort(key=lambda run: (-run.start_ms, run.run_id))
     old = stale_runs([run for run, _ in same])
     every = [(run, scores) for run, scores in same if run.run_id not in old]
-    current = [(run, scores) for run, scores in every if not is_excluded(_pair(run), question.exclude)]
+    current = every
+    if question.exclude:
+        current = [(run, scores) for run, scores in every if not is_excluded(_pair(run), question.exclude)]
     covered, judge = _coverage(current), question.judge
     by_rules = [given for _, scores in current for given in scores.provisional.values()]
     too_few_by_people = covered.people < min(MIN_SCENARIOS, covered.scenarios)
@@ -239,8 +241,12 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], question: CellFil
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in others)),
         question=question,
         covered=covered,
-        excluded=tuple(sorted({as_row(_pair(run)) for run, _ in every} - {as_row(_pair(run)) for run, _ in current})),
+        excluded=tuple(sorted(_rows(every) - _rows(current))) if question.exclude else (),
     )
+
+
+def _rows(runs: Iterable[tuple[StoredRun, CellScores]]) -> set[Pair]:
+    return {as_row(_pair(run)) for run, _ in runs}
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
@@ -252,34 +258,37 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
 
 
 def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
-    own = [(run, scores) for run, scores in runs if not is_reference(_pair(run))] or runs  # references only
-    rows = {_pair(run) for run, _ in own}
-    floored = [run for run, _ in own if run.state == RunState.JUDGED and run.tags.get("floored") == "true"]
-    people = [run for run, _ in own if run.state == RunState.JUDGED and run.tags.get("floored") != "true"]
-    rules = [run for run, scores in own if scores.provisional]
+    every = [(run, scores, _pair(run)) for run, scores in runs]
+    own = [each for each in every if not is_reference(each[2])] or every  # references only
+    rows, scenarios = {pair for _, _, pair in own}, {run.params.get("scenario", "") for run, _, _ in own}
+    people: list[tuple[str, Pair]] = []
+    floored: list[tuple[str, Pair]] = []
+    rules: list[tuple[str, Pair]] = []
+    for run, scores, pair in own:
+        place = run.params.get("scenario", ""), pair
+        if run.state == RunState.JUDGED:
+            (floored if run.tags.get("floored") == "true" else people).append(place)
+        if scores.provisional:
+            rules.append(place)
 
-    def covered_by(judged: Sequence[StoredRun]) -> int:
+    def covered_by(judged: Sequence[tuple[str, Pair]]) -> int:
         """Floored cells count for scenarios with scores of judges."""
-        pairs: dict[str, set[Pair]] = {run.params.get("scenario", ""): set() for run in judged}
-        for run in (*judged, *floored):
-            pairs.get(run.params.get("scenario", ""), set()).add(_pair(run))
+        pairs: dict[str, set[Pair]] = {scenario: set() for scenario, _ in judged}
+        for scenario, pair in (*judged, *floored):
+            pairs.get(scenario, set()).add(pair)
         return sum(2 * len(found) >= len(rows) for found in pairs.values())
 
-    return Coverage(covered_by(people), covered_by(rules), len({run.params.get("scenario", "") for run, _ in own}))
+    return Coverage(covered_by(people), covered_by(rules), len(scenarios))
 
 
 def _drop_older_references(scored: Sequence[_Scored]) -> list[_Scored]:
     """Drop a reference's older runs, which have a prompt version, where a run without a prompt version is scored."""
-    without_prompt = {
-        (cell.pair, cell.scenario)
-        for cell, _, _ in scored
-        if cell.reference and cell.values and _pair(cell.run) == cell.pair
+    references = [cell for cell, _, _ in scored if cell.reference]
+    own = {(cell.pair, cell.scenario) for cell in references if cell.values and _pair(cell.run) == cell.pair}
+    older = {
+        cell.run.run_id for cell in references if (cell.pair, cell.scenario) in own and _pair(cell.run) != cell.pair
     }
-    return [
-        each
-        for each in scored
-        if (each[0].pair, each[0].scenario) not in without_prompt or _pair(each[0].run) == each[0].pair
-    ]
+    return [each for each in scored if each[0].run.run_id not in older] if older else list(scored)
 
 
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> _Scored:

@@ -75,6 +75,16 @@ def board_context(
     table = standings(board, sort)
     scored = any(standing.row.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
+
+    def rendered(macro: Any, *arguments: Any) -> Markup:
+        """Render a table; the panel caches it."""
+        return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
+
+    heat = (
+        rendered(parts.grid, _heat_grid(board), "Mean composite by model and prompt") if scored and not board.by else ""
+    )
+    causes = _causes(board.attribution)
+    causes["marginals"] = [(title, rendered(parts.grid, table, title)) for title, table in causes["marginals"]]
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
@@ -88,15 +98,15 @@ def board_context(
         "card": answer_card(board),
         "scored": scored,
         "unclear": UNCLEAR,
-        "standings": Markup(parts.standings(table, links)),  # noqa: S704 - a template's own output, escaped there
+        "standings": rendered(parts.standings, table, links),
         "sort": table.sort,
         "sort_fault": table.fault,
         "flags": list(dict.fromkeys(flag for row in table.rows for flag in row.flags)),
         "facts": facts,
         "conditions": _conditions(board),
         "least": detectable_lines(board),
-        "heat": _heat_grid(board) if scored and board.by is None else None,
-        "causes": _causes(board.attribution),
+        "heat": heat,
+        "causes": causes,
         "duels": _duels(board),
     }
 

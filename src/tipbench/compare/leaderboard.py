@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import fmean
@@ -401,11 +401,13 @@ def _standings(
             n_scenarios = sum(
                 who in known for who, core in zip(scenarios.personas, scenarios.core, strict=True) if core
             )
+        scored = [(cell.scenario, cell.values) for cell in own if cell.values]
+        measured = [(cell.scenario, cell.values or cell.measured) for cell in own]
         yield Standing(
             row=row,
             means={
-                **{name: _mean(own, name, scored_only=True) for name in options.scales},
-                **{name: _mean(own, name, scored_only=False) for name in MEANS},
+                **{name: _mean(scored, name) for name in options.scales},
+                **{name: _mean(measured, name) for name in MEANS},
             },
             usable=_usable(own),
             judged=sum(bool(cell.values) for cell in own),
@@ -417,14 +419,18 @@ def _standings(
         )
 
 
-def _mean(cells: Iterable[BoardCell], name: str, *, scored_only: bool) -> float | None:
-    """Return the mean over scenarios of the mean within each, like the composite."""
+def _mean(cells: Iterable[tuple[str, Mapping[str, float]]], name: str) -> float | None:
+    """Return the mean over scenarios of the mean within each, like the composite; cells are scenario and values."""
     by_scenario: dict[str, list[float]] = {}
-    for cell in cells:
-        source = cell.values or ({} if scored_only else cell.measured)
-        if name in source:
-            by_scenario.setdefault(cell.scenario, []).append(source[name])
-    return fmean(map(fmean, by_scenario.values())) if by_scenario else None
+    for scenario, values in cells:
+        if name in values:
+            by_scenario.setdefault(scenario, []).append(values[name])
+    return _mean_of_means(by_scenario.values()) if by_scenario else None
+
+
+def _mean_of_means(groups: Collection[Sequence[float]]) -> float:
+    """Return the mean of the groups' means; most groups have one value."""
+    return fmean([group[0] if len(group) == 1 else fmean(group) for group in groups])
 
 
 def _usable(cells: Iterable[BoardCell]) -> Usable | None:
@@ -440,7 +446,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
         return None
     n, successes = len(answered), sum(map(fmean, answered.values()))
     low, high = exact_rate(successes, n)
-    return Usable(successes / n, low, high, n, fmean(map(fmean, scored.values())) if scored else None)
+    return Usable(successes / n, low, high, n, _mean_of_means(scored.values()) if scored else None)
 
 
 def _flags(row: Row, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:

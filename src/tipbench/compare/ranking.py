@@ -394,17 +394,16 @@ def _row_order(row: Row) -> tuple[bool, int, bool, float, Pair]:
 
 def _needed(tied: Mapping[Pair, Difference | None], kept: float, level: float, n_core: int) -> int | None:
     """Return the largest number needed by any tied row; None if it is unknown or out of reach for one of them."""
-    needs = [
-        scenarios_needed(
-            kept * diff.mean, diff.sd, comparisons=len(tied), at_least=max(MIN_SCENARIOS, diff.n + 1), level=level
-        )
-        for diff in tied.values()
-        if diff is not None
-    ]
-    most = FARTHEST * max(n_core, MIN_SCENARIOS)
-    within_reach = [need for need in needs if need is not None and need <= most]
-    all_within_reach = len(within_reach) == len(tied)
-    return max(within_reach) if within_reach and all_within_reach else None
+    most, largest = FARTHEST * max(n_core, MIN_SCENARIOS), None
+    for diff in tied.values():
+        if diff is None:
+            return None
+        least = max(MIN_SCENARIOS, diff.n + 1)
+        need = scenarios_needed(kept * diff.mean, diff.sd, comparisons=len(tied), at_least=least, level=level)
+        if need is None or need > most:
+            return None
+        largest = max(need, largest or 0)
+    return largest
 
 
 def _next_look(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tipbench.errors import CorruptText, SuiteError, UsageError
@@ -42,12 +43,33 @@ class Material:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A recorded cell with its tips and scores."""
+    """A recorded cell with its scores and texts; its tips are parsed when they are needed."""
 
     run: StoredRun
-    tips: tuple[Tip, ...]  # the first n_tips, which are judged
     scores: CellScores
-    format_ok: bool  # as computed, ignoring judges' corrections
+    texts: Mapping[str, str]
+
+    @cached_property
+    def tips(self) -> tuple[Tip, ...]:
+        """The first n_tips, which are judged. Raises CorruptText."""
+        try:
+            listed = json.loads(self.texts.get(CANDIDATES, "[]"))[: self._n_tips]
+            return tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
+        except (ValueError, KeyError, TypeError) as exc:
+            message = f"The text {CANDIDATES} of run {self.run.run_id} has an unexpected format ({exc})."
+            raise CorruptText(message) from exc
+
+    @cached_property
+    def format_ok(self) -> bool:
+        """Whether the answer has the requested format, as computed, ignoring judges' corrections."""
+        touched = self.scores.judges or self.scores.held or self.scores.history
+        if touched and RAW in self.texts:  # the metric has the judges' mean, which must not be shown to the next judge
+            return parse_answer(self.texts[RAW], self._n_tips).format_ok
+        return self.run.metrics.get("format_ok") == 1.0
+
+    @property
+    def _n_tips(self) -> int:
+        return int(self.run.params["n_tips"])
 
     @property
     def scenario(self) -> tuple[str, str]:
@@ -102,21 +124,6 @@ def read_cells(store: RunStore, experiment_id: str) -> list[JudgedCell]:
     ]
     runs = [run for run, _ in found]
     left_out = stale_runs(runs) | twin_runs(runs)
-    cells = []
-    for run, texts in found:
-        if run.run_id in left_out:
-            continue
-        try:
-            n_tips = int(run.params["n_tips"])
-            listed = json.loads(texts.get(CANDIDATES, "[]"))[:n_tips]
-            tips = tuple(Tip(str(tip["tip"]), str(tip["rationale"])) for tip in listed)
-        except (ValueError, KeyError, TypeError) as exc:
-            raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} has an unexpected format ({exc}).") from exc
-        scores = read_scores(texts.get(SCORES))
-        judged_before = scores.judges or scores.held or scores.history
-        if judged_before and RAW in texts:  # the metric is now the judges' mean, which the next judge must not see
-            format_ok = parse_answer(texts[RAW], n_tips).format_ok
-        else:
-            format_ok = run.metrics.get("format_ok") == 1.0
-        cells.append(JudgedCell(run, tips, scores, format_ok))
-    return cells
+    return [
+        JudgedCell(run, read_scores(texts.get(SCORES)), texts) for run, texts in found if run.run_id not in left_out
+    ]

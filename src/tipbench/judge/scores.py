@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -98,7 +98,7 @@ class CellScores:
             history=_without_old_notes((*history, *filter(None, replaced))),
         )
 
-    @property
+    @cached_property
     def counted(self) -> list[Judgement]:
         """The counted judgements: not held, and under the rubric of the latest export."""
         not_held = [judgement for judgement in self.judges.values() if not judgement.held]

@@ -100,8 +100,8 @@ class JudgingStatus:
 
 def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     """Read the experiment's cells and sheets and compute the judging status."""
-    cells = read_cells(store, experiment.experiment_id)
     sheets = list(stored_sheets(store, experiment.experiment_id, experiment.name))[::-1]
+    cells = read_cells(store, experiment.experiment_id)
     judged = [cell for cell in cells if cell.run.state == RunState.JUDGED]
     pending = [cell for cell in cells if cell.run.state == RunState.PENDING]
     tags = Counter(score.rubric for cell in judged for score in cell.scores.counted).most_common(1)

@@ -37,8 +37,10 @@ def text(value: str) -> Markup:
 
 def visible(value: object) -> Markup:
     """Escape untrusted text; invisible and bidirectional control characters are replaced by their code points."""
-    named = _INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
-    return text(named)
+    shown = str(value)
+    if shown.isprintable():  # so it has none of the characters that are replaced: a quick check, for large tables
+        return Markup(escape(shown, quote=True))  # noqa: S704 - just escaped
+    return text(_INVISIBLE.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", shown))
 
 
 def number(value: float | None, digits: int = 2) -> str:

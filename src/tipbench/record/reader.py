@@ -74,7 +74,8 @@ def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
         key = run.tags.get("cell_key")
         if key and run.status == "FINISHED" and run.tags.get("superseded") != "true":
             groups.setdefault(key, []).append(run)
-    return {run.run_id for group in groups.values() for run in sorted(group, key=order)[1:]}
+    several = [group for group in groups.values() if len(group) > 1]
+    return {run.run_id for group in several for run in sorted(group, key=order)[1:]}
 
 
 def run_json(run: StoredRun) -> dict[str, Any]:
@@ -132,14 +133,17 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
     A failure after the newest answer replaces nothing, and is not stale either.
     """
     stale: set[str] = set()
-    newest_last = sorted(runs, key=_age)
     for name, content_hash in _NAMES_AND_HASHES:
-        newest = {(run.tags.get("conditions"), name(run)): run for run in newest_last}
+        # runs by conditions and name, then by content hash
+        groups: dict[tuple[str | None, str | None], dict[str | None, list[StoredRun]]] = {}
         for run in runs:
-            current = newest[run.tags.get("conditions"), name(run)]
-            failed_later = _failed(run) and run.start_ms > current.start_ms
-            if content_hash(run) != content_hash(current) and not failed_later:
-                stale.add(run.run_id)
+            group = groups.setdefault((run.tags.get("conditions"), name(run)), {})
+            group.setdefault(content_hash(run), []).append(run)
+        for found in groups.values():
+            if len(found) > 1:
+                newest = newest_run(run for own in found.values() for run in own)
+                old = (run for own, its in found.items() if own != content_hash(newest) for run in its)
+                stale.update(run.run_id for run in old if not (_failed(run) and run.start_ms > newest.start_ms))
     return stale
 
 

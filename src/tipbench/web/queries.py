@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from tipbench.compare.answers import ScenarioAnswers, read_answers
 from tipbench.compare.cells import BoardCells, read_board
 from tipbench.compare.leaderboard import Leaderboard
-from tipbench.errors import MlflowError, TipbenchError, UsageError
+from tipbench.errors import CorruptText, MlflowError, TipbenchError, UsageError
 from tipbench.judge.material import CANDIDATES, RAW
-from tipbench.judge.scores import SCORES
-from tipbench.judge.sheet_store import SheetStatus
+from tipbench.judge.scores import RUBRIC, SCORES, read_scores
+from tipbench.judge.sheet_store import ANSWERS, DRIFT, KEY, SHEET, SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
@@ -35,9 +35,12 @@ from tipbench.web.forms import LIMIT, MOST, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
 SNAPSHOTS = 4  # of 2400 cells each take about 40 MB
-# Texts cached with a snapshot, needed for boards, answers and judging status. They are read along with the runs, so
-# caching them saves a second read; prompts and rubrics are read on demand.
-_TEXTS: Mapping[str, tuple[str, ...]] = {str(RunKind.CELL): (SCORES, CANDIDATES, RAW)}
+# Texts cached with a snapshot, needed for boards, answers and judging status. MLflow sends them along with the runs, so
+# caching them saves a second read; the prompts and rubrics of cells are read on demand.
+_TEXTS: Mapping[str, tuple[str, ...]] = {
+    str(RunKind.CELL): (SCORES, CANDIDATES, RAW),
+    str(RunKind.JUDGING): (SHEET, KEY, RUBRIC, ANSWERS, DRIFT),
+}
 
 Snapshot = tuple[tuple[StoredRun, Mapping[str, str]], ...]
 
@@ -60,7 +63,13 @@ class SnapshotStore:
         key, version = ("snapshot", self._experiment.experiment_id, kind), revision(self._experiment)
 
         def load() -> Snapshot:
-            found = self._store.read(self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ()))
+            found = []
+            for each in self._store.read(
+                self._experiment.experiment_id, where={"kind": kind}, texts=_TEXTS.get(kind, ())
+            ):
+                found.append(each)
+                with suppress(CorruptText):  # raised again for those who need the scores
+                    read_scores(each[1].get(SCORES))  # parsed and cached while MLflow prepares the next page
             return tuple(sorted(found, key=lambda each: (-each[0].start_ms, each[0].run_id)))
 
         return self._cache.get(key, version, load)

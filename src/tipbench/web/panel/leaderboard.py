@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -232,10 +233,13 @@ def _board_page(
     fields: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     experiment, fields = found.name, fields or {}
-    reading = load_board(panel.queries, store, found, query)
+    with ThreadPoolExecutor(max_workers=1) as background:  # reads and parses the sheets while MLflow prepares the cells
+        decision = background.submit(latest_decision, panel.queries.view(store, found), found.experiment_id)
+        judging_status = background.submit(panel.queries.judging_of, store, found)
+        reading = load_board(panel.queries, store, found, query)
     extra = {"sort": sort} if sort else {}
     url = BoardUrl(experiment, reading.query, extra)
-    judging = panel.queries.judging_of(store, found)
+    judging = judging_status.result()
     there = facets(panel.queries, store, found)
     leader, weakest = reading.board.ranking.leader if reading.board else None, None
     if leader and not reading.query.by:
@@ -260,9 +264,9 @@ def _board_page(
         "links": url,
         "source": _source(url, reading.board) if reading.board else [],
         "weakest": weakest,
-        "decision": latest_decision(panel.queries.view(store, found), found.experiment_id),
+        "decision": decision.result(),
         "leader": leader,
-        "choices": _choices(reading.board),
+        "choices": [],
         "chosen": fields.get("choose", ""),
         "because": fields.get("because", ""),
         "decide_fault": fault,
@@ -285,9 +289,9 @@ def _source(url: BoardUrl, board: Leaderboard) -> list[tuple[str, str | None, bo
     ]
 
 
-def _choices(board: Leaderboard | None) -> list[tuple[str, str]]:
+def _choices(board: Leaderboard) -> list[tuple[str, str]]:
     """Return the pairs that can be decided for, the leader first; none on a part of the board."""
-    if board is None or board.by or board.where or board.exclude or board.judge or not board.judges:
+    if board.by or board.where or board.exclude or board.judge or not board.judges:
         return []
     return [(str(standing.pair), _short(str(standing.pair))) for standing in board.standings if standing.row.estimate]
 
@@ -316,6 +320,7 @@ def _prepared(queries: Queries, experiment: Experiment, reading: BoardResult, ur
         context = board_context(board, environment(), links=url, sort=sort)
         return {
             **context,
+            "choices": _choices(board),
             "figures": figures(board, url, version) if drawn else {},
             "install": None if drawn or not context["scored"] else INSTALL,
             "downloads": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import importlib.util
@@ -184,6 +185,7 @@ def prepare_board_page() -> None:
     for name in environment().list_templates():
         if name.startswith(("leaderboard", "base", "board/")):
             environment().get_template(name)
+    gc.freeze()  # modules stay as long as the process: garbage collections, frequent while runs are read, skip them
 
 
 @pass_context

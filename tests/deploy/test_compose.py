@@ -105,6 +105,14 @@ def test_production_providers_of_airflow_have_exact_versions() -> None:
     assert providers | {"psycopg2-binary", "asyncpg"} <= pinned
 
 
+def test_every_environment_has_the_latest_pip_and_setuptools() -> None:
+    made = re.findall(r"-m venv .*", (DEPLOY.parent / "Makefile").read_text("utf-8"))
+    assert len(made) == 2
+    assert all("--upgrade-deps" in line for line in made)
+    installed = re.findall(r"pip install .*", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    assert installed[0] == "pip install --upgrade pip setuptools"
+
+
 def test_every_file_that_the_images_copy_exists() -> None:
     text = (DEPLOY / "Dockerfile").read_text("utf-8")
     for words in re.findall(r"^COPY (?:--\S+ )*(.+)$", text, re.MULTILINE):

@@ -27,6 +27,7 @@ from tipbench.generate.parsing import Tip
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import MAX_NOTE, check_sheet
 from tipbench.judge.controls import compose
+from tipbench.judge.drift import MIN_CONTROLS
 from tipbench.judge.export import ExportRequest, choose_cells
 from tipbench.judge.material import Candidate
 from tipbench.judge.sheet import Sheet, TipSheet, sheet_json, sheet_text
@@ -335,6 +336,50 @@ def test_a_revision_returns_the_verdict_alone() -> None:
     assert desk.apply(fill(judging, always(5)), accept="agreed").to_json()["drift"] == {"verdict": "ok"}
 
 
+def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pooled with earlier sheets, the numbers would move exactly when the single item is a control."""
+    store = SeededStore()
+    desk = Desk(store, record_cells(store))
+    desk.judged_by("anna", honest)
+    record_cells(store, models=("gamma:2b", "delta:4b"))
+    judging = desk.export("anna").stored
+    raw, extreme = fill(judging, honest), fill(judging, always(5))
+    for kind in ItemKind:
+        copied = SeededStore()
+        copied.copy_from(store)
+        there = replace(desk, store=copied)
+        done = there.apply(alone(extreme, _of_kind(judging, kind)[0]), final=True)
+        shown = done.to_json()
+        assert (shown["drift"], shown["self_agreement"], shown["alpha"]) == ({"verdict": "ok"}, None, {})
+        assert "deleted" not in shown
+        show_applied(done)
+        assert "Finished with few items filled" in capsys.readouterr().out
+        stored = next(stored_sheets(copied, desk.experiment.experiment_id, "x", "anna"))
+        assert stored.drift is not None
+        assert stored.drift["error"] is not None, "admins see the numbers"
+        assert there.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "numbers come with the first verdict or never"
+
+
+def test_numbers_need_20_control_tips_of_the_sheet_or_all_items() -> None:
+    store = SeededStore()
+    desk = Desk(store, record_cells(store))
+    desk.judged_by("anna")
+    record_cells(store, models=("gamma:2b", "delta:4b"))
+    judging = desk.export("anna").stored
+    tips = {entry.item.id: len(entry.controls) for entry in judging.entries}
+    raw = fill(judging)
+    controls = [item for item in raw["items"] if tips[item["item"]]]
+    others = [item for item in raw["items"] if not tips[item["item"]]]
+    enough = next(n for n in range(len(controls)) if sum(tips[item["item"]] for item in controls[:n]) >= MIN_CONTROLS)
+    for n, numbers in ((enough - 1, False), (enough, True)):
+        copied = SeededStore()
+        copied.copy_from(store)
+        done = replace(desk, store=copied).apply({**raw, "items": [*controls[:n], *others]}, final=True)
+        assert ("error" in done.to_json()["drift"]) is numbers
+    small = desk.export("ben", limit=4).stored
+    assert "error" in desk.apply(fill(small)).to_json()["drift"], "the whole sheet is filled"
+
+
 def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
     store = SeededStore()
     desk = Desk(store, record_cells(store))
@@ -352,12 +397,11 @@ def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
 
 
 class MeasuringStore(SeededStore):
-    """Counts the calls, the metrics with a new value and the characters of all texts, as a clock would show them."""
+    """Counts the calls with what they send, and the characters of all texts, as a clock would show them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
-        self.metrics = 0
         self.characters = 0
 
     def _note(self, call: str, texts: Mapping[str, str]) -> None:
@@ -380,10 +424,10 @@ class MeasuringStore(SeededStore):
 
     def update(self, run_id: str, change: RunChange) -> None:
         """As `SeededStore.update`; the MLflow client reads a run before it changes it."""
-        run, texts = super().get(run_id)
-        self._note(f"update {len(change.tags)} tags, {len(change.texts)} texts", change.texts)
+        texts = super().get(run_id)[1]
+        sent = f"{len(change.tags)} tags, {len(change.metrics)} metrics, {len(change.texts)} texts"
+        self._note(f"update {sent}", change.texts)
         self.characters += sum(map(len, texts.values()))
-        self.metrics += sum(run.metrics.get(name) != value for name, value in change.metrics.items())
         super().update(run_id, change)
 
 
@@ -394,35 +438,73 @@ def small_sheet() -> tuple[MeasuringStore, Desk, StoredSheet]:
     return store, desk, desk.export("anna").stored
 
 
-def revise(desk: Desk, judging: StoredSheet, place: int, *, notes_only: bool, times: int = 8) -> None:
-    """Apply one item again and again, each time with other long notes, and with other scores unless `notes_only`."""
+Note = Callable[[int], str]
+NOTES: tuple[Note, ...] = (lambda number: str(number) * MAX_NOTE, lambda number: "n" * (MAX_NOTE - 1) + str(number))
+
+
+def revise(desk: Desk, judging: StoredSheet, place: int, note: Note, *, rescore: bool, times: int = 8) -> None:
+    """Apply one item again and again, each time with other long notes, and with other scores if `rescore`."""
     raw = alone(fill(judging, honest), place)
     for number in range(times):
         for tip in raw["items"][0]["tips"]:
-            tip["note"] = f"{number}" * MAX_NOTE
-            tip["scores"]["tone"] = 3 if notes_only else 1 + number % 2
+            tip["note"] = note(number)
+            tip["scores"]["tone"] = 1 + number % 2 if rescore else 3
         assert desk.apply(raw).drift is None
 
 
-@pytest.mark.parametrize("notes_only", [True, False])
-def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(notes_only: bool) -> None:
+@pytest.mark.parametrize("rescore", [False, True])
+@pytest.mark.parametrize("note", NOTES, ids=("other notes", "other ends of notes"))
+def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(note: Note, rescore: bool) -> None:
     base, desk, judging = small_sheet()
     first_cell = next(at for at, entry in enumerate(judging.entries) if entry.kind is ItemKind.CELL)
-    work: list[tuple[list[str], int]] = []
+    work: list[list[str]] = []
     sizes = []
     for kind in (ItemKind.CELL, ItemKind.CONTROL):
         for place in [at for at, entry in enumerate(judging.entries) if entry.kind is kind and at != first_cell][:2]:
             store = MeasuringStore()
             store.copy_from(base)
             copied = replace(desk, store=store)
-            revise(copied, judging, first_cell, notes_only=notes_only)  # what if controls read this run instead?
-            revise(copied, judging, place, notes_only=notes_only)
-            store.calls, store.metrics, store.characters = [], 0, 0
-            revise(copied, judging, place, notes_only=notes_only, times=1)
-            work.append((sorted(store.calls), store.metrics))
+            # what if controls read this run instead?
+            revise(copied, judging, first_cell, note, rescore=rescore)
+            revise(copied, judging, place, note, rescore=rescore)
+            store.calls, store.characters = [], 0
+            revise(copied, judging, place, note, rescore=rescore, times=1)
+            work.append(sorted(store.calls))
             sizes.append(store.characters)
     assert all(each == work[0] for each in work)
     assert max(sizes) < 1.1 * min(sizes)
+
+
+@pytest.mark.parametrize("rescore", [False, True])
+def test_another_judges_long_notes_and_equal_scores_do_not_make_an_answer_differ_from_a_control(rescore: bool) -> None:
+    """An accomplice scores all answers, or half of them, before: with long notes, often, and like the judge."""
+    base, desk, judging = small_sheet()
+    places = [at for kind in (ItemKind.CELL, ItemKind.CONTROL) for at in _of_kind(judging, kind)[:4]]
+    work, sizes = [], []
+    for share in (1, 2):
+        store = MeasuringStore()
+        store.copy_from(base)
+        ben = replace(desk, store=store)
+        other = ben.export("ben").stored
+        raw = fill(other, always(3))
+        raw["items"] = raw["items"][:-1:share]
+        for number in range(8):
+            for tip in (tip for item in raw["items"] for tip in item["tips"]):
+                tip["note"] = str(number) * MAX_NOTE
+                tip["scores"]["tone"] = 1 + number % 2 if rescore else 3
+            assert ben.apply(raw).drift is None
+        for place in places:
+            copied = MeasuringStore()
+            copied.copy_from(store)
+            replace(desk, store=copied).apply(alone(fill(judging, always(3)), place))
+            work.append(sorted(copied.calls))
+            sizes.append(copied.characters)
+    assert all(each == work[0] for each in work)
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def _of_kind(judging: StoredSheet, kind: ItemKind) -> list[int]:
+    return [place for place, entry in enumerate(judging.entries) if entry.kind is kind]
 
 
 def test_the_number_of_deleted_answers_comes_with_the_first_verdict_only() -> None:

@@ -352,6 +352,7 @@ def test_skip_refused_runs_the_rest_and_records_the_refusal_once(bench: Collecti
     for _ in range(2):
         summary = bench.run(models="alpha:135m,cloud:1b,nosuch:1b", skip_refused=True)
     assert set(summary.refused) == {"cloud:1b", "nosuch:1b"}
+    assert summary.event().refused == tuple(summary.refused.values()), "the job's reason is made of it"
     assert len(bench.finished()) == 12
     refused = bench.runs("refused")
     assert sorted(run.params["model"] for run in refused) == ["cloud:1b", "nosuch:1b"]

@@ -1,9 +1,9 @@
 """An attacker with a judge's token tries to find the controls, and does no better than chance.
 
-The attacker sees every response and, in place of the time it takes, the number of reads and writes in MLflow, which is
-more than a clock could show. A second account lets the attacker compare the sheets of two judges; twins are answers
-that a second home has recorded again. For each strategy the items with the most suspicious observation are guessed,
-ties at random.
+The attacker sees every response and, in place of the time it takes, the number of reads and writes in MLflow and their
+size, which is more than a clock could show. A second account lets the attacker compare the sheets of two judges, or
+change what MLflow stores of an answer; twins are answers that a second home has recorded again. For each strategy the
+items with the most suspicious observation are guessed, ties at random.
 
 Bound: over all worlds the hits of a strategy stay within three standard deviations of those of blind guessing.
 """
@@ -14,7 +14,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -36,10 +36,11 @@ pytestmark = pytest.mark.simulation
 WORLDS = 6
 VARYING = ("applied", "held", "unfinished", "unchecked", "changed", "blank", "changes")  # the attacker's own doing
 MODELS = ("alpha:135m", "beta:1b")
+CLOCK = 0.05  # a smaller difference of what is read and written is far below the variation of an apply's time
 
 
 class CountingStore(SeededStore):
-    """Counts the calls and the characters of their texts, in place of their duration."""
+    """Counts the calls, the values they write and the characters of their texts, in place of their duration."""
 
     calls: Counter[str]
     size = 0
@@ -52,6 +53,7 @@ class CountingStore(SeededStore):
     def update(self, run_id: str, change: RunChange) -> None:
         before = super().get(run_id)[1]  # MLflow's client reads a run before it changes it
         self.size += sum(map(len, [*before.values(), *change.texts.values()]))
+        self.calls.update(tags=len(change.tags), metrics=len(change.metrics), texts=len(change.texts))
         super().update(run_id, change)
 
     def __getattribute__(self, name: str) -> Any:
@@ -90,6 +92,18 @@ class Attacker:
         """Scores the first part of the first sheet, and leaves the rest open."""
         raw = fill(self.sheet, honest)
         self.send({**raw, "items": raw["items"][: round(share * len(raw["items"]))]})
+
+    def send_alone(self, raw: Mapping[str, Any], item: Any, *, final: bool = False) -> tuple[str, int]:
+        """Sends one item of a sheet, undone afterwards, and returns what is observed and the size of all texts.
+
+        So that every item can be the first one; in truth each takes a sheet of its own.
+        """
+        before = CountingStore()
+        before.copy_from(self.store)
+        self.store.size = 0
+        seen = self.send({**raw, "items": [item]}, final=final)
+        self.store.copy_from(before)
+        return seen, self.store.size
 
     def send(self, raw: Mapping[str, Any], *, dry_run: bool = False, final: bool = False, judge: str = "anna") -> str:
         """Returns everything that is observed of a request, except what follows from the file alone."""
@@ -155,6 +169,36 @@ def by_revisions(attacker: Attacker) -> dict[str, float]:
         if seen == "too_many_revisions":
             break
     return {item: float("held" in seen) for item, seen in observed.items()}
+
+
+def by_pooled_numbers(attacker: Attacker) -> dict[str, float]:
+    """Finishes further sheets with a single item, to be pooled with the first one: what moves if it is a control?"""
+    attacker.send(fill(attacker.sheet, honest), final=True)
+    record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
+    raw = fill(attacker.export("anna"), always(5))
+    return unusual({item["item"]: attacker.send_alone(raw, item, final=True)[0] for item in raw["items"]})
+
+
+def by_long_notes_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
+    """Ben, who has the same answers, makes them larger with notes, revised often: what is small if it is a control?"""
+    raw = fill(attacker.export("ben"), honest)
+    raw["items"] = raw["items"][:-1]  # no verdict yet
+    for number in range(3):
+        for tip in (tip for item in raw["items"] for tip in item["tips"]):
+            tip["note"] = str(number) * MAX_NOTE
+        attacker.send(raw, judge="ben")
+    raw = fill(attacker.sheet, honest)
+    sizes = {item["item"]: attacker.send_alone(raw, item)[1] for item in raw["items"]}
+    usual = median(sizes.values())
+    return {item: max(0.0, (1 - CLOCK) * usual - size) for item, size in sizes.items()}
+
+
+def by_scores_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
+    """Ben gives all answers the scores that anna gives later: what is written again if it is a control?"""
+    raw = fill(attacker.export("ben"), always(3))
+    attacker.send({**raw, "items": raw["items"][:-1]}, judge="ben")
+    raw = fill(attacker.sheet, always(3))
+    return unusual({item["item"]: attacker.send_alone(raw, item)[0] for item in raw["items"]})
 
 
 def by_duels(attacker: Attacker) -> dict[str, float]:
@@ -292,7 +336,18 @@ def check_bound(attackers: Sequence[Attacker], strategy: Callable[[Attacker], di
     assert hits <= mean + 3 * sqrt(variance), f"{strategy.__name__}: {hits} hits, {mean:.1f} by chance"
 
 
-@pytest.mark.parametrize("strategy", [by_previews, by_partial_fills, by_revisions, by_duels])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        by_previews,
+        by_partial_fills,
+        by_pooled_numbers,
+        by_revisions,
+        by_duels,
+        by_long_notes_of_an_accomplice,
+        by_scores_of_an_accomplice,
+    ],
+)
 def test_one_account_finds_controls_no_better_than_by_chance(
     strategy: Callable[[Attacker], dict[str, float]],
 ) -> None:

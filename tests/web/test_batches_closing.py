@@ -71,6 +71,16 @@ def test_a_skipped_item_does_not_hide_the_drift_from_the_judge(clerk: Clerk) -> 
     assert all(scale["bias"] == round(scale["bias"], 1) for scale in drift["scales"])
 
 
+def test_a_batch_finished_with_one_item_shows_the_verdict_alone(clerk: Clerk) -> None:
+    sheet = clerk.open()["sheet"]
+    raw = fill(kept(clerk.served, sheet))
+    clerk.answer(raw, but=len(raw["items"]) - 1)
+    outcome = clerk.close(sheet).json()["outcome"]
+    assert (outcome["drift"], outcome["self_agreement"]) == ({"verdict": "unknown"}, None)
+    page = clerk.served.get(f"/judge/batches/{sheet}", token=clerk.served.judge).text
+    assert "with few items filled, is shown without numbers" in page
+
+
 def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_only_its_state(clerk: Clerk) -> None:
     sheet = clerk.open()["sheet"]
     raw = fill(kept(clerk.served, sheet))

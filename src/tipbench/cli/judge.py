@@ -329,7 +329,7 @@ def _numbers(values: Mapping[str, float] | None) -> str:
 
 def show_held(applied: ApplyResult) -> None:
     """Print the anchors of drifted scales and the two options; never reveals which items were controls."""
-    scales = applied.drift.scales if applied.drift is not None and not applied.revision else ()
+    scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = {scale.scale for scale in scales if scale.beyond}
     for name in applied.rubric.scale_names:
         if scales and (name in drifted or not drifted):

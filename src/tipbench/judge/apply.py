@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from tipbench.errors import MlflowError
@@ -108,7 +107,8 @@ class SheetApplier:
         """Write the sheet's scores to MLflow; with `dry_run`, only return what would change, without reading runs.
 
         The drift is measured once every item is answered or the sheet is `final`. The first verdict is returned with
-        its numbers, that of a revision as one word: numbers that change with a single score would reveal the controls.
+        its numbers if it is of many items, otherwise as one word, like that of a revision: numbers that change with a
+        single item would reveal whether it is a control.
         """
         if dry_run:
             return self._result(SheetStatus.APPLIED, dry_run=True)
@@ -126,6 +126,7 @@ class SheetApplier:
         status = SheetStatus.HELD if held else SheetStatus.APPLIED
         cells = self._cells() if complete else None  # a partial apply reads each run only when it writes to it
         revision = drift is not None and stored.drift is not None and not stored.provisional
+        few = drift is not None and not stored.provisional and not self._enough_for_numbers()
         agreement = None
         if cells is not None and not revision:
             agreement = self_agreement(rubric.scales, list(self._repeated(cells)))
@@ -137,9 +138,10 @@ class SheetApplier:
             self._result(status),
             drift=drift,
             revision=revision,
+            few=few,
             accepted=accepted,
             self_agreement=agreement,
-            alpha={} if revision else alphas,
+            alpha=alphas,
         )
         if self._answers or final:
             self._save_answers(result, alphas, final=final)
@@ -148,9 +150,14 @@ class SheetApplier:
                 self._wrote |= update_floor_scores(self._store, stored.refloor, rubric, self._at) > 0
             if self._wrote:
                 self._store.touch(self._experiment.experiment_id)
-        if drift is None or revision:
+        if drift is None or result.verdict_only:
             return result  # with a single new item, the number of deleted answers would show that it is an answer
         return replace(result, deleted=len(self._deleted & self._item_of_run.keys()))
+
+    def _enough_for_numbers(self) -> bool:
+        """Return whether the sheet has so many answers that the numbers of its drift say little about any of them."""
+        controls = sum(1 for _ in control_scores(self.stored.entries, self._answers))
+        return controls >= MIN_CONTROLS or len(self._answers) == len(self.stored.entries)
 
     def _drift(self) -> Drift:
         """Measure the drift. With too few controls, the judge's earlier sheets of this rubric are pooled with it.
@@ -226,14 +233,13 @@ class SheetApplier:
                 self._read_next_cell(entry.item.id)
         return {run_id: cell for run_id, cell in found.items() if cell is not None}
 
-    def _read_next_cell(self, item: str) -> None:
+    def _read_next_cell(self, item: str) -> _Cell | None:
         """Read the run of the first cell after a hidden item, as if it was the item's own."""
         entries = self.stored.entries
         place = next(number for number, entry in enumerate(entries) if entry.item.id == item)
         following = (*entries[place:], *entries[:place])
         run_id = next((entry.run_id for entry in following if entry.kind is ItemKind.CELL), None)
-        if run_id is not None:
-            self._cell(run_id)
+        return self._cell(run_id) if run_id is not None else None
 
     def _cell(self, run_id: str) -> _Cell | None:
         """Return the run's current state, or None if the run was deleted."""
@@ -322,9 +328,10 @@ class SheetApplier:
                 if outdated and self._write(run_id, held=held):
                     written.append(run_id)
                     self._store.get(self.stored.run_id)  # updating a hidden item reads it too
-            elif score != self.stored.answers.get(item) and not self.stored.provisional:
-                self._read_next_cell(item)
-                self._store.update(self.stored.run_id, self._hidden_change(item, held=held))
+            elif self._would_change_a_cell(score, held=held):
+                other = self._read_next_cell(item)
+                scores = other.scores.without_judge(self._judge) if other else NO_SCORES
+                self._store.update(self.stored.run_id, self._hidden_change(item, scores, held=held))
                 self._read_next_cell(item)  # updating a cell reads it too
                 self._read_next_cell(item)  # verification
             elif cells is None:
@@ -334,21 +341,23 @@ class SheetApplier:
         for _ in range(_VERIFICATIONS):
             written = [run_id for run_id in written if self._write(run_id, held=held)]
 
-    def _hidden_change(self, item: str, *, held: bool) -> RunChange:
-        """Return an update of the sheet's run like that of a cell with these scores; it has no effect."""
-        shown = next(each for each in self.stored.sheet.items if each.id == item)
-        before = {"format_ok": float(shown.format_ok), "overlong": fmean(tip.overlong for tip in shown.tips)}
-        scores = NO_SCORES
-        replaced = [each.given for each in self._replaced if each.given.item == item]
-        for given in replaced:
+    def _would_change_a_cell(self, given: ItemScore, *, held: bool) -> bool:
+        """Return whether a hidden item's answer, if it was a cell's, would change the cell, where notes are cut."""
+        if self.stored.provisional:
+            return False
+        former, scores = self.stored.answers.get(given.item), NO_SCORES
+        if former is not None:
+            scores = scores.with_judgement(self._judgement(former, held=held))
+        return scores.with_judgement(self._judgement(given, held=held)) is not scores
+
+    def _hidden_change(self, item: str, scores: CellScores, *, held: bool) -> RunChange:
+        """Return an update of the sheet's run like that of a cell with these scores of others; it has no effect."""
+        for given in (each.given for each in self._replaced if each.given.item == item):
             scores = scores.with_judgement(self._judgement(given, held=held))
-            before = dict(run_change(scores, {}, 0).metrics)
         scores = scores.with_judgement(self._judgement(self._answers[item], held=held))
         change = run_change(scores, {}, milliseconds(self._at))
-        # MLflow stores a metric only if its value is new; the time is always new.
-        changed = [name for name, value in change.metrics.items() if before.get(name) != value]
         return RunChange(
-            metrics={HIDDEN + name: float(change.at_ms) for name in changed},
+            metrics={HIDDEN + name: value for name, value in change.metrics.items()},
             tags={HIDDEN + name: value for name, value in change.tags.items()},
             texts={f"artifact:{HIDDEN}{item}.json": change.texts[SCORES]},
             at_ms=change.at_ms,
@@ -466,7 +475,8 @@ class ApplyResult:
     finished: int  # fully scored items, including hidden ones, which judges cannot distinguish
     unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # a verdict was returned before; of this one only `verdict` is shown
+    revision: bool = False  # a verdict was returned before
+    few: bool = False  # finished with too few items for numbers
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
@@ -480,8 +490,13 @@ class ApplyResult:
         return self.status is SheetStatus.HELD
 
     @property
+    def verdict_only(self) -> bool:
+        """Whether `verdict` is all that is shown: no drift, agreement or number of deleted answers."""
+        return self.revision or self.few
+
+    @property
     def verdict(self) -> str:
-        """The drift verdict of a revision: ok, held or unknown."""
+        """The drift verdict as one word: ok, held or unknown."""
         if self.held:
             return "held"
         if self.drift is None or self.drift.verdict is Verdict.UNKNOWN:
@@ -493,9 +508,9 @@ class ApplyResult:
 
         A dry run includes all changes.
         """
-        drift = None
+        drift, agreement = None, None if self.verdict_only else self.self_agreement
         if self.drift is not None:
-            drift = {"verdict": self.verdict} if self.revision else self._rounded_drift(self.drift).to_json()
+            drift = {"verdict": self.verdict} if self.verdict_only else self._rounded_drift(self.drift).to_json()
         return {
             "sheet": self.sheet,
             "status": str(self.status),
@@ -509,8 +524,8 @@ class ApplyResult:
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
-            "self_agreement": _rounded(self.self_agreement.to_json()) if self.self_agreement else None,
-            "alpha": _rounded(dict(self.alpha)),
+            "self_agreement": _rounded(agreement.to_json()) if agreement else None,
+            "alpha": {} if self.verdict_only else _rounded(dict(self.alpha)),
             "drift_accepted": self.accepted,
             **({"dry_run": True, "changes": [change.to_json() for change in self.changes]} if self.dry_run else {}),
         }
@@ -523,6 +538,9 @@ class ApplyResult:
             messages = ["The drift is checked once, when the last item is scored or the sheet is finished (--final)."]
         elif self.revision:
             messages = [f"drift after revision: {self.verdict}"]
+        elif self.few:
+            few = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
+            messages = [f"{few}: {self.verdict}"]
         else:
             messages = self._rounded_drift(self.drift).sentences(self.rubric)
         if self.blank:

@@ -14,13 +14,15 @@ from tipbench.errors import CorruptText
 from tipbench.judge.sheet import ItemScore, TipScore
 from tipbench.plan.rubric import FLAGS, Rubric
 from tipbench.record.run import RunChange, RunState
+from tipbench.text import shorten
 
 FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
 _CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_WITH_NOTES = 2  # replaced judgements of one sheet that keep their notes
+_NOTE_CHARS = 200  # of a person's note on a tip; the sheet's run has it whole
+_REPLACED = 2  # newest replaced judgements of one sheet; the sheet's run has all
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,13 @@ class CellScores:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
             return self if same else replace(self, provisional={**self.provisional, new.judge: new})
+        new = _with_notes(new, _NOTE_CHARS)
         return self._with_held(new) if new.held else self._with_counted(new)
+
+    def without_judge(self, judge: str) -> CellScores:
+        """Return the scores of the other judges."""
+        history = tuple(judgement for judgement in self.history if judgement.judge != judge)
+        return replace(self, judges=_without(self.judges, judge), held=_without(self.held, judge), history=history)
 
     def _with_counted(self, new: Judgement) -> CellScores:
         """Add a counted judgement, unless a later export has one, and release the same sheet's held one."""
@@ -129,21 +137,27 @@ def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement | 
     return [each for each in former if each is not None and replace(each, held=new.held, at=new.at) != new]
 
 
-def _without_old_notes(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """Return the history with notes only in the newest replaced judgements of each sheet; the sheet's run has them all.
+def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """Return the newest replaced judgements of each sheet; only the last of them, which may be restored, with notes.
 
-    Otherwise a judge who revises one item often, with long notes, would make its run ever slower to read.
+    Otherwise a judge who revises an item often could make its run ever slower to read and write, and the time that
+    another judge's apply takes would reveal which items are real answers.
     """
     later: Counter[str] = Counter()
-    shortened = []
+    kept = []
     for judgement in reversed(history):
         later[judgement.sheet] += 1
-        if later[judgement.sheet] > _WITH_NOTES and any(tip.note for tip in judgement.tips):
-            bare = tuple(replace(tip, note="") for tip in judgement.tips)
-            shortened.append(replace(judgement, tips=bare))
-        else:
-            shortened.append(judgement)
-    return tuple(reversed(shortened))
+        if later[judgement.sheet] <= _REPLACED:
+            kept.append(judgement if later[judgement.sheet] == 1 else _with_notes(judgement, 0))
+    return tuple(reversed(kept))
+
+
+def _with_notes(judgement: Judgement, chars: int) -> Judgement:
+    """Return the judgement with its notes cut to this length."""
+    if all(len(tip.note) <= chars for tip in judgement.tips):
+        return judgement
+    tips = (replace(tip, note=shorten(tip.note, chars) if chars else "") for tip in judgement.tips)
+    return replace(judgement, tips=tuple(tips))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
@@ -157,8 +171,8 @@ def read_scores(text: str | None) -> CellScores:
         return NO_SCORES
     try:
         raw = json.loads(text)
-        named = {name: _judgement(name, judgement) for name, judgement in raw["judges"].items()}
-        held = {name: _judgement(name, judgement) for name, judgement in raw.get("held", {}).items()}
+        named = {name: _of_person(name, judgement) for name, judgement in raw["judges"].items()}
+        held = {name: _of_person(name, judgement) for name, judgement in raw.get("held", {}).items()}
         return CellScores(  # earlier versions stored held judgements under "judges"
             judges={name: judgement for name, judgement in named.items() if not judgement.held},
             provisional={name: _judgement(name, judgement) for name, judgement in raw["provisional"].items()},
@@ -224,6 +238,10 @@ def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
 def _judgement_json(judgement: Judgement) -> dict[str, Any]:
     value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
     return value | {"means": dict(judgement.means), "tips": [tip.to_json() for tip in judgement.tips]}
+
+
+def _of_person(judge: str, raw: Mapping[str, Any]) -> Judgement:
+    return _with_notes(_judgement(judge, raw), _NOTE_CHARS)  # earlier versions stored whole notes
 
 
 def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:

@@ -118,12 +118,12 @@ def changes(change: RunChange, present: CurrentRun) -> list[Batch]:
         _check_length("tag", tag["key"], tag["value"], TAG_CHARS)
     # MLflow shows the metric with the greatest (step, timestamp, value), not the last one written: a correction from a
     # machine whose clock is behind, or within the same millisecond, would be lost.
+    # A value that stays is written again: the time of an apply would reveal whether a judge agrees with another.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        value, timestamp, step = present.latest.get(key, (None, -1, 0))
-        if float(number) != value:
-            at = max(change.at_ms, timestamp + 1)
-            metrics.append({"key": key, "value": float(number), "timestamp": at, "step": step})
+        _, timestamp, step = present.latest.get(key, (None, -1, 0))
+        at = max(change.at_ms, timestamp + 1)
+        metrics.append({"key": key, "value": float(number), "timestamp": at, "step": step})
     *early, last = [metrics[at : at + BATCH_METRICS] for at in range(0, len(metrics), BATCH_METRICS)] or [[]]
     if not result and last:
         result.append(Batch())

@@ -81,7 +81,7 @@ class BatchResult:
         return any(scale.beyond for scale in self.scales)
 
 
-_REVISED = {"ok": "fine", "fine": "fine", "held": "beyond the limit", "beyond the limit": "beyond the limit"}
+_VERDICTS = {"ok": "fine", "fine": "fine", "held": "beyond the limit", "beyond the limit": "beyond the limit"}
 _SUMMARIES = {
     "fine": "Your scores match the reference scores as closely as an attentive judge's.",
     "beyond the limit": "Your scores differ from the reference scores by more than chance explains.",
@@ -93,7 +93,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
     """Return the result of a closed batch."""
     result = batch.outcome or {}
     drift = result.get("drift") or {}
-    verdict = _REVISED.get(drift.get("verdict", ""), "unknown")
+    verdict = _VERDICTS.get(drift.get("verdict", ""), "unknown")
     sentences = list(drift_sentences(drift))
     if batch.kind == "duel" and (both := result.get("judged_in_both_orders")):
         same = number(result["same_in_both_orders"])
@@ -122,7 +122,9 @@ def batch_result(batch: BatchShape) -> BatchResult:
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each drift limit over all scales that is exceeded."""
+    """Yield a sentence for each drift limit over all scales that is exceeded, and for a verdict without numbers."""
+    if drift.keys() == {"verdict"}:
+        yield "A sheet finished again, or with few items filled, is shown without numbers."
     if drift.get("error_beyond"):
         yield (
             f"On average your scores differ from the reference scores by {number(drift['error'], 1)} points; "
@@ -353,7 +355,7 @@ def _sheet_page(
         upload=upload,
         applied=result,
         dry=dry,
-        verdict=drift.get("verdict"),
+        verdict=_VERDICTS.get(drift.get("verdict", ""), drift.get("verdict")),
         scales=[scale for scale in drift.get("scales", ()) if scale.get("bias") is not None],
         sentences=list(drift_sentences(drift)),
         changes=changes,

@@ -329,6 +329,17 @@ def test_a_revoked_token_is_refused_after_five_seconds_at_most(site: PolicySite)
     assert site.get("/policies", as_=secret).status_code == 401
 
 
+def test_a_token_in_use_is_checked_again_before_it_has_to_be(site: PolicySite) -> None:
+    token, secret = site.tokens.create(Role.APP, "phone", life_s=None)
+    for _ in range(4):
+        site.token_clock.ahead += 4.5
+        assert site.get("/policies", as_=secret).status_code == 200
+    assert site.app._checking == set()
+    site.tokens.revoke(token.id)
+    site.token_clock.ahead += 4.5
+    assert site.get("/policies", as_=secret).status_code == 401
+
+
 def test_one_token_written_in_many_ways_does_not_fill_the_memory(
     site: PolicySite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

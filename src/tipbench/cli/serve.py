@@ -81,7 +81,7 @@ def serve(
 
       tipbench serve --active egreedy/v3 --unchecked "first start, no users yet"
     """
-    check_installed("The server", ("fastapi", "uvicorn"), "serve")
+    check_installed("The server", ("fastapi", "msgspec", "uvicorn"), "serve")
     from tipbench.serve.catalogue import load_catalogue
     from tipbench.serve.policy import known_policy
     from tipbench.serve.prior import load_prior

@@ -1,7 +1,8 @@
 """Requests of the policy server: typed dictionaries that pydantic validates straight from JSON.
 
 Validated requests stay plain dictionaries, because a request is scored and logged in microseconds, and the log stores
-it as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`.
+it as received. `SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`; the server
+validates with `fast_validation.py`, to the same result.
 """
 
 from __future__ import annotations
@@ -181,6 +182,15 @@ class RewardRequest(TypedDict, total=False):
     dwell_ms: NotNegative | None
     reward: Annotated[float, Field(ge=-1, le=1)] | None
     profile_features: ProfileFeatures | None
+
+
+def check_occasion(request: ScoreRequest | RecommendRequest) -> None:
+    """Raise ValueError for what the functions above refuse or change in a request whose types and limits are right."""
+    at, candidates = request.get("at"), request.get("candidates")
+    if at is not None and _check_time(at) != at:
+        raise ValueError("the time has to be written in another way")
+    if candidates is not None:
+        _check_tip_ids(candidates)
 
 
 def _check_reward(request: RewardRequest) -> RewardRequest:

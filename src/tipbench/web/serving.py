@@ -1,6 +1,6 @@
 """The policy server: an ASGI application over `serve.PolicyService`, without a framework.
 
-All paths are fixed, so a route is a dictionary entry, and pydantic validates requests straight from their bytes.
+All paths are fixed, so a route is a dictionary entry, and requests are validated straight from their bytes.
 Scoring runs on the event loop: it takes microseconds. What waits for the disk for longer runs in a thread.
 """
 
@@ -16,15 +16,17 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
-from pydantic import TypeAdapter, ValidationError
+import msgspec
+from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 import tipbench
 from tipbench.errors import EventNotFound, TipbenchError, UsageError
+from tipbench.serve.fast_validation import fast_validation
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.recommender import Recommender
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_user_id
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasion, check_user_id
 from tipbench.serve.service import Answer, PolicyService
 from tipbench.web.auth import TokenGuard
 from tipbench.web.errors import (
@@ -44,11 +46,17 @@ from tipbench.web.serving_schema import openapi_document
 
 MAX_BODY = 256 * 1024
 TOKEN_CACHE_S = 5.0  # a revoked token is rejected after at most this time
+_RENEW_S = 1.0  # before that, one request checks the token again, and the others do not have to
 _TOKENS_CACHED = 1000
 _JSON = b"application/json"
 _NOT_STORED = (b"cache-control", b"no-store")
 _RETRY = ((b"retry-after", b"1"),)
 _COLLECT_EVERY = 50_000  # allocations
+_recommend_request = fast_validation(RECOMMEND, check_occasion)
+_score_request = fast_validation(SCORE, check_occasion)
+_reward_request = REWARD.validator.validate_json
+_reset_request = RESET.validator.validate_json
+_encode = msgspec.json.Encoder().encode  # the answers to scores and rewards, faster than `to_json`
 
 log = logging.getLogger("tipbench.serving")
 
@@ -61,10 +69,10 @@ def tune_garbage_collector() -> None:
 
 
 class Route(NamedTuple):
-    """One operation: `handle` gets the body that `adapter` validated, or without an adapter the query parameters."""
+    """One operation: `handle` gets what `validate` returns for the body, or without it the query parameters."""
 
     handle: Callable[[Any], Answer | dict[str, Any]]
-    adapter: TypeAdapter[Any] | None = None
+    validate: Callable[[bytes], Any] | None = None
     place: str | None = None  # the part of the request that a UsageError is about
     waits: bool = False  # for the disk: runs in a thread
 
@@ -96,7 +104,8 @@ class PolicyServer:
         self._guard = guard
         self._tips = texts or {}  # the catalogue's, by tip id
         self._clock = clock
-        self._authorised: dict[bytes, float] = {}  # Authorization header → when it is checked again
+        self._authorised: dict[bytes, float] = {}  # Authorization header → how long it is valid without another check
+        self._checking: set[bytes] = set()  # headers that are being checked
         self._committing: Future[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # requests whose entries are part of that commit
         self._metrics = Metrics()
@@ -106,18 +115,20 @@ class PolicyServer:
             self._metrics.show(f"tipbench_shadow_{name}_total", "counter", f"{about} of a shadow.", reading)
         self._document = to_json(openapi_document())
         self._routes: dict[str, dict[str, Route]] = {
-            "/recommend": {"POST": Route(self._recommend, RECOMMEND, "body.candidates")},
-            "/reward": {"POST": Route(partial(service.reward, None), REWARD)},
+            "/recommend": {"POST": Route(self._recommend, _recommend_request, "body.candidates")},
+            "/reward": {"POST": Route(partial(service.reward, None), _reward_request)},
             "/reset": {
                 "POST": Route(
-                    lambda sent: service.reset(sent["user_id"], erase=sent.get("erase", False)), RESET, waits=True
+                    lambda sent: service.reset(sent["user_id"], erase=sent.get("erase", False)),
+                    _reset_request,
+                    waits=True,
                 )
             },
             "/policies": {"GET": Route(lambda _: recommender.policies(), waits=True)},
         }
         for policy in POLICIES:
-            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), SCORE)}
-            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), REWARD)}
+            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _score_request)}
+            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _reward_request)}
             self._routes[f"/stats/{policy}"] = {
                 "GET": Route(partial(self._stats, policy), None, "query.user_id", waits=True)
             }
@@ -167,12 +178,14 @@ class PolicyServer:
         route = methods.get(method) if methods else None
         if route is None:
             return await self._other(method, path, scope)
-        handle, adapter, place, waits = route
+        handle, validate, place, waits = route
         headers = dict(scope["headers"])
-        if self._authorised.get(headers.get(b"authorization", b""), 0.0) <= self._clock():
+        authorization = headers.get(b"authorization", b"")
+        left_s = self._authorised.get(authorization, 0.0) - self._clock()
+        if left_s <= 0.0 or (left_s < _RENEW_S and authorization not in self._checking):
             await self._authorise(scope)
-        if adapter is not None:
-            given = _validated(adapter, await _read_body(int(headers.get(b"content-length", 0)), receive))
+        if validate is not None:
+            given = _validated(validate, await _read_body(int(headers.get(b"content-length", 0)), receive))
         else:
             given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
@@ -183,8 +196,8 @@ class PolicyServer:
             raise Invalid(str(exc), path=place) from exc
         if not isinstance(answer, Answer):
             return Reply(200, to_json(answer))
-        served = answer if adapter is RECOMMEND and self._recommender.has_shadows() else None
-        reply = Reply(200, to_json(answer.body), (), _JSON, served)
+        served = answer if validate is _recommend_request and self._recommender.has_shadows() else None
+        reply = Reply(200, _encode(answer.body), (), _JSON, served)
         committed = answer.committed
         # Requests that wait for the commit keep nothing but their replies: with the dictionaries of all of them in
         # memory, each takes more CPU time, probably for want of cache.
@@ -212,13 +225,19 @@ class PolicyServer:
     async def _authorise(self, scope: Scope) -> None:
         """Check the token; raises Unauthorised, Forbidden or TooManyAttempts."""
         header = dict(scope["headers"]).get(b"authorization", b"")
-        self._authorised.pop(header, None)
         scheme, _, secret = header.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorised("A token is needed: send 'Authorization: Bearer TOKEN'.", path="header.authorization")
         client = client_key(scope["client"][0] if scope.get("client") else None)
         until = self._clock() + TOKEN_CACHE_S
-        await asyncio.to_thread(self._guard.by_token, secret.strip(), client)
+        self._checking.add(header)
+        try:
+            await asyncio.to_thread(self._guard.by_token, secret.strip(), client)
+        except BaseException:
+            self._authorised.pop(header, None)
+            raise
+        finally:
+            self._checking.discard(header)
         if len(self._authorised) >= _TOKENS_CACHED:  # one token may be written with any number of spaces
             self._authorised.clear()
         self._authorised[header] = until
@@ -262,10 +281,10 @@ def _wake_up(waiting: list[asyncio.Future[None]], committed: Future[None]) -> No
             waiter.set_exception(error)
 
 
-def _validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
+def _validated(validate: Callable[[bytes], Any], body: bytes) -> Any:
     """Validate a body; raises WebError if it is not JSON, and Invalid with the path of the wrong field."""
     try:
-        return adapter.validator.validate_json(body)
+        return validate(body)
     except ValidationError as exc:
         found = [{**error, "loc": ("body", *error["loc"])} for error in exc.errors(include_url=False)]
         if found[0]["type"] == "json_invalid":

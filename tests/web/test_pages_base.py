@@ -128,7 +128,7 @@ def test_visible_text_has_no_invisible_or_direction_characters(text: str) -> Non
 
 def test_every_character_that_is_replaced_is_not_printable() -> None:
     characters = map(chr, range(sys.maxunicode + 1))
-    replaced = [each for each in characters if markup._UNSEEN.match(each) or markup._NOT_TEXT.match(each)]
+    replaced = [each for each in characters if markup._INVISIBLE.match(each) or markup._NOT_TEXT.match(each)]
     assert "\u202e" in replaced
     assert "\x00" in replaced
     assert not any(each.isprintable() for each in replaced)

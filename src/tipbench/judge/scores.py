@@ -81,7 +81,7 @@ class CellScores:
             self,
             judges=self.judges if later else {**self.judges, new.judge: new},
             held=_without(self.held, new.judge) if released else self.held,
-            history=_without_old_notes((*self.history, *filter(None, replaced))),
+            history=_shortened((*self.history, *filter(None, replaced))),
         )
 
     def _with_held(self, new: Judgement) -> CellScores:
@@ -103,7 +103,7 @@ class CellScores:
             self,
             judges=judges,
             held=self.held if later else {**self.held, new.judge: new},
-            history=_without_old_notes((*history, *filter(None, replaced))),
+            history=_shortened((*history, *filter(None, replaced))),
         )
 
     @cached_property

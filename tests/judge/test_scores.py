@@ -88,11 +88,11 @@ def everything(scores: CellScores) -> list[Judgement]:
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
 def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement) -> None:
-    """Released or withdrawn with the same scores it only moves; else it becomes history, until two newer ones are."""
+    """Released or withdrawn with the same scores it only moves; else it becomes history, until five newer ones are."""
     after = everything(scores.with_judgement(given_))
     for former in everything(scores):
         moved = replace(former, held=given_.held, at=given_.at) == given_
-        old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 2
+        old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 5
         assert moved or old or any(bare(kept).equals_except_time(bare(former)) for kept in after)
 
 
@@ -106,19 +106,19 @@ def one_tip(number: int, note: str = "") -> Judgement:
     return Judgement("anna", "s1", "2026-05-01", "2026-05-02", TIPS.tag, format_ok=True, tips=tips, means=means)
 
 
-def test_of_many_judgements_of_one_sheet_the_newest_two_replaced_ones_are_kept_and_one_with_notes() -> None:
+def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_and_one_with_notes() -> None:
     scores = NO_SCORES
-    for number in range(1, 6):
+    for number in (5, 4, 1, 2, 3, 4, 5):
         scores = scores.with_judgement(one_tip(number, str(number)))
     kept = [each.tips[0] for each in (*scores.history, scores.judges["anna"])]
-    assert [(tip.scores["tone"], tip.note) for tip in kept] == [(3, ""), (4, "4"), (5, "5")]
+    assert [(tip.scores["tone"], tip.note) for tip in kept] == [(4, ""), (1, ""), (2, ""), (3, ""), (4, "4"), (5, "5")]
 
 
 def test_a_long_note_is_cut_and_the_same_long_note_again_changes_nothing() -> None:
     scores = NO_SCORES.with_judgement(one_tip(3, "n" * 4000))
-    assert scores.judges["anna"].tips[0].note == "n" * 199 + "…"
+    assert scores.judges["anna"].tips[0].note == "n" * 299 + "…"
     assert scores.with_judgement(one_tip(3, "n" * 4000)) is scores
-    whole = scores_text(scores).replace("n" * 199 + "…", "n" * 4000)  # as earlier versions stored it
+    whole = scores_text(scores).replace("n" * 299 + "…", "n" * 4000)  # as earlier versions stored it
     assert read_scores(whole) == scores
 
 

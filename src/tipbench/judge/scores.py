@@ -21,8 +21,8 @@ SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
 _CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_NOTE_CHARS = 200  # of a person's note on a tip; the sheet's run has it whole
-_REPLACED = 2  # newest replaced judgements of one sheet; the sheet's run has all
+_NOTE_CHARS = 300  # of a person's note on a tip; the sheet's run has it whole
+_REPLACED = 5  # newest replaced judgements of one sheet; the sheet's run has all
 
 
 @dataclass(frozen=True)

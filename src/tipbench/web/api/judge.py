@@ -123,8 +123,8 @@ def apply(
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final;
-    a later revision, and a sheet finished with few items, returns its verdict only. 409 if the judge has opened duels in
-    this experiment.
+    a later revision, and a sheet finished with few items, returns its verdict only. 409 if the judge has opened duels
+    in this experiment.
     """
     options = ApplyOptions.of(who, judge=judge, accept=accept_drift, dry_run=dry_run, final=final)
     with panel.tracker.judging_lock():

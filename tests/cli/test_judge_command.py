@@ -287,7 +287,7 @@ def test_dry_run_shows_the_difference_and_writes_nothing(table: Table) -> None:
 
 
 def test_a_spreadsheet_is_exported_and_applied(table: Table) -> None:
-    path, judging = table.export("--judge", "anna", "--format", "csv", file="anna.csv")
+    path, judging = table.export("--judge", "anna", file="anna.csv")
     raw = fill(judging)
     filled = table.folder / "filled.csv"
     filled.write_text(fill_csv(path.read_bytes().decode(), raw, delimiter=";"), "utf-8-sig", newline="")

@@ -45,7 +45,7 @@ def wrap_streams() -> None:
 def _tolerant_stream(stream: TextIO | None, descriptor: int, ignored: type[OSError]) -> TextIO:
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream  # already replaced, as by a test
-    if stream is None:  # started with it closed: open it, or the next file would get its descriptor
+    if stream is None:  # closed at the start: without this, the next file to be opened would get its descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         if null != descriptor:
             os.dup2(null, descriptor)

@@ -70,8 +70,12 @@ SheetOption = Annotated[
 ]
 FilledOption = Annotated[bool, typer.Option("--filled", help="With --sheet: include the scores applied so far.")]
 SheetFormatOption = Annotated[
-    SheetFormat,
-    typer.Option("--format", metavar="json|csv", help="File format; csv is for spreadsheets.", show_default=True),
+    SheetFormat | None,
+    typer.Option(
+        "--format",
+        metavar="json|csv",
+        help="File format; csv is for spreadsheets. Default: csv for FILE.csv, else json.",
+    ),
 ]
 FocusOption = Annotated[
     bool,
@@ -91,7 +95,7 @@ def export(
     seed: SeedOption = None,
     sheet: SheetOption = None,
     filled: FilledOption = False,
-    format_: SheetFormatOption = SheetFormat.JSON,
+    format_: SheetFormatOption = None,
     focus: FocusOption = False,
     suite: SuiteOption = None,
     mlflow_url: MlflowOption = None,
@@ -106,7 +110,7 @@ def export(
 
       tipbench judge export --experiment tip-bench-demo --judge anna --out anna.json
 
-      tipbench judge export --judge ben --limit 40 --format csv --out ben.csv
+      tipbench judge export --judge ben --limit 40 --out ben.csv
     """
     from tipbench.judge.export import ExportRequest
     from tipbench.workflows.board import judge_name
@@ -121,7 +125,8 @@ def export(
         seed=seed,
         suite=suite,
     )
-    query = SheetRequest(request, sheet, filled, focus, format_.value)
+    by_name = SheetFormat.CSV if out.suffix.lower() == ".csv" else SheetFormat.JSON
+    query = SheetRequest(request, sheet, filled, focus, (format_ or by_name).value)
     _check_target(out)
     with open_experiment(load_settings(), mlflow_url, experiment) as (store, found):
         # no names, as judging is blind

@@ -145,7 +145,7 @@ def run(
         return path
 
     with (
-        open_experiment(settings, mlflow_url, experiment) as (store, found),
+        open_experiment(settings, mlflow_url, experiment) as (store, recorded),
         _open_judge(choice, name, settings.home, config, timeout_s=timeout_s, batch=batch) as automatic,
         progress_counter(f"{automatic.name} judges") as count,
     ):
@@ -162,16 +162,16 @@ def run(
             lock=lambda: judging_lock(home, store.url, report=print_message),
             wait_s=config.server_wait_s,
             rescue=rescue,
-            how_to_accept=f"tipbench judge run --experiment {found.name} --with {shlex.quote(with_)} "
+            how_to_accept=f"tipbench judge run --experiment {recorded.name} --with {shlex.quote(with_)} "
             f"--judge {shlex.quote(automatic.name)}{same_mlflow} --accept-drift REASON",
         )
         lock = ResourceLock(
             home,
-            f"judge {automatic.name} in {found.name} at {canonical_url(store.url)}",
-            f"a judge run for {automatic.name} in {found.name}",
+            f"judge {automatic.name} in {recorded.name} at {canonical_url(store.url)}",
+            f"a judge run for {automatic.name} in {recorded.name}",
         )
         with lock.held(wait=config.wait, report=print_message):
-            result = run_judge(store, found, automatic, request, accept=reason, environment=environment)
+            result = run_judge(store, recorded, automatic, request, accept=reason, environment=environment)
     applied, provisional = result.applied, automatic.provisional
     emit(Judged(applied.sheet, applied.judge, applied.finished, len(result.unscored), applied.held, provisional))
     if json_:

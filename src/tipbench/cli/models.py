@@ -119,5 +119,8 @@ def installed_hint(command: str, config: CollectConfig, settings: Settings) -> s
     words = ["tipbench", command]
     for key, value in {**changed, "models": ",".join(found.accepted)}.items():
         flag = "--" + key.replace("_", "-")
-        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
     return f"Installed and within the limit: {', '.join(found.accepted)}. To use them:\n  {shlex.join(words)}"

@@ -305,6 +305,7 @@ class BatchService:
                 return batch
             given = self._store.items(batch.sheet)
             submitted = any(saved.answer.state is State.SUBMITTED for saved in given.values())
+            # A sheet without any score is not finished: the error below asks for an item first.
             final = final and (submitted or recorded_status(store, batch)[0] is not None)
             result = apply_sheet(
                 store,
@@ -434,7 +435,7 @@ class BatchService:
             with self._panel.tracker.judging_lock():
                 yield opened.store
         except MlflowUnavailable:
-            self._panel.tracker.doubt()
+            self._panel.tracker.locate_again()
             raise
 
 

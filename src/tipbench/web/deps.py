@@ -40,7 +40,7 @@ class MlflowConnection:
         self._given = TrackingStore(store, "given", "given", "http://given.invalid") if store is not None else None
         self._opened: TrackingStore | None = None
         self._url = ""
-        self._doubtful = False
+        self._outdated = False
         self._mine: list[TrackingStore] = []
 
     def open(self) -> TrackingStore:
@@ -48,18 +48,18 @@ class MlflowConnection:
         if self._given is not None:
             return self._given
         with self._lock:
-            if self._opened is None or self._doubtful:
+            if self._opened is None or self._outdated:
                 access = self._settings.mlflow
                 tracking = access.find(report=log.info)
                 if self._opened is None or tracking.url != self._url:
                     self._opened, self._url = access.connect(tracking), tracking.url
                     self._mine.append(self._opened)
-                self._doubtful = False
+                self._outdated = False
             return self._opened
 
-    def doubt(self) -> None:
+    def locate_again(self) -> None:
         """Locate the server again on the next `open`; the local one may have restarted on another port."""
-        self._doubtful = True
+        self._outdated = True
 
     def close(self) -> None:
         """Close every connection."""
@@ -124,7 +124,7 @@ def open_store(panel: PanelState) -> Iterator[RunStore]:
     try:
         yield panel.tracker.open().store
     except MlflowUnavailable:
-        panel.tracker.doubt()
+        panel.tracker.locate_again()
         raise
 
 

@@ -98,6 +98,13 @@ KINDS: tuple[tuple[type[errors.TipbenchError], int, str], ...] = (  # the first 
     (errors.JournalError, 500, "journal_error"),
     (errors.TipbenchError, 500, "failed"),
 )
+
+
+def status_and_code(exc: Exception) -> tuple[int, str]:
+    """Return the HTTP status and the error code of a TipbenchError."""
+    return next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+
+
 # Errors shown to judges in full; other messages may name a run or a model.
 _FOR_JUDGES = (errors.SheetRefused, errors.SheetsClosed, errors.NotEnoughData, errors.LockHeld)
 _HTTP = {404: "not_found", 405: "method_not_allowed"}
@@ -216,7 +223,7 @@ async def _web_error(request: Request, exc: Exception) -> Response:
 
 
 async def _tipbench_error(request: Request, exc: Exception) -> Response:
-    status, code = next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    status, code = status_and_code(exc)
     message = str(exc)
     identity = getattr(request.state, "identity", None)
     hidden = identity is not None and identity.is_judge and not isinstance(exc, _FOR_JUDGES)

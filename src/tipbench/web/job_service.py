@@ -71,7 +71,7 @@ class PanelRecords:
                 version = None if experiment is None else revision(experiment)
                 return self.counts.get((opened.identity, job.id), version, count)
         except MlflowUnavailable:
-            self.tracker.doubt()
+            self.tracker.locate_again()
             raise
 
 

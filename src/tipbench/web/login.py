@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.text import iso
-from tipbench.web.api.models import COMMON, LoggedIn, refusals
+from tipbench.web.api.models import COMMON, LoggedIn, error_responses
 from tipbench.web.auth import (
     CSRF_HEADER,
     JUDGES_TOO,
@@ -52,7 +52,7 @@ _BODY: dict[str, Any] = {
 
 
 # For a form, these errors are the login page.
-_FAILED = refusals(401, 403, 429)
+_FAILED = error_responses(401, 403, 429)
 for _response in _FAILED.values():
     _response["content"]["text/html"] = {"schema": {"type": "string"}}
 
@@ -64,7 +64,7 @@ for _response in _FAILED.values():
     responses={
         200: {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
         303: {"description": "Already logged in: redirect."},
-        **refusals(400, 413, 422, 500),
+        **error_responses(400, 413, 422, 500),
     },
 )
 async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> Response:  # noqa: A002 - its name in the URL
@@ -83,7 +83,7 @@ async def login_page(request: Request, panel: PanelState, next: _Next = "/") -> 
     responses={
         200: {"description": "For JSON: name, role and the CSRF token for the header " + CSRF_HEADER + "."},
         303: {"description": "For a form: logged in, redirect."},
-        **refusals(400, 413, 422, 500),
+        **error_responses(400, 413, 422, 500),
         **_FAILED,
     },
 )

@@ -161,7 +161,7 @@ RunSort = Literal["-started", "composite", "-composite"]
 
 MOST_WHERE = 20
 _LONGEST_VALUE = 250
-_LONGEST_MARK = 400
+_MAX_CURSOR = 400
 _LONGEST_WHERE = 500
 _PREVIEW = 140  # characters of an answer in the list
 _NAMED = {**FILTERS, "persona": "params.persona", "judge_pending": "judge_pending"}
@@ -191,7 +191,7 @@ class RunFilters(BaseModel):
     )
     limit: int = Field(LIMIT, ge=1, le=MOST, description=f"Maximum number of items per page, up to {MOST}.")
     next: str | None = Field(
-        None, max_length=_LONGEST_MARK, description="The `next` value of the previous page; omit it for the first page."
+        None, max_length=_MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
     )
 
     @property

@@ -30,7 +30,6 @@ from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, check_occasi
 from tipbench.serve.service import Answer, PolicyService
 from tipbench.web.auth import TokenGuard
 from tipbench.web.errors import (
-    KINDS,
     Invalid,
     NotFound,
     TooLarge,
@@ -38,6 +37,7 @@ from tipbench.web.errors import (
     WebError,
     error_json,
     place_of,
+    status_and_code,
     validation_message,
 )
 from tipbench.web.metrics import CONTENT_TYPE, Metrics
@@ -316,7 +316,7 @@ def _refusal(exc: Exception) -> Reply:
         return Reply(exc.status, to_json(error_json(exc.code, str(exc), exc.path)), headers)
     if not isinstance(exc, TipbenchError):
         return Reply(500, to_json(error_json("internal", "Something went wrong in tipbench itself; the log has more.")))
-    status, code = next((status, code) for kind, status, code in KINDS if isinstance(exc, kind))
+    status, code = status_and_code(exc)
     if status == 500:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."

@@ -613,5 +613,5 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, g
         return panel.tracker.open()
 
     store = WebhookStore(database, options.receiver)
-    watch = WebhookWatcher(store, panel.jobs.store, opened, every_s=options.watch_s, away=panel.tracker.doubt)
+    watch = WebhookWatcher(store, panel.jobs.store, opened, every_s=options.watch_s, away=panel.tracker.locate_again)
     return Webhook(Poster(options), store, watch, lambda: panel.jobs.supervisor.leads)

@@ -62,8 +62,9 @@ class MlflowAccess:
     def login(self, url: str) -> MlflowLogin:
         """Return the credentials for the MLflow at `url`: empty unless it is the configured server.
 
-        A run may name another server, as over HTTP or in Airflow, which must not receive them. A login in `url` is its
-        own. The Host header is sent to the configured server too, or to any if none is configured.
+        A run may name another server, as over HTTP or in Airflow, which must not receive them. A user name and password
+        inside `url` are sent to that server in any case. The Host header is sent to the configured server too, or to
+        any if none is configured.
         """
         host = self.host_header
         if host and not (is_http_url(f"http://{host}") and urlsplit(f"http://{host}").netloc == host):

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData
-from tipbench.web.api.models import COMMON, ExperimentList, refusals
+from tipbench.web.api.models import COMMON, ExperimentList, error_responses
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import Panel, PanelState
 from tipbench.web.forms import MOST, Limit, Next
@@ -21,7 +21,7 @@ NameHas = Annotated[
 ]
 
 
-@router.get("/experiments", summary="List the experiments", responses=refusals(502, 503))
+@router.get("/experiments", summary="List the experiments", responses=error_responses(502, 503))
 def experiments(
     panel: PanelState,
     q: NameHas = "",
@@ -43,5 +43,5 @@ def experiments_page(panel: Panel, query: ExperimentsQuery) -> ExperimentsPage:
     except NotEnoughData:
         return ExperimentsPage()
     except MlflowUnavailable:
-        panel.tracker.doubt()
+        panel.tracker.locate_again()
         raise

@@ -10,7 +10,7 @@ from starlette.responses import Response
 import tipbench
 from tipbench.errors import NotEnoughData, TipbenchError
 from tipbench.plan.config import DEFAULT_EXPERIMENT
-from tipbench.web.api.models import COMMON, Health, Readiness, refusals
+from tipbench.web.api.models import COMMON, Health, Readiness, error_responses
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
 from tipbench.web.errors import WebError
@@ -26,7 +26,7 @@ class NotReady(WebError):
     status, code = 503, "not_ready"
 
 
-@router.get("/healthz", summary="Liveness probe", responses=refusals(400, 500))
+@router.get("/healthz", summary="Liveness probe", responses=error_responses(400, 500))
 async def healthz() -> Health:  # async, so that it does not wait for a thread
     """Liveness probe: returns 200 as long as the process can handle requests."""
     return Health(status="ok", version=tipbench.__version__)
@@ -36,8 +36,8 @@ async def healthz() -> Health:  # async, so that it does not wait for a thread
     "/readyz",
     summary="Readiness probe",
     responses={
-        **refusals(400, 500),
-        503: {**refusals(503)[503], "description": "MLflow or the database is unavailable."},
+        **error_responses(400, 500),
+        503: {**error_responses(503)[503], "description": "MLflow or the database is unavailable."},
     },
 )
 def readyz(panel: PanelState) -> Readiness:
@@ -51,7 +51,7 @@ def readyz(panel: PanelState) -> Readiness:
         except NotEnoughData:
             return "none yet"
         except TipbenchError as exc:
-            panel.tracker.doubt()
+            panel.tracker.locate_again()
             return exc
         return "answers"
 

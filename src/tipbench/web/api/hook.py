@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, refusals
+from tipbench.web.api.models import COMMON, DeliveryList, DeliveryShape, HookShape, TestRequest, error_responses
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.errors import WebError
 from tipbench.web.forms import LIMIT, Limit, Next, SortKey, body_of, body_schema, page_of
@@ -55,7 +55,7 @@ def deliveries(
     return DeliveryList(items=[delivery.response() for delivery in page], next=following)
 
 
-@router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=refusals(409))
+@router.post("/test", summary="Test the webhook", openapi_extra=_BODY, responses=error_responses(409))
 def test(hook: HookState, body: Annotated[TestRequest, body_of(TestRequest, require_admin)]) -> DeliveryShape:
     """Send a signed message with the event `test` once, without retries, and return the result within 10 seconds.
 

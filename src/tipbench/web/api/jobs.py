@@ -33,7 +33,7 @@ from tipbench.web.api.models import (
     JobStarted,
     JudgeRunRequest,
     PlanShape,
-    refusals,
+    error_responses,
 )
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY, Authenticator, Identity, require_admin, session_cookie
@@ -47,7 +47,7 @@ from tipbench.workflows.plan_run import plan_outlook, plan_run
 planning = APIRouter(prefix="/api/bench", tags=["run"], dependencies=[ADMINS_ONLY], responses=COMMON)
 judging = APIRouter(prefix="/api/bench/judge", tags=["judge"], dependencies=[ADMINS_ONLY], responses={**COMMON, **DATA})
 router = APIRouter(
-    prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **refusals(404)}
+    prefix="/api/bench/jobs", tags=["jobs"], dependencies=[ADMINS_ONLY], responses={**COMMON, **error_responses(404)}
 )
 
 _logger = logging.getLogger("tipbench.web")
@@ -107,7 +107,7 @@ LastId = Annotated[
     "/plan",
     summary="Plan a run",
     openapi_extra=_CONFIG_BODY,
-    responses=refusals(409, 502, 503),
+    responses=error_responses(409, 502, 503),
 )
 def plan(config: RunConfig, panel: PanelState) -> PlanShape:
     """Return the number of cells, those already recorded, refused models with reasons, and estimated memory and time.
@@ -144,7 +144,7 @@ def openapi(request: Request) -> Any:
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_CONFIG_BODY,
-    responses={**STARTED, **refusals(409)},
+    responses={**STARTED, **error_responses(409)},
 )
 def run(
     config: RunConfig,
@@ -212,7 +212,7 @@ def one(job_id: JobPath, panel: PanelState) -> JobDetail:
     "/{job_id}/cancel",
     summary="Cancel a job",
     response_model_exclude_unset=True,
-    responses=refusals(409),
+    responses=error_responses(409),
 )
 def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     """Cancel a queued job at once; stop a running job, unload its model and keep the finished results.
@@ -229,7 +229,7 @@ def cancel(job_id: JobPath, panel: PanelState) -> JobAnswer:
     summary="Retry a job",
     status_code=202,
     response_model_exclude_unset=True,
-    responses={**STARTED, **refusals(409)},
+    responses={**STARTED, **error_responses(409)},
 )
 def retry(job_id: JobPath, who: Admin, panel: PanelState, response: Response, key: Key = None) -> JobStarted:
     """Start a new job with the same options and a reference to the old one; recorded results are not generated again.
@@ -267,7 +267,7 @@ def log(
     response_class=Response,
     responses={
         200: {"description": "Server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENTS}}},
-        **refusals(503),
+        **error_responses(503),
     },
 )
 def events(

@@ -429,7 +429,7 @@ _MEANINGS = {
 }
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries for a route's error responses."""
     documented: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
@@ -441,8 +441,8 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return documented
 
 
-COMMON = refusals(400, 401, 403, 413, 422, 429, 500)  # every route that requires authentication
-DATA = refusals(404, 409, 502, 503)  # every route that reads an experiment
+COMMON = error_responses(400, 401, 403, 413, 422, 429, 500)  # every route that requires authentication
+DATA = error_responses(404, 409, 502, 503)  # every route that reads an experiment
 
 
 class SimulationShape(Shape):

@@ -14,7 +14,15 @@ from tipbench.serve.event_log import FILE, FOLDER
 from tipbench.serve.policy import DEFAULT_POLICY
 from tipbench.simulate.simulation import SimulationConfig
 from tipbench.web.api.jobs import STARTED, started
-from tipbench.web.api.models import COMMON, DATA, JobStarted, PromotionList, PromotionShape, SimulationList, refusals
+from tipbench.web.api.models import (
+    COMMON,
+    DATA,
+    JobStarted,
+    PromotionList,
+    PromotionShape,
+    SimulationList,
+    error_responses,
+)
 from tipbench.web.auth import ADMINS_ONLY, require_admin
 from tipbench.web.deps import Admin, Panel, PanelState, Store
 from tipbench.web.errors import Invalid
@@ -60,7 +68,7 @@ def simulations(store: Store, limit: Most = 50) -> SimulationList:
     status_code=202,
     response_model_exclude_unset=True,
     openapi_extra=_BODY,
-    responses={**STARTED, **refusals(409)},
+    responses={**STARTED, **error_responses(409)},
 )
 def simulate(
     config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],

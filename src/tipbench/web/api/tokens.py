@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from tipbench.errors import UsageError
 from tipbench.settings import DEFAULT_LIFE
-from tipbench.web.api.models import COMMON, RequestBody, Shape, refusals
+from tipbench.web.api.models import COMMON, RequestBody, Shape, error_responses
 from tipbench.web.auth import ADMINS_ONLY, Role, checked_name, create_token, parse_lifetime
 from tipbench.web.deps import Admin, Panel, PanelState
 from tipbench.web.errors import Invalid, NotFound, checked
@@ -77,7 +77,7 @@ def create(token_request: Annotated[TokenRequest, Depends(read_request)], panel:
     return make_token(panel, token_request)
 
 
-@router.delete("/{token_id}", summary="Revoke a token", responses=refusals(404))
+@router.delete("/{token_id}", summary="Revoke a token", responses=error_responses(404))
 def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
     """Revoke a token and end all sessions created with it. Revoking a revoked token has no effect."""
     return revoke_token(panel, token_id)

@@ -14,7 +14,7 @@ from tipbench.text import plural
 from tipbench.web.api.experiments import NameHas, experiments_page
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.deps import PanelState
-from tipbench.web.errors import KINDS
+from tipbench.web.errors import status_and_code
 from tipbench.web.panel.judge import home_of
 from tipbench.web.panel.pages import page
 from tipbench.web.queries import ExperimentsPage, ExperimentsQuery, experiment_path, quote_path
@@ -31,7 +31,7 @@ def front_page(request: Request, panel: PanelState, q: NameHas = "") -> HTMLResp
     try:
         found = experiments_page(panel, ExperimentsQuery(q))
     except TipbenchError as exc:
-        if next(status for kind, status, _ in KINDS if isinstance(exc, kind)) not in (502, 503):
+        if status_and_code(exc)[0] not in (502, 503):
             raise
         away = str(exc)
     query = f"?{urlencode({'q': q}, errors='backslashreplace')}" if q else ""

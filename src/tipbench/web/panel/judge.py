@@ -187,7 +187,7 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     try:
         error = _experiment_error(panel.tracker.open().store, name) if name else None
     except MlflowUnavailable:
-        panel.tracker.doubt()
+        panel.tracker.locate_again()
         if not _batches(request, judge, name):
             raise
         return _judge_page(request, judge, name, away=True)  # open batches do not require MLflow

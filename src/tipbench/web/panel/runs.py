@@ -31,8 +31,8 @@ def run_note(run: Mapping[str, Any]) -> str:
     """Return one line on a run other than a cell: its reason, or how it ended."""
     tags = run["tags"]
     if tags.get("kind") == RunKind.JUDGING:
-        held = {"exported": "exported, no scores yet", "held": "scores are held"}
-        return held.get(tags.get("sheet_status", ""), str(tags.get("sheet_status", "")))
+        words = {"exported": "exported, no scores yet", "held": "scores are held"}
+        return words.get(tags.get("sheet_status", ""), str(tags.get("sheet_status", "")))
     return str(tags.get(_NOTE_TAG) or tags.get("reason") or tags.get("evidence") or tags.get("ended") or "")
 
 
@@ -51,11 +51,11 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
     filters = read_filters(request)
     if any(not value.strip() for _, value in request.query_params.multi_items()):
         return RedirectResponse(_url(experiment_path(experiment, "runs"), filters.query()), 303)  # without empty fields
-    book = RunQueries(panel.queries, store, experiment)
+    queries = RunQueries(panel.queries, store, experiment)
     found = panel.queries.runs(store, experiment, filters)
     is_cells = filters.kind is RunKind.CELL
-    stale = book.stale() if is_cells else frozenset()
-    previews = book.previews([run["run_id"] for run in found["items"]]) if is_cells else {}
+    stale = queries.stale() if is_cells else frozenset()
+    previews = queries.previews([run["run_id"] for run in found["items"]]) if is_cells else {}
     path, query = experiment_path(experiment, "runs"), filters.query(next=None)
     on_first_page = filters.query(next=None, limit=RunFilters().limit)
     api = f"/api/bench/runs/{quote_path(experiment)}"
@@ -82,12 +82,12 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
         first_url=_url(path, query) if filters.next else None,
         clear_url=path,
         chips=_chips(path, filters),
-        options=_options(book.choices(str(filters.kind)), filters),
+        options=_options(queries.choices(str(filters.kind)), filters),
         sort=filters.sort,
         sort_url=lambda key: _url(path, filters.query(next=None, sort=key)),
         csv_url=_url(f"{api}/runs.csv", on_first_page),
         json_url=_url(api, filters.query()),
-        mlflow_url=book.experiment.url,
+        mlflow_url=queries.experiment.url,
     )
 
 

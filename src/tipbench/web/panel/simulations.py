@@ -19,7 +19,7 @@ from tipbench.web.api.policies import start_simulation
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import ThemeName
 from tipbench.web.deps import Admin, Panel, PanelState, Store
-from tipbench.web.errors import KINDS, NotFound
+from tipbench.web.errors import NotFound, status_and_code
 from tipbench.web.panel.jobs import new_idempotency_key
 from tipbench.web.panel.pages import SentForm, charts_there, page
 from tipbench.workflows.simulation import read_simulation, read_simulations
@@ -54,8 +54,8 @@ def _page(request: Request, panel: Panel, values: dict[str, Any], *, wrong: str 
     try:
         recorded = list(read_simulations(panel.tracker.open().store, _SHOWN))
     except TipbenchError as exc:
-        panel.tracker.doubt()
-        status = next(status for kind, status, _ in KINDS if isinstance(exc, kind))
+        panel.tracker.locate_again()
+        status, _ = status_and_code(exc)
         if status not in (404, 502, 503):
             raise
         away = str(exc) if status != 404 else None

@@ -178,17 +178,22 @@ class Drift:
                     f"{scale.scale} is scored too {'high' if bias > 0 else 'low'}: by {abs(bias):.1f} points on "
                     f"average, on a scale of {ranges[scale.scale]} (allowing for chance, by {least:.1f} to {most:.1f})."
                 )
-        if self.error_beyond and self.error is not None and self.error_limit is not None:
-            sentences.append(
-                f"The scores differ from the reference scores by {self.error:.1f} {points} on average, "
-                f"more than the limit of {self.error_limit:.1f}."
-            )
-        if self.contrast_beyond and self.contrast is not None and self.contrast_limit is not None:
-            sentences.append(
-                "Good and poor tips get similar scores: where the reference scores are 1 point apart, "
-                f"these are {self.contrast:.1f} apart on average; the limit is {self.contrast_limit:.1f}."
-            )
-        return sentences
+        return [*sentences, *limit_sentences(self.to_json(), points)]
+
+
+def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterator[str]:
+    """Yield a sentence for each limit over all scales that the drift, as JSON, exceeds."""
+    if drift.get("error_beyond"):
+        yield (
+            f"The scores differ from the reference scores by {drift['error']:.1f} {points} on average, "
+            f"more than the limit of {drift['error_limit']:.1f}."
+        )
+    if drift.get("contrast_beyond"):
+        contrast = round(drift["contrast"], 1) + 0.0  # not "-0.0"
+        yield (
+            "Good and poor tips get similar scores: where the reference scores are 1 point apart, "
+            f"these are {contrast:.1f} apart on average; the limit is {drift['contrast_limit']:.1f}."
+        )
 
 
 def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sheets: int = 1) -> Drift:

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, TipbenchError
 from tipbench.judge.controls import control_tips
+from tipbench.judge.drift import limit_sentences
 from tipbench.judge.sheet_file import parse_sheet
 from tipbench.markup import number, percent
 from tipbench.plan.suite import load_suite
@@ -125,16 +126,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each drift limit over all scales that is exceeded, and for a verdict without numbers."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
-    if drift.get("error_beyond"):
-        yield (
-            f"On average your scores differ from the reference scores by {number(drift['error'], 1)} points; "
-            f"the limit is {number(drift['error_limit'], 1)}."
-        )
-    if drift.get("contrast_beyond"):
-        yield (
-            "Good and poor tips get similar scores: where the reference scores are 1 point apart, yours "
-            f"are {number(drift['contrast'] + 0.0, 1)} apart; the limit is {number(drift['contrast_limit'], 1)}."
-        )
+    yield from limit_sentences(drift)
 
 
 router = APIRouter(dependencies=[JUDGES_TOO], include_in_schema=False)

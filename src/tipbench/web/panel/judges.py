@@ -15,7 +15,7 @@ from tipbench.errors import LockHeld, NotEnoughData, TipbenchError, UsageError
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.charts import HEIGHT, WIDTH, DriftPoint, drift_points, drift_sentence
 from tipbench.judge.command import default_name
-from tipbench.judge.drift import CUSUM_LIMIT
+from tipbench.judge.drift import CUSUM_LIMIT, limit_sentences
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.status import JudgeStatus, JudgingStatus, OpenSheet, SheetHistory
 from tipbench.markup import number
@@ -149,17 +149,7 @@ def drift_words(drift: Mapping[str, Any] | None) -> list[str]:
         for scale in drift.get("scales", ())
         if scale["beyond"]
     ]
-    if drift.get("error_beyond"):
-        sentences.append(
-            f"The scores differ from the reference scores by {_one_decimal(drift['error'])} points on average; "
-            f"the limit is {_one_decimal(drift['error_limit'])}."
-        )
-    if drift.get("contrast_beyond"):
-        sentences.append(
-            "Good and poor tips get similar scores: where the reference scores are 1 point apart, these "
-            f"are {_one_decimal(drift['contrast'])} apart on average; "
-            f"the limit is {_one_decimal(drift['contrast_limit'])}."
-        )
+    sentences += limit_sentences(drift)
     if sentences or "error" not in drift:
         return sentences
     if drift["verdict"] == "unknown":

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import sqrt
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
@@ -476,8 +477,13 @@ def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(
 
 
 @pytest.mark.parametrize("rescore", [False, True])
-def test_another_judges_long_notes_and_equal_scores_do_not_make_an_answer_differ_from_a_control(rescore: bool) -> None:
-    """An accomplice scores all answers, or half of them, before: with long notes, often, and like the judge."""
+def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_differ_from_a_control(
+    rescore: bool,
+) -> None:
+    """An accomplice scores all answers, or half of them, before: with long notes, often, and like the judge.
+
+    Sizes are compared where all answers but one are scored: runs with an accomplice's notes are larger than others.
+    """
     base, desk, judging = small_sheet()
     places = [at for kind in (ItemKind.CELL, ItemKind.CONTROL) for at in _of_kind(judging, kind)[:4]]
     work, sizes = [], []
@@ -498,9 +504,10 @@ def test_another_judges_long_notes_and_equal_scores_do_not_make_an_answer_differ
             copied.copy_from(store)
             replace(desk, store=copied).apply(alone(fill(judging, always(3)), place))
             work.append(sorted(copied.calls))
-            sizes.append(copied.characters)
+            if share == 1:
+                sizes.append(copied.characters)
     assert all(each == work[0] for each in work)
-    assert max(sizes) < 1.2 * min(sizes)
+    assert median(sizes[:4]) == pytest.approx(median(sizes[4:]), rel=0.05)
 
 
 def _of_kind(judging: StoredSheet, kind: ItemKind) -> list[int]:

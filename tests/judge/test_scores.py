@@ -114,14 +114,6 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
     assert [(tip.scores["tone"], tip.note) for tip in kept] == [(4, ""), (1, ""), (2, ""), (3, ""), (4, "4"), (5, "5")]
 
 
-def test_a_long_note_is_cut_and_the_same_long_note_again_changes_nothing() -> None:
-    scores = NO_SCORES.with_judgement(one_tip(3, "n" * 4000))
-    assert scores.judges["anna"].tips[0].note == "n" * 299 + "…"
-    assert scores.with_judgement(one_tip(3, "n" * 4000)) is scores
-    whole = scores_text(scores).replace("n" * 299 + "…", "n" * 4000)  # as earlier versions stored it
-    assert read_scores(whole) == scores
-
-
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
 def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgement) -> None:

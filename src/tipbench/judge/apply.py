@@ -342,7 +342,7 @@ class SheetApplier:
             written = [run_id for run_id in written if self._write(run_id, held=held)]
 
     def _would_change_a_cell(self, given: ItemScore, *, held: bool) -> bool:
-        """Return whether a hidden item's answer, if it was a cell's, would change the cell, where notes are cut."""
+        """Return whether a hidden item's answer, if it was a cell's, would change the cell."""
         if self.stored.provisional:
             return False
         former, scores = self.stored.answers.get(given.item), NO_SCORES

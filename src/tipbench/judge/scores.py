@@ -14,14 +14,12 @@ from tipbench.errors import CorruptText
 from tipbench.judge.sheet import ItemScore, TipScore
 from tipbench.plan.rubric import FLAGS, Rubric
 from tipbench.record.run import RunChange, RunState
-from tipbench.text import shorten
 
 FORMAT = "tipbench-scores/1"
 SCORES = "artifact:scores.json"
 RUBRIC = "artifact:rubric.md"
 PROVISIONAL = "provisional_"
 _CACHE_SIZE = 5000  # parsed scores, enough for the cells of two large experiments
-_NOTE_CHARS = 300  # of a person's note on a tip; the sheet's run has it whole
 _REPLACED = 5  # newest replaced judgements of one sheet; the sheet's run has all
 
 
@@ -62,7 +60,6 @@ class CellScores:
             former = self.provisional.get(new.judge)
             same = former is not None and former.equals_except_time(new)
             return self if same else replace(self, provisional={**self.provisional, new.judge: new})
-        new = _with_notes(new, _NOTE_CHARS)
         return self._with_held(new) if new.held else self._with_counted(new)
 
     def without_judge(self, judge: str) -> CellScores:
@@ -148,16 +145,12 @@ def _shortened(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
     for judgement in reversed(history):
         later[judgement.sheet] += 1
         if later[judgement.sheet] <= _REPLACED:
-            kept.append(judgement if later[judgement.sheet] == 1 else _with_notes(judgement, 0))
+            kept.append(judgement if later[judgement.sheet] == 1 else _without_notes(judgement))
     return tuple(reversed(kept))
 
 
-def _with_notes(judgement: Judgement, chars: int) -> Judgement:
-    """Return the judgement with its notes cut to this length."""
-    if all(len(tip.note) <= chars for tip in judgement.tips):
-        return judgement
-    tips = (replace(tip, note=shorten(tip.note, chars) if chars else "") for tip in judgement.tips)
-    return replace(judgement, tips=tuple(tips))
+def _without_notes(judgement: Judgement) -> Judgement:
+    return replace(judgement, tips=tuple(replace(tip, note="") for tip in judgement.tips))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
@@ -171,8 +164,8 @@ def read_scores(text: str | None) -> CellScores:
         return NO_SCORES
     try:
         raw = json.loads(text)
-        named = {name: _of_person(name, judgement) for name, judgement in raw["judges"].items()}
-        held = {name: _of_person(name, judgement) for name, judgement in raw.get("held", {}).items()}
+        named = {name: _judgement(name, judgement) for name, judgement in raw["judges"].items()}
+        held = {name: _judgement(name, judgement) for name, judgement in raw.get("held", {}).items()}
         return CellScores(  # earlier versions stored held judgements under "judges"
             judges={name: judgement for name, judgement in named.items() if not judgement.held},
             provisional={name: _judgement(name, judgement) for name, judgement in raw["provisional"].items()},
@@ -238,10 +231,6 @@ def floor_change(rubric: Rubric, at_ms: int) -> RunChange:
 def _judgement_json(judgement: Judgement) -> dict[str, Any]:
     value = {key: getattr(judgement, key) for key in ("sheet", "exported", "at", "rubric", "format_ok", "held")}
     return value | {"means": dict(judgement.means), "tips": [tip.to_json() for tip in judgement.tips]}
-
-
-def _of_person(judge: str, raw: Mapping[str, Any]) -> Judgement:
-    return _with_notes(_judgement(judge, raw), _NOTE_CHARS)  # earlier versions stored whole notes
 
 
 def _judgement(judge: str, raw: Mapping[str, Any]) -> Judgement:

@@ -381,6 +381,7 @@ def replaced(prior: Prior) -> Prior:
 # Threads, processes, limits
 
 
+@pytest.mark.simulation
 def test_32_threads_with_1000_rewards_each_for_one_user_equal_the_serial_result(tmp_path: Path) -> None:
     threads, each = 32, 1000
     rng = np.random.default_rng(7)

@@ -155,7 +155,7 @@ class SheetApplier:
         return replace(result, deleted=len(self._deleted & self._item_of_run.keys()))
 
     def _enough_for_numbers(self) -> bool:
-        """Return whether the sheet has so many answers that the numbers of its drift say little about any of them."""
+        """Return whether enough items are scored that the drift numbers do not reveal a single item."""
         controls = sum(1 for _ in control_scores(self.stored.entries, self._answers))
         return controls >= MIN_CONTROLS or len(self._answers) == len(self.stored.entries)
 

@@ -2,7 +2,7 @@
 
 msgspec's types are made from the JSON Schema of pydantic's, which also documents the API. They accept nothing that
 pydantic refuses, and less than it accepts: not 7.0 for a count, and no tallies by category. What they refuse is
-validated by pydantic, which accepts it or tells what is wrong.
+validated by pydantic, which accepts it or raises an error that names the wrong field.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -28,6 +29,8 @@ PAGE = 250  # runs per page: as fast as larger pages, and 6 MB of runs with long
 EXPERIMENTS_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # for a server to respond when one is searched for
+_NEXT_PAGE = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')  # the end of a page, if MLflow has more
+_TOKEN_BYTES = 2000  # a page token is shorter
 
 Parsed = TypeVar("Parsed")
 
@@ -236,29 +239,32 @@ class MlflowStore:
         return run_id
 
     def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items under `name` of all pages. With `read_ahead`, MLflow prepares a page while one is used."""
+        """Yield the items under `name` of all pages; with `read_ahead`, requests the next page before it parses one."""
         body = dict(body)
 
-        def fetch(token: str | None) -> wire.Json:
+        def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
             while True:
                 try:
-                    return self._http.post(path, {**body, "page_token": token} if token else body)
+                    return self._http.post_unparsed(path, {**body, "page_token": token} if token else body, on_sent)
                 except TooLarge:
                     # A page token is a position, so the page size may change between pages.
                     if body["max_results"] == 1:
                         raise
                     body["max_results"] //= 2
 
-        page, last = fetch(None), None
+        content, last = fetch(None), None
         while True:
+            following = None
+            if read_ahead and (found := _NEXT_PAGE.search(content, max(0, len(content) - _TOKEN_BYTES))):
+                following = _in_background(fetch, found[1].decode())
+            page = self._http.parse(content)
             token = page.get("next_page_token")
-            following = _in_background(fetch, token) if token and read_ahead else None
             yield from self._parsed(page.pop(name, []), list)
             if not token:
                 return
             if token == last:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            page, last = following.result() if following else fetch(token), token
+            content, last = following.result() if following else fetch(token), token
 
     def _parsed(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         try:
@@ -278,17 +284,24 @@ class MlflowStore:
                 raise
 
 
-def _in_background(fetch: Callable[[str], wire.Json], token: str) -> Future[wire.Json]:
-    """Call `fetch` in a daemon thread: a pool would wait for it when the process is interrupted."""
-    future: Future[wire.Json] = Future()
+def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token: str) -> Future[bytearray]:
+    """Call `fetch` in a daemon thread, and return once its request is sent.
+
+    A thread pool would wait for the response when the process is interrupted.
+    """
+    future: Future[bytearray] = Future()
+    sent = threading.Event()
 
     def run() -> None:
         try:
-            future.set_result(fetch(token))
+            future.set_result(fetch(token, sent.set))
         except BaseException as exc:  # noqa: BLE001 - raised by `result` in the thread that reads
             future.set_exception(exc)
+        finally:
+            sent.set()
 
     threading.Thread(target=run, name="mlflow-page", daemon=True).start()
+    sent.wait()  # the caller parses next, and parsing holds the interpreter's lock, which sending needs
     return future
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 
 import httpx
 
@@ -19,6 +20,7 @@ _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEED
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
 _UNAVAILABLE_STATUS = frozenset({408, 429, 502, 503, 504})
+_SENT = "http11.send_request_body.complete"  # an event of httpx's trace extension
 _VERSION = re.compile(r"\d+\.\d+[\w.+-]{0,40}\s*\Z")
 
 
@@ -65,19 +67,39 @@ class MlflowHttp:
     def get(self, path: str, params: dict[str, str]) -> Json:
         """Send GET {base}/api/2.0/mlflow/{path} and return the response."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
-        return self._call(request, repeat=True)
+        return self.parse(self._call(request, repeat=True))
 
     def post(self, path: str, body: Json) -> Json:
         """Send POST {base}/api/2.0/mlflow/{path} and return the response."""
+        return self.parse(self.post_unparsed(path, body))
+
+    def post_unparsed(self, path: str, body: Json, on_sent: Callable[[], None] | None = None) -> bytearray:
+        """Like `post`, but returns the body for `parse`; calls `on_sent` as soon as the request is sent."""
         content = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         url = self._urls.get(path) or self._urls.setdefault(path, httpx.URL(f"{self.url}/api/2.0/mlflow/{path}"))
         request = self._client.build_request("POST", url, content=content)
+        if on_sent is not None:
+            request.extensions["trace"] = lambda event, _info: on_sent() if event == _SENT else None
         return self._call(request, repeat=path not in _NOT_IDEMPOTENT)
 
-    def _call(self, request: httpx.Request, *, repeat: bool) -> Json:
-        """Send a request; with `repeat`, again after a lost connection or an error of the server.
+    def parse(self, body: bytearray) -> Json:
+        """Parse the body of a response; raises MlflowError if it is not a JSON object."""
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise MlflowError(
+                f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
+                code="NOT_MLFLOW",
+                status=200,
+            )
+        return answer
 
-        A server that refuses connections or times out is not tried again here: callers decide how long to wait for it.
+    def _call(self, request: httpx.Request, *, repeat: bool) -> bytearray:
+        """Send a request and return the body; with `repeat`, retries after a lost connection or a server error.
+
+        Not if the server refuses connections or times out: callers decide how long to wait for it.
         """
         for wait_s in _RETRY_WAITS_S if repeat else ():
             try:
@@ -87,9 +109,13 @@ class MlflowHttp:
                     raise
             else:
                 if status < 500:
-                    return self._json(status, body)
+                    break
             time.sleep(wait_s)
-        return self._json(*self._send(request))
+        else:
+            status, body = self._send(request)
+        if status != 200:
+            raise self._failure(status, body)
+        return body
 
     def is_mlflow(self) -> bool:
         """Return whether MLflow responds here; False for another program on the port, and if a login is required."""
@@ -121,21 +147,6 @@ class MlflowHttp:
         if body is None:
             raise TooLarge(f"MLflow at {self.url} answered with more than {MAX_BYTES >> 20} MB.", code="TOO_LARGE")
         return response.status_code, body
-
-    def _json(self, status: int, body: bytearray) -> Json:
-        if status != 200:
-            raise self._failure(status, body)
-        try:
-            answer = json.loads(body)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise MlflowError(
-                f"Not an MLflow server at {self._where()}: {_excerpt(body)}. Check --mlflow-url.",
-                code="NOT_MLFLOW",
-                status=status,
-            )
-        return answer
 
     def _failure(self, status: int, body: bytearray) -> MlflowUnavailable | MlflowError:
         try:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tipbench.errors import UsageError
 from tipbench.files import check_own
-from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, check_url, validated
+from tipbench.plan.config import DEFAULT_OLLAMA_URL, CollectConfig, Url, validated
 
 if TYPE_CHECKING:
     from tipbench.workflows.mlflow import MlflowAccess
@@ -72,7 +72,7 @@ def _check_proxy(text: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Urls = Annotated[tuple[Annotated[str, AfterValidator(check_url)], ...], BeforeValidator(_split)]
+Urls = Annotated[tuple[Url, ...], BeforeValidator(_split)]
 Proxies = Annotated[tuple[Annotated[str, AfterValidator(_check_proxy)], ...], BeforeValidator(_split)]
 
 

@@ -33,9 +33,9 @@ _QUEUE_POLL_S = 0.2
 
 
 class LlamaCppEngine(InProcessEngine):
-    """Processes one request at a time; all engines of a process share one set of weights.
+    """Runs one request at a time; all engines of a process share one set of weights.
 
-    `num_ctx` is the largest context of a request; a change of context or threads reloads the model.
+    `num_ctx` is the largest context of a request. The model is reloaded when the context or the threads change.
     """
 
     name = "embedded"
@@ -165,7 +165,7 @@ class _Stream:
         self._error: Mapping[str, Any] | None = None
         self._stopped: FailureKind | None = None  # why the generation is stopped early
         self._raised: Exception | None = None
-        self._abandoned = False  # the caller was interrupted and does not need the answer
+        self.abandoned = False  # the caller was interrupted and does not need the answer
 
     def __call__(self, chunk: dict[str, Any]) -> bool:
         try:
@@ -183,10 +183,7 @@ class _Stream:
                 self._stopped = FailureKind.CANCELLED
             elif time.monotonic() - self._generation_began > self._request.timeout_s:
                 self._stopped = FailureKind.TIMEOUT
-        return self._raised is not None or self._abandoned or self._stopped is not None
-
-    def abandon(self) -> None:
-        self._abandoned = True
+        return self._raised is not None or self.abandoned or self._stopped is not None
 
     def outcome(self, load_s: float, began: float) -> Completion | EngineFailure:
         """Return the result; `began` is when the call began, before waiting and loading."""
@@ -247,7 +244,7 @@ def _generate(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
     try:
         done.wait()
     except BaseException:
-        stream.abandon()
+        stream.abandoned = True
         done.wait()
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Parses raw answers into tips: exactly for the requested JSON, best effort for anything else. Pure."""
+"""Parses raw answers into tips: strictly if they are the requested JSON, best effort otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHY_KEYS = frozenset(
 )
 _HEAD_KEYS = frozenset({"title", "headline", "heading", "name"})
 _BODY_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
-_LONGEST_KEY = 40
+_MAX_KEY_CHARS = 40
 
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -130,7 +130,7 @@ def _without_thinking(raw: str) -> str:
 
 def _normalise_key(key: str) -> str:
     """Normalise a key: `Tip_1` and `TIP` become `tip`; `tip_id` does not."""
-    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _LONGEST_KEY else key
+    return _NOT_LETTERS.sub(" ", key).strip().casefold() if len(key) <= _MAX_KEY_CHARS else key
 
 
 def _names_tips(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""JSON requests to MLflow, with readable errors."""
+"""Sends JSON requests to MLflow, with retries and readable errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MOST_TIMEOUTS = 4  # a response may take this many timeouts in total, however slowly it arrives
+MAX_TIMEOUTS = 4  # a response may take this many timeouts in total; httpx's own applies to each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
@@ -118,7 +118,7 @@ class MlflowHttp:
         return body
 
     def is_mlflow(self) -> bool:
-        """Return whether MLflow responds here; False for another program on the port, and if a login is required."""
+        """Return whether MLflow responds; False for another program on the port, or if a login is required."""
         try:
             status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
             if status != 200 or not _VERSION.match(version[:60].decode("utf-8", "replace")):
@@ -128,7 +128,7 @@ class MlflowHttp:
             return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
-        deadline = time.monotonic() + self._timeout_s * MOST_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * MAX_TIMEOUTS
         try:
             response = self._client.send(request, stream=True)
             try:

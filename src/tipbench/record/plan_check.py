@@ -1,4 +1,4 @@
-"""Compares the plan of a collect with what is recorded: cells to generate, refused models, memory and time."""
+"""The plan of a collect: the cells that are not recorded yet, refused models, memory and time."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ _ROUGH_TOKENS_PER_TIP = 70
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded runs of a grid: finished runs by key, failed runs to be replaced, and twins to be superseded.
-
-    `journalled` has the keys of finished cells in a journal: the next collect records them before it plans.
-    """
+    """Recorded runs of a grid, by cell key."""
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
-    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key → run ids
-    journalled: frozenset[str] = frozenset()
-    twins: frozenset[str] = frozenset()  # ids of further finished runs of a key
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of failed runs, which will be superseded
+    journalled: frozenset[str] = frozenset()  # finished, but only in a journal; the next collect records them first
+    twins: frozenset[str] = frozenset()  # ids of further finished runs of a cell, to be superseded
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class ModelPlan:
     params_b: float | None
     memory_bytes: int | None
     seconds: float | None  # for the cells still to generate
-    measured: bool  # estimated from earlier cells, not by a rule of thumb
+    measured: bool  # `seconds` is estimated from recorded cells, not from the file size
     warning: str | None = None
 
 
@@ -102,12 +99,12 @@ class Plan:
 
     @property
     def stale(self) -> int:
-        """Number of recorded answers to cells of this grid by an earlier model build or under an older prompt text."""
+        """Number of recorded answers to cells of this grid with earlier weights, prompts or scenario texts."""
         keys = {cell.key for cell in self.cells}
-        places = {(c.model, c.prompt, c.scenario, str(c.repeat)) for c in (planned.cell for planned in self.cells)}
-        named = ("model", "prompt_version", "scenario", "repeat")
+        names = {tuple(map(str, vars(planned.cell).values())) for planned in self.cells}
+        params = ("model", "prompt_version", "scenario", "repeat")  # in the order of Cell's fields
         return sum(
-            key not in keys and tuple(run.params.get(name, "") for name in named) in places
+            key not in keys and tuple(run.params.get(name, "") for name in params) in names
             for key, run in self.recorded.finished.items()
         )
 

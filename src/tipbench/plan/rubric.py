@@ -205,11 +205,7 @@ def _check_complete(source: TomlText, place: Place, values: Mapping[str, float],
 
 
 def _check_examples(
-    source: TomlText,
-    table: str,
-    examples: list[_TipSchema],
-    scales: tuple[Scale, ...],
-    scenario_ids: set[str],
+    source: TomlText, table: str, examples: list[_TipSchema], scales: tuple[Scale, ...], scenario_ids: set[str]
 ) -> None:
     seen: set[tuple[str, str]] = set()
     for index, example in enumerate(examples):

@@ -1,7 +1,7 @@
 """The local MLflow server: start, find and stop it.
 
-A lock on its log file shows whether it runs, not a process id, which may have been reused: the log is the server's
-standard output, so every process of the server inherits the lock and the last one to exit releases it.
+The server runs as long as its log file is locked; a process id may have been reused. The log is the standard output of
+all its processes, so they inherit the lock, and it is released when the last one exits.
 `python -m tipbench.record.local_mlflow FILE COMMAND…` is the child process of `LocalMlflow.up`.
 """
 
@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 PORTS = range(5123, 5173)
 STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
-LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
+MAX_LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
 TAIL_LINES = 12  # of the log, shown in errors
 
 
@@ -162,7 +162,7 @@ class LocalMlflow:
         with home_errors(self._facts, "cannot be written"):
             _write_facts(self._facts, facts)
         with home_errors(self._log, "cannot be written"):
-            if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+            if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
                 self._log.unlink()
             log = self._log.open("ab")
         command = [

@@ -47,9 +47,7 @@ class MlflowHttp:
         self._timeout_s = timeout_s
         self._urls: dict[str, httpx.URL] = {}  # parsing a URL costs as much as building the rest of the request
         self._client = client or http_client(
-            self.url,
-            timeout=timeout_s,
-            limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S),
+            self.url, timeout=timeout_s, limits=httpx.Limits(max_connections=8, keepalive_expiry=KEEPALIVE_S)
         )
         if host_header:
             self._client.headers["host"] = host_header

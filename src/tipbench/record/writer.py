@@ -17,9 +17,9 @@ WRITERS = 2  # MLflow on SQLite takes 40 to 80 ms per run, one at a time: more t
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a writer may hang in a request; it is a daemon thread, and its result is in the journal
-_REFUSALS_IN_A_ROW = 3  # then MLflow seems to reject everything, and the run stops
-_SERVER_ERRORS = 30  # after this many, a result that fails while others succeed is left for the next collect
-_STORED_SINCE = 3  # if this many others are stored while a result keeps failing, the cause is that result
+_MAX_REFUSALS_IN_A_ROW = 3  # then MLflow seems to reject everything, and the run stops
+_MAX_SERVER_ERRORS = 30  # after this many, a result that fails while others succeed is left for the next collect
+_MIN_STORED_SINCE = 3  # if this many others are stored while a result keeps failing, the cause is that result
 
 
 class Writers:
@@ -151,8 +151,8 @@ class Writers:
             with self._lock:
                 tries = self._server_errors[entry.record_id] = self._server_errors.get(entry.record_id, 0) + 1
                 stored_since = self._stored - self._uncertain.get(entry.record_id, self._stored)
-                others_succeed = stored_since >= _STORED_SINCE
-            if tries < _SERVER_ERRORS or not (others_succeed or self._draining):
+                others_succeed = stored_since >= _MIN_STORED_SINCE
+            if tries < _MAX_SERVER_ERRORS or not (others_succeed or self._draining):
                 self._try_later(entry, str(exc))  # such as a locked database or a full disk, which may be temporary
                 return
         elif exc.status != 400:
@@ -160,7 +160,7 @@ class Writers:
         else:
             with self._lock:
                 self._refused_in_a_row += 1
-                if self._refused_in_a_row >= _REFUSALS_IN_A_ROW:
+                if self._refused_in_a_row >= _MAX_REFUSALS_IN_A_ROW:
                     raise exc
         if self._draining and exc.status == 400:
             where = f", now in {self._journal.set_aside(entry)}"

@@ -255,10 +255,10 @@ class Settings:
             raise UsageError(f"{self.sources[key].removesuffix(f': {key}')}: {exc}") from exc
 
     def _typed(self, model: type[_M], flags: Mapping[str, object]) -> _M:
-        given = {key: value for key, value in flags.items() if value is not None}
+        flags = {key: value for key, value in flags.items() if value is not None}
         values = {key: self.values[key] for key in model.model_fields if self.values.get(key) not in (None, "")}
-        named = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in given}
-        return validated(model, {**values, **given}, {**self.sources, **named})
+        names = {key: "--" + key.removeprefix("panel_").replace("_", "-") for key in flags}
+        return validated(model, {**values, **flags}, {**self.sources, **names})
 
 
 def load_settings(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:

@@ -70,7 +70,6 @@ class Completion:
 
     text: str
     done_reason: str  # stop | length | aborted (the stream ended cleanly, but without `done`)
-    wall_s: float
     latency_s: float | None = None  # excluding load
     load_s: float | None = None
     ttft_s: float | None = None  # to the first token, excluding load
@@ -103,7 +102,6 @@ class EngineFailure:
     kind: FailureKind
     reason: str
     partial: str = ""
-    wall_s: float = 0.0
 
 
 class Engine(Protocol):
@@ -154,32 +152,17 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class InProcessEngine:
-    """Base of engines inside this process, where no other client can load a model."""
+class InProcessEngine(Engine):
+    """Base of engines inside this process, where no other client can load a model.
 
-    def start(self) -> None:
-        pass
-
-    def prepare(self, facts: ModelFacts) -> None:
-        pass
-
-    def release(self, model: str) -> None:
-        pass
+    Methods that it does not define do nothing. Calls are cancelled by `GenerationRequest.cancel` alone.
+    """
 
     def alive(self) -> bool:
         return True
 
-    def abort(self) -> None:
-        pass  # these engines check `GenerationRequest.cancel` themselves
-
-    def evidence(self) -> Evidence | None:
-        return None
-
     def foreign_between(self, start: float, end: float) -> bool:  # noqa: ARG002 - there are no other clients
         return False
-
-    def close(self) -> None:
-        pass
 
 
 _OVERHEAD = 1.1  # compute buffers, on top of weights and context

@@ -268,7 +268,6 @@ def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     return Completion(
         text=chat.text,
         done_reason=reason[:100],
-        wall_s=chat.wall_s,
         latency_s=without_load(total_s),
         load_s=load_s,
         ttft_s=None if chat.first_token_s is None else without_load(chat.first_token_s),
@@ -287,7 +286,7 @@ def _model_changed_message(model: str) -> str:
 
 
 def _failure(kind: FailureKind, chat: Chat, reason: str) -> EngineFailure:
-    return EngineFailure(kind, reason, chat.text, chat.wall_s)
+    return EngineFailure(kind, reason, chat.text)
 
 
 def _seconds(last: Mapping[str, Any], key: str) -> float | None:

@@ -99,10 +99,10 @@ def _ignored(_number: str) -> None:
     """Discard a number: Python refuses to convert one of 5000 digits, and none is needed."""
 
 
-def _distinct(tips: Iterable[Tip], most: int) -> tuple[Tip, ...]:
+def _distinct(tips: Iterable[Tip], limit: int) -> tuple[Tip, ...]:
     kept: dict[str, Tip] = {}
     for tip in tips:
-        if len(kept) >= most:
+        if len(kept) >= limit:
             break
         folded = " ".join(tip.tip.split()).casefold()
         if folded:
@@ -183,7 +183,10 @@ def _named_tips(named: list[tuple[str, str]]) -> list[Tip]:
 
 
 def _described_tip(named: list[tuple[str, str]], reason: str, *, announced: bool) -> list[Tip]:
-    """Build a tip from a title and a description, or either with a reason; a title alone only if `announced`."""
+    """Build a tip from a title and a description, or either with a reason.
+
+    A title alone is a tip only if it is `announced`: if the key of the enclosing object names tips.
+    """
     head = next((_split_label(text)[0] for key, text in named if key in _HEAD_KEYS), "")
     body = next((_split_label(text)[0] for key, text in named if key in _BODY_KEYS), "")
     if not _is_meaningful(head):

@@ -74,12 +74,12 @@ class Monitor:
 
     def __init__(
         self,
-        look: Callable[[], tuple[Resident, ...] | None],
+        list_resident: Callable[[], tuple[Resident, ...] | None],
         *,
         report_foreign: Callable[[str], None],
         interval_s: float = 0.2,
     ) -> None:
-        self._look = look
+        self._list_resident = list_resident
         self._report_foreign = report_foreign
         self._interval_s = interval_s
         self._expected: frozenset[str] = frozenset()
@@ -141,7 +141,7 @@ class Monitor:
         """Take one sample."""
         with self._lock:
             before = self._expected
-        listed = self._look()
+        listed = self._list_resident()
         now = time.monotonic()
         with self._lock:
             seen = self._seen

@@ -146,8 +146,7 @@ class TemplateEngine(InProcessEngine):
         start = time.perf_counter()
         tips = fill(request.scenario, request.n_tips, int(request.options.get("seed", 0)))
         text = json.dumps(tips, ensure_ascii=False, indent=1)
-        wall_s = time.perf_counter() - start
-        return Completion(text, done_reason="stop", wall_s=wall_s, latency_s=wall_s, load_s=0.0)
+        return Completion(text, done_reason="stop", latency_s=time.perf_counter() - start, load_s=0.0)
 
 
 def fill(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str]]:

@@ -275,8 +275,8 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_store()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.how}")
-        # One collect per model server keeps its memory to one model; one per model and experiment prevents two collects
-        # on two servers from generating the same cells at the same time. The order is always the same.
+        # The lock of a model server allows one model in its memory. The lock of a model and experiment prevents two
+        # collects on two servers from generating the same cells. The order is always the same, to prevent deadlocks.
         locks = [own_locks[name] for name in sorted(own_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)

@@ -65,7 +65,7 @@ class MlflowHttp:
     def get(self, path: str, params: dict[str, str]) -> Json:
         """Send GET {base}/api/2.0/mlflow/{path} and return the response."""
         request = self._client.build_request("GET", f"{self.url}/api/2.0/mlflow/{path}", params=params)
-        return self.parse(self._call(request, repeat=True))
+        return self.parse(self._call(request, retry=True))
 
     def post(self, path: str, body: Json) -> Json:
         """Send POST {base}/api/2.0/mlflow/{path} and return the response."""
@@ -78,7 +78,7 @@ class MlflowHttp:
         request = self._client.build_request("POST", url, content=content)
         if on_sent is not None:
             request.extensions["trace"] = lambda event, _info: on_sent() if event == _SENT else None
-        return self._call(request, repeat=path not in _NOT_IDEMPOTENT)
+        return self._call(request, retry=path not in _NOT_IDEMPOTENT)
 
     def parse(self, body: bytearray) -> Json:
         """Parse the body of a response; raises MlflowError if it is not a JSON object."""
@@ -94,12 +94,12 @@ class MlflowHttp:
             )
         return answer
 
-    def _call(self, request: httpx.Request, *, repeat: bool) -> bytearray:
-        """Send a request and return the body; with `repeat`, retries after a lost connection or a server error.
+    def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
+        """Send a request and return the body; with `retry`, again after a lost connection or a server error.
 
-        Not if the server refuses connections or times out: callers decide how long to wait for it.
+        A refused connection or a timeout is not retried: callers decide how long to wait for the server.
         """
-        for wait_s in _RETRY_WAITS_S if repeat else ():
+        for wait_s in _RETRY_WAITS_S if retry else ():
             try:
                 status, body = self._send(request)
             except MlflowUnavailable as exc:

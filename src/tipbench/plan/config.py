@@ -125,15 +125,8 @@ class CollectConfig(BaseModel):
 
     def conditions(self, sampling: Mapping[str, float | int]) -> dict[str, Any]:
         """Return the settings that two scores must share to be averaged."""
-        return {
-            "n_tips": self.n_tips,
-            "temperature": self.temperature,
-            "diversity": self.diversity,
-            "seed": self.seed,
-            "num_ctx": self.num_ctx,
-            "num_predict": self.num_predict,
-            "sampling": dict(sampling),
-        }
+        shared = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict")
+        return {**{key: getattr(self, key) for key in shared}, "sampling": dict(sampling)}
 
 
 ADDRESSES = tuple(key for key in CollectConfig.model_fields if key.endswith("_url"))  # URLs of servers

@@ -149,10 +149,10 @@ def make_plan(
     for model, group in blocks(cells):
         fact = facts[model]
         keys = [cell.key for cell in group]
-        done = [recorded.finished[key] for key in keys if key in recorded.finished]
         finished = sum(key in recorded.finished or key in recorded.journalled for key in keys)
         needed = memory_needed(fact, num_ctx=config.num_ctx, concurrency=config.workers)
-        latencies = [run.metrics["latency_s"] for run in done if "latency_s" in run.metrics]
+        runs = [recorded.finished[key] for key in keys if key in recorded.finished]
+        latencies = [run.metrics["latency_s"] for run in runs if "latency_s" in run.metrics]
         cell_s = None
         if latencies:
             cell_s = statistics.fmean(latencies)
@@ -201,17 +201,18 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig) -> list[StoredRun]:
     """Return the recorded cells of this configuration, newest first, without superseded and stale ones."""
     suite = load_suite(config.suite)
-    prompts = {(each.version, each.hash) for each in choose_prompts(suite, config.prompt_versions)}
-    without = {(WITHOUT_PROMPT.version, WITHOUT_PROMPT.hash)}
+    prompts = choose_prompts(suite, config.prompt_versions)
     scenarios = {(each.id, each.content_hash) for each in choose_scenarios(suite, config.n_scenarios)}
     repeats = {str(number) for number in range(1, config.repeats + 1)}
-    models = set(config.model_names)
+    pairs = {
+        (model, prompt.version, prompt.hash)
+        for model in config.model_names
+        for prompt in (prompts if engine_of(model).has_prompt else [WITHOUT_PROMPT])
+    }
     found = [
         run
         for run in cells(store, experiment_id, {"conditions": conditions_of(config, suite)})
-        if run.params.get("model") in models
-        and (run.params.get("prompt_version"), run.tags.get("prompt_hash"))
-        in (prompts if engine_of(run.params.get("model", "")).has_prompt else without)
+        if (run.params.get("model"), run.params.get("prompt_version"), run.tags.get("prompt_hash")) in pairs
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats
     ]

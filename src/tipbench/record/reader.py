@@ -69,8 +69,7 @@ def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
         key = run.tags.get("cell_key")
         if key and run.status == "FINISHED" and run.tags.get("superseded") != "true":
             groups.setdefault(key, []).append(run)
-    several = [group for group in groups.values() if len(group) > 1]
-    return {run.run_id for group in several for run in sorted(group, key=order)[1:]}
+    return {run.run_id for group in groups.values() for run in sorted(group, key=order)[1:]}
 
 
 def run_json(run: StoredRun) -> dict[str, Any]:

@@ -152,17 +152,32 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class InProcessEngine(Engine):
-    """Base of engines inside this process, where no other client can load a model.
+class InProcessEngine:
+    """Base of engines inside this process, where no other client can load a model."""
 
-    Methods that it does not define do nothing. Calls are cancelled by `GenerationRequest.cancel` alone.
-    """
+    def start(self) -> None:
+        pass
+
+    def prepare(self, facts: ModelFacts) -> None:
+        pass
+
+    def release(self, model: str) -> None:
+        pass
 
     def alive(self) -> bool:
         return True
 
+    def abort(self) -> None:
+        pass  # these engines check `GenerationRequest.cancel` themselves
+
+    def evidence(self) -> Evidence | None:
+        return None
+
     def foreign_between(self, start: float, end: float) -> bool:  # noqa: ARG002 - there are no other clients
         return False
+
+    def close(self) -> None:
+        pass
 
 
 _OVERHEAD = 1.1  # compute buffers, on top of weights and context

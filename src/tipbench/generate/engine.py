@@ -330,7 +330,7 @@ ENGINES: dict[str, EngineType] = {
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type of a model: the one that is the prefix of its name, else Ollama."""
+    """Return the engine type of a model: the prefix of its name, or Ollama if that is not an engine."""
     return ENGINES.get(model.partition(":")[0], _DEFAULT)
 
 
@@ -405,7 +405,7 @@ class AvailableModel:
 
 @dataclass(frozen=True)
 class Availability:
-    """The models of some engines, and the errors of engines that could not list theirs."""
+    """The models of some engines, and the errors of engines that could not list their models."""
 
     models: tuple[AvailableModel, ...] = ()
     errors: tuple[str, ...] = ()
@@ -417,7 +417,7 @@ class Availability:
 
 
 def available_models(config: CollectConfig, home: Path, engines: Iterable[EngineType] | None = None) -> Availability:
-    """Return the models of `engines`, by default of all; the limits and servers are those of `config`."""
+    """Return the models of these engines (default: all), checked with the limits and servers of `config`."""
     models: list[AvailableModel] = []
     errors: list[str] = []
     for engine_type in ENGINES.values() if engines is None else engines:

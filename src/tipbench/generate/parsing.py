@@ -140,7 +140,7 @@ def _names_tips(node: Node) -> bool:
 
 
 def _tips_in(node: Node, label: str = "") -> list[Tip]:
-    """Return a node's tips if a key names them; else those of nested nodes; else those built from its other keys."""
+    """Return the tips of a node: from keys that name tips, else from nested nodes, else from its other keys."""
     texts = [
         (None if key is None else _normalise_key(key), value) for key, value in node.entries if isinstance(value, str)
     ]

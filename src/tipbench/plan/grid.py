@@ -43,7 +43,7 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model's name, and what is part of its cells' keys: the digest, since a name may move to other weights."""
+    """A model as part of its cells' keys: by its digest, because a name may move to other weights."""
 
     model: str
     digest: str

@@ -61,7 +61,7 @@ def load_suite(reference: str) -> Suite:
     personas, slots, day = _scenario_parts(layers)
     scenarios = build_scenarios(personas, slots, day)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The rubric of the last layer that has one applies. If there is none, loading that of layer 0 raises an error.
+    # The last layer with a rubric. Without any, layer 0 is used, and its missing file raises the error.
     rubric_at = max((at for at, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()), default=0)
     rubric = load_rubric(layers[rubric_at].folder / "rubric.md", scenario_ids)
     # Controls have scores under one rubric: the controls of layers before it do not apply.
@@ -208,7 +208,7 @@ class SlotSchema(Schema):
 
 
 class SamplingSchema(Schema):
-    """Sampling options; a suite that extends another sets only those that differ. Together they must set all four."""
+    """Sampling options; a suite and the suites that it extends must set all four together."""
 
     top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -141,7 +141,7 @@ def _schemas_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def find_line(text: str, place: Place) -> int:
-    """Return the line (from 1) of a key or table; if it is missing, that of the nearest enclosing table."""
+    """Return the line number of a key or table, or of the nearest enclosing table if it is missing."""
     lines = _lines_of_keys(text)
     while place:
         if place in lines:

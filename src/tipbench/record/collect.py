@@ -91,7 +91,7 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells; on an error, saves what is finished and re-raises."""
+        """Generate and record the missing cells; on an error, saves finished results and re-raises it."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
                 self._tally.add(run.params, run.tags, run.metrics)

@@ -145,7 +145,7 @@ class Journal:
     """This process's journal file. One thread appends; any thread may take, read and mark entries."""
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
-        """Create a journal or, with `path`, open the one that a dead process left there."""
+        """Create a journal in the folder, or open the file `path` of a dead process."""
         # Always `with self._lock`, not `with self._changed`: an interrupt in Condition.__enter__ would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)

@@ -36,7 +36,7 @@ TAIL_LINES = 12  # of the log, shown in errors
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Status of the local server; `url`, `version` and `started` are those of the last start."""
+    """Status of the local server; `url`, `version` and `started` refer to its last start."""
 
     running: bool
     healthy: bool

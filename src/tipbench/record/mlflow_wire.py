@@ -194,7 +194,7 @@ def _check_length(what: str, key: str, value: str, limit: int) -> None:
 
 
 def filter_of(where: Mapping[str, str], *, half_written: bool = False) -> str:
-    """Return MLflow's filter for these tags and params; `matches` checks what its grammar cannot express."""
+    """Return MLflow's filter for these tags and params; values that it cannot express are left to `matches`."""
     clauses = [] if half_written else ["attributes.status != 'RUNNING'"]
     for key, value in where.items():
         place, name = ("params", key.removeprefix("params.")) if key.startswith("params.") else ("tags", key)
@@ -212,7 +212,7 @@ def is_expressible(name: str, value: str) -> bool:
 
 
 def matches(run: StoredRun, where: Mapping[str, str]) -> bool:
-    """Return whether the run has exactly these tags and params."""
+    """Return whether the run has these tags and params."""
     return all(
         value == (run.params.get(key[len("params.") :]) if key.startswith("params.") else run.tags.get(key))
         for key, value in where.items()
@@ -238,7 +238,7 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
 
     A half-written run of another record that started later is left alone: its writer may still be at work.
     """
-    recorded, finished, ours, others = [], [], [], []
+    recorded, finished, half_written, abandoned = [], [], [], []
     for stored in existing:
         same = stored.tags.get(RECORD_TAG) == run.record_id
         if stored.status in DONE and same:
@@ -246,12 +246,12 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
             finished.append(stored.run_id)
         elif stored.status == "RUNNING" and same:
-            ours.append(stored.run_id)
+            half_written.append(stored.run_id)
         elif stored.status == "RUNNING" and stored.start_ms < run.start_ms:
-            others.append(stored.run_id)
+            abandoned.append(stored.run_id)
     if done := (recorded + finished)[:1]:
-        return ExistingRuns(done=done[0], abandoned=(*ours, *others))
-    return ExistingRuns(half=ours[0] if ours else None, abandoned=(*ours[1:], *others))
+        return ExistingRuns(done=done[0], abandoned=(*half_written, *abandoned))
+    return ExistingRuns(half=next(iter(half_written), None), abandoned=(*half_written[1:], *abandoned))
 
 
 def parse_current_run(raw: Json) -> CurrentRun:

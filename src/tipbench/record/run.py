@@ -80,7 +80,7 @@ class RunChange:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run read from the store. `tags` do not include texts; use `RunStore.read` or `RunStore.get` for those."""
+    """A run read from the store, without its texts, which `RunStore.read` and `RunStore.get` return separately."""
 
     run_id: str
     status: str  # FINISHED, FAILED or RUNNING (half written)
